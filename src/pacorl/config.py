@@ -1,0 +1,283 @@
+"""Run configs: sparse YAML over the vetted recipe, checked whole before anything heavy is imported.
+
+The defaults are the paper's settings for FLUX.1-dev on sets of images (arXiv 2512.04784, §7 and Tab. 5); a file says
+only what differs. Unknown keys, wrong types and impossible combinations are refused with the key, the value and the
+fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run; the message names key, value and fix."""
+
+
+class Section(BaseModel):
+    """A frozen part of a config that knows its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Section):
+    """The generator."""
+
+    kind: Literal["flux"] = "flux"
+    checkpoint: str = "black-forest-labs/FLUX.1-dev"
+    """A diffusers folder, a hub name, or `tiny` for the committed checkpoint."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the frozen weights; adapters, latents and log-probabilities are always fp32."""
+    guidance: float = Field(3.5, ge=0)
+    text_tokens: Positive = 512
+    """T5 tokens per prompt."""
+    gradient_checkpointing: bool = True
+
+
+class AdapterConfig(Section):
+    """The LoRA that is trained."""
+
+    rank: Positive = 64
+    alpha: Positive = 128
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ()
+    """Module name suffixes; empty for the policy's own (the released ones)."""
+    start: str = ""
+    """An adapter to go on from, in PEFT or diffusers form."""
+
+    @model_validator(mode="after")
+    def _no_dropout(self) -> AdapterConfig:
+        if self.dropout:
+            raise ValueError(
+                f"dropout {self.dropout} would make the policy that is trained differ from the one that sampled; set it to 0"
+            )
+        return self
+
+
+class PromptsConfig(Section):
+    """What is painted."""
+
+    train: str = "data/t2is/train.jsonl"
+    """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
+    evaluation: str = "data/t2is/test.jsonl"
+    evaluation_limit: Positive = 64
+    """At most so many evaluation prompts, evenly spread over the file."""
+
+
+class SamplingConfig(Section):
+    """How training samples are drawn: at a low resolution, with a few stochastic steps."""
+
+    size: tuple[Positive, Positive] = (512, 512)
+    """Height and width."""
+    steps: Positive = 10
+    kernel: Literal["flow_sde", "cps"] = "flow_sde"
+    noise_level: float = Field(0.7, gt=0)
+    """a in σ_t = a·√(t/(1−t))."""
+    noise_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
+    """Indices of the sampling steps that are stochastic, and trained."""
+    shared_noise: bool = False
+    """Whether all samples of a group start from one noise, so that they differ by the stochastic steps alone."""
+    batch: Positive = 1
+    """Samples per forward."""
+
+    @model_validator(mode="after")
+    def _noise_steps_exist(self) -> SamplingConfig:
+        if not self.noise_steps:
+            raise ValueError("noise_steps is empty, so nothing would be trained; name at least one step, e.g. [1]")
+        if list(self.noise_steps) != sorted(set(self.noise_steps)):
+            raise ValueError(f"noise_steps {list(self.noise_steps)} must be ascending and distinct")
+        if self.noise_steps[-1] >= self.steps:
+            raise ValueError(f"noise_steps {list(self.noise_steps)} reach beyond the {self.steps} sampling steps")
+        if self.kernel == "cps" and self.noise_steps[-1] == self.steps - 1:
+            raise ValueError("cps adds no noise at the last step, so it cannot be trained; leave it out of noise_steps")
+        return self
+
+
+class EvaluationConfig(Section):
+    """How the policy is judged: at full resolution, without noise."""
+
+    size: tuple[Positive, Positive] = (1024, 1024)
+    steps: Positive = 20
+    every: int = Field(10, ge=0)
+    """Epochs between evaluations; 0 for only before and after."""
+    samples_per_prompt: Positive = 1
+    batch: Positive = 1
+
+
+class RewardConfig(Section):
+    """One reward by name, its weight, and its arguments (checked by the reward itself)."""
+
+    name: str
+    weight: float = 1.0
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class JudgeConfig(Section):
+    """Who answers the questions."""
+
+    backend: Literal["local"] = "local"
+    checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
+    """A transformers folder, a hub name, or `tiny` for the committed judge."""
+    adapter: str = ""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    batch: Positive = 32
+    temperature: float = Field(1.0, gt=0)
+    """Divides the Yes − No logit; above 1 it keeps a gradient where a judge is sure (a departure from the paper)."""
+
+
+class AdvantageConfig(Section):
+    """How rewards become advantages."""
+
+    aggregate: Literal["log_tamed", "weighted_sum", "gdpo"] = "log_tamed"
+    threshold: float | Literal["mean", "median"] = 0.2
+    """δ of Eq. 4: rewards whose std/mean exceeds it are passed through log(1+R)."""
+    std: Literal["group", "global"] = "group"
+    """Over what the standard deviation of Eq. 2 is taken."""
+    clip: float = Field(5.0, gt=0)
+    min_valid: Positive = 2
+    """Groups with fewer judged samples are dropped."""
+
+
+class ObjectiveConfig(Section):
+    """What is minimised."""
+
+    name: Literal["grpo_clip"] = "grpo_clip"
+    clip_range: float = Field(1e-4, gt=0)
+    kl_weight: float = Field(0.0, ge=0)
+
+
+class OptimizerConfig(Section):
+    """AdamW and the adapter's moving average."""
+
+    lr: float = Field(3e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(1e-4, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    updates_per_epoch: Positive = 2
+    ema_decay: Share = 0.9
+    ema_interval: Positive = 8
+    """Optimizer steps between EMA updates."""
+    max_bad_steps: Positive = 10
+    """Consecutive steps with a non-finite loss or gradient after which the run stops."""
+
+
+class PolicyRun(Section):
+    """A PaCo-GRPO run."""
+
+    out: Path = Path("runs/policy")
+    seed: int = 42
+    epochs: Positive = 100
+    prompts_per_epoch: Positive = 42
+    group_size: Annotated[int, Field(ge=2)] = 16
+    save_every: Positive = 10
+    """Epochs between checkpoints."""
+    keep_checkpoints: Positive = 3
+    trackers: tuple[Literal["tensorboard"], ...] = ("tensorboard",)
+
+    model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    judge: JudgeConfig = JudgeConfig()
+    rewards: tuple[RewardConfig, ...] = (
+        RewardConfig(name="consistency", weight=0.2),
+        RewardConfig(name="panel_match", weight=0.8),
+    )
+    advantages: AdvantageConfig = AdvantageConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="after")
+    def _rewards_make_sense(self) -> PolicyRun:
+        names = [reward.name for reward in self.rewards]
+        if not names:
+            raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
+        if len(set(names)) < len(names):
+            raise ValueError(f"rewards {names} name one reward twice; give it once with the sum of the weights")
+        if self.advantages.min_valid > self.group_size:
+            raise ValueError(
+                f"advantages.min_valid {self.advantages.min_valid} exceeds group_size {self.group_size}, "
+                "so every group would be dropped"
+            )
+        return self
+
+
+Run = TypeVar("Run", bound=Section)
+
+
+def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
+    """Reads a YAML file and `section.key=value` overrides into a config.
+
+    Raises ConfigError with one line per fault.
+    """
+    document = _read_yaml(path) if path else {}
+    for override in overrides:
+        _apply(document, override)
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        where = f"{path}: " if path else ""
+        raise ConfigError("\n".join(where + _explain(kind, fault) for fault in error.errors())) from None
+
+
+def dump(config: Section) -> str:
+    """The whole config as YAML."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
+    return document
+
+
+def _apply(document: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    *sections, last = key.split(".")
+    for section in sections:
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"override {override!r}: {section} is not a section")
+    document[last] = yaml.safe_load(value)
+
+
+def _explain(kind: type[Section], fault: Mapping[str, Any]) -> str:
+    keys = [str(part) for part in fault["loc"]]
+    key = ".".join(keys) or "config"
+    if fault["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(keys[-1], _keys_beside(kind, keys[:-1]), n=1)
+        return f"{key}: unknown key" + (f", did you mean {near[0]!r}?" if near else "")
+    message = fault["msg"].removeprefix("Value error, ")
+    value = fault["input"]
+    shown = "" if isinstance(value, dict | BaseModel) else f" (got {value!r})"
+    return f"{key}: {message}{shown}"
+
+
+def _keys_beside(kind: type[BaseModel], path: Sequence[str]) -> list[str]:
+    for part in path:
+        field = kind.model_fields.get(part)
+        candidates = [field.annotation, *get_args(field.annotation)] if field else []
+        inner = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if inner:
+            kind = inner[0]
+    return list(kind.model_fields)

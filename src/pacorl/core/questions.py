@@ -1,0 +1,57 @@
+"""Every question that a judge is ever asked: one home for training, scoring and benchmarks.
+
+The wording, its grammar included, is what the released judge was trained on (arXiv 2512.04784 and its code);
+a judge is sensitive to it, so change nothing here without retraining.
+"""
+
+from __future__ import annotations
+
+
+def same_theme(theme: str) -> str:
+    """Two sub-figures of one set: are they consistent? (The reward's default question.)"""
+    return (
+        f'Given two subfigures generated based on the theme: "{theme}", do the two images maintain consistency '
+        'in terms of style, logic and identity? Answer "Yes" and "No" first, and then provide detailed reasons.'
+    )
+
+
+def consistent() -> str:
+    """Two images, nothing known about them (ConsistencyRank's default question)."""
+    return (
+        "Do the two images maintain consistency in terms of style, logic and identity? "
+        'Answer "Yes" and "No" first, and then provide detailed reasons.'
+    )
+
+
+def meets_criterion(criterion: str) -> str:
+    """Two images against one written criterion of their set."""
+    return (
+        f"Do images meet the following criteria? {criterion} "
+        "Please answer Yes or No first, then provide detailed reasons."
+    )
+
+
+def shows_text(text: str) -> str:
+    """One panel against its own description (ours: the released reward uses CLIP here)."""
+    return f'Does this image show "{text}"? Please answer Yes or No.'
+
+
+def _edit(instruction: str) -> str:
+    return f"Compare the edited image (second) with the original image (first). Instruction: '{instruction}'. "
+
+
+def edit_kept(instruction: str) -> str:
+    """Original and edited image: is all that should stay as it was?"""
+    return _edit(instruction) + (
+        "Except for the parts that are intentionally changed according to the instruction, does the edited image "
+        "remain consistent with the original in style, logic, and identity? "
+        "Answer 'Yes' or 'No' first, then provide detailed reasons."
+    )
+
+
+def edit_followed(instruction: str) -> str:
+    """Original and edited image: was the instruction carried out?"""
+    return _edit(instruction) + (
+        "Does the edited image accurately follow this instruction? "
+        "Answer 'Yes' or 'No' first, then provide detailed reasons."
+    )

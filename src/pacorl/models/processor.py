@@ -1,0 +1,44 @@
+"""The processor of a Qwen2-VL-family judge: tokenizer, image processor and chat template, and nothing for videos.
+
+transformers' own processors insist on a video processor, which needs torchvision; a judge never sees a video, so it
+is left out, and images are prepared by the PIL backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.processing_utils import ProcessorMixin
+
+
+class ImageTextProcessor(Qwen2_5_VLProcessor):
+    """`Qwen2_5_VLProcessor` without videos; saves and loads like it."""
+
+    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:
+        self.image_token = "<|image_pad|>"
+        self.video_token = "<|video_pad|>"
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+def image_text_processor(
+    *, tokenizer: PreTrainedTokenizerBase, image_options: Mapping[str, Any], chat_template: str | None = None
+) -> ImageTextProcessor:
+    """A processor from its parts."""
+    return ImageTextProcessor(
+        image_processor=Qwen2VLImageProcessorPil(**image_options), tokenizer=tokenizer, chat_template=chat_template
+    )
+
+
+def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
+    """The processor of a checkpoint folder or hub name, whichever files it was saved in."""
+    tokenizer = AutoTokenizer.from_pretrained(source, **hub)
+    image_processor = Qwen2VLImageProcessorPil.from_pretrained(source, **hub)
+    return ImageTextProcessor(
+        image_processor=image_processor, tokenizer=tokenizer, chat_template=tokenizer.chat_template
+    )

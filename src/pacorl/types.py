@@ -1,0 +1,188 @@
+"""What flows through pacorl, named once; every other module says verbs about these nouns.
+
+Legend for the letters that end a tensor's name, here and everywhere:
+    B images   G images of one prompt (a group)   S stochastic steps   T sampling steps
+    N latent tokens   C channels of a token   R rewards
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """How the panels of a set lie on its sheet: `rows` × `cols`, row-major."""
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise ValueError(f"a grid needs at least one row and one column, got {self}")
+
+    @property
+    def count(self) -> int:
+        """Number of panels."""
+        return self.rows * self.cols
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.cols}"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Height and width of a picture, in pixels."""
+
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.height}x{self.width}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One thing to paint: a set of panels, or an edit of `sources`.
+
+    Parsed once, when the record is read; `id` is the group of every sample painted from it, for life.
+    """
+
+    id: int
+    """Unique within a run; travels as int64, never as a float or a text."""
+    text: str
+    """What the generator reads."""
+    theme: str = ""
+    """What all panels share; the judge reads it."""
+    grid: Grid = Grid(1, 1)
+    panels: tuple[str, ...] = ()
+    """One description per panel, row-major; empty where the record has none."""
+    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """dimension → name → text, e.g. criteria["Identity"]["Hat"]."""
+    sources: tuple[Path, ...] = ()
+    """Images to edit."""
+    size: Size | None = None
+    """The size that the record asks for, if it does."""
+    category: str = ""
+    task: str = ""
+
+    @property
+    def shared_text(self) -> str:
+        """The theme where there is one, else the text itself."""
+        return self.theme or self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Images and a question about them, to be answered Yes or No."""
+
+    images: tuple[Image, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A judge's answer: a probability, or the reason why there is none. A failure is *missing*, never 0."""
+
+    p_yes: float | None
+    """P(Yes | Yes or No) of the first answer token."""
+    error: str = ""
+
+    @property
+    def valid(self) -> bool:
+        return self.p_yes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """What a policy derived from prompts (and sources): opaque to everyone but the policy that made it."""
+
+    tensors: Mapping[str, Tensor]
+    """Each with a leading batch dimension."""
+
+    def to(self, device: Any) -> Conditioning:
+        return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One batch of samples with all that training needs to replay its stochastic steps.
+
+    Latents, means and log-probabilities are fp32. Only the trained steps and the endpoint are kept.
+    """
+
+    prompts: list[Prompt]
+    row_B: list[int]
+    """Global row of each sample in its epoch: the only source of its seed."""
+    size: Size
+    conditioning: Conditioning
+    sigmas_T: Tensor
+    """(T+1,)"""
+    steps_S: list[int]
+    """Indices into the sampling steps that were stochastic, ascending."""
+    before_BSNC: Tensor
+    after_BSNC: Tensor
+    log_prob_BS: Tensor
+    final_BNC: Tensor
+    images: list[Image]
+    mean_BSNC: Tensor | None = None
+    """The sampler's means; kept only for objectives that compare means (Guard)."""
+
+    @property
+    def group_B(self) -> list[int]:
+        return [prompt.id for prompt in self.prompts]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTable:
+    """Every reward of every sample, before any aggregation."""
+
+    names: tuple[str, ...]
+    score_RB: Tensor
+    """fp64; entries where `valid_RB` is False are meaningless."""
+    valid_RB: Tensor
+    group_B: Tensor
+    """int64 prompt ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """How much better than its group each sample was. Only `core.advantages` makes one."""
+
+    value_B: Tensor
+    used_B: Tensor
+    """False where the sample must not be trained on (its reward is missing, or its group is too small)."""
+    stats: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two images, whether they are consistent, and why: one training pair of the judge."""
+
+    images: tuple[Path, ...]
+    question: str
+    consistent: bool
+    reasons: str = ""
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A reference and candidates, best first."""
+
+    reference: Path
+    candidates: tuple[Path, ...]
+    group: str = ""
