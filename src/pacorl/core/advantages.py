@@ -1,0 +1,123 @@
+"""Rewards → advantages: how each sample compares with the others of its prompt (arXiv 2512.04784, §3.3).
+
+Legend: B samples, R rewards. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pacorl.types import Advantages, RewardTable
+
+STD_FLOOR = 1e-4
+"""Added to a group's standard deviation, as in the released code: nearly equal rewards teach nearly nothing."""
+
+Threshold = float | Literal["mean", "median"]
+
+
+def advantages(
+    table: RewardTable,
+    *,
+    weights: Sequence[float],
+    aggregate: str = "log_tamed",
+    threshold: Threshold = 0.2,
+    std: Literal["group", "global"] = "group",
+    clip: float = 5.0,
+    min_valid: int = 2,
+) -> Advantages:
+    """Aggregates the rewards of each sample and normalises them in their groups.
+
+    A sample with a missing reward is not used, nor is a group with fewer than `min_valid` judged samples.
+    """
+    valid_B = table.valid_RB.all(0)
+    valid_B = valid_B & (_group_sum(valid_B.double(), table.group_B) >= min_valid)
+    tamed = table.score_RB.double().nan_to_num()
+    combined_B = AGGREGATES[aggregate](tamed, valid_B, table.group_B, weights=weights, threshold=threshold)
+    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=std).clamp(-clip, clip)
+    return Advantages(value_B, valid_B, _stats(table, valid_B, combined_B))
+
+
+def weighted_sum(
+    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+) -> Tensor:
+    """r̂ = Σ_k w_k·R^k (Eq. 2, left)."""
+    return torch.tensor(weights, dtype=score_RB.dtype) @ score_RB
+
+
+def log_tamed(
+    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+) -> Tensor:
+    """R̄^k = log(1 + R^k) where h^k > δ, else R^k; then the weighted sum (Eq. 3 and 4).
+
+    h^k = std/|mean| of reward k over all judged samples of the epoch. Rewards that may be negative use
+    sign(R)·log(1+|R|), which is the same on the paper's domain.
+    """
+    spread_R = coefficient_of_variation(score_RB[:, valid_B])
+    limit = {"mean": spread_R.mean(), "median": spread_R.median()}[threshold] if isinstance(threshold, str) else threshold
+    tamed_RB = torch.where((spread_R > limit)[:, None], score_RB.sign() * score_RB.abs().log1p(), score_RB)
+    return weighted_sum(tamed_RB, valid_B, group_B, weights=weights, threshold=threshold)
+
+
+def gdpo(
+    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+) -> Tensor:
+    """Each reward normalised in its group before the sum, so that no reward's scale decides (GDPO)."""
+    normal_RB = torch.stack([normalize_groups(score_B, valid_B, group_B) for score_B in score_RB])
+    return weighted_sum(normal_RB, valid_B, group_B, weights=weights, threshold=threshold)
+
+
+AGGREGATES: dict[str, Callable[..., Tensor]] = {"weighted_sum": weighted_sum, "log_tamed": log_tamed, "gdpo": gdpo}
+
+
+def normalize_groups(
+    score_B: Tensor, valid_B: Tensor, group_B: Tensor, *, std: Literal["group", "global"] = "group"
+) -> Tensor:
+    """(r̂ − mean of its group) / (std + STD_FLOOR), over judged samples; 0 for the others (Eq. 2, right)."""
+    weight_B = valid_B.double()
+    count_B = _group_sum(weight_B, group_B).clamp(min=1)
+    centred_B = (score_B - _group_sum(score_B * weight_B, group_B) / count_B) * weight_B
+    if std == "group":
+        std_B = (_group_sum(centred_B**2, group_B) / count_B).sqrt()
+    else:
+        std_B = score_B[valid_B].std(correction=0).expand_as(score_B) if valid_B.any() else torch.zeros_like(score_B)
+    return centred_B / (std_B + STD_FLOOR)
+
+
+def coefficient_of_variation(score_RB: Tensor) -> Tensor:
+    """(R,) std/|mean| per reward; 0 where there are no scores or their mean is 0."""
+    if score_RB.shape[1] == 0:
+        return torch.zeros(len(score_RB), dtype=score_RB.dtype)
+    mean_R = score_RB.mean(1).abs()
+    return torch.where(mean_R > 0, score_RB.std(1, correction=0) / mean_R, 0)
+
+
+def _group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
+    """Each row's sum over its group."""
+    _, place_B = group_B.unique(return_inverse=True)
+    sums = torch.zeros(int(place_B.max()) + 1 if len(place_B) else 0, dtype=value_B.dtype)
+    return sums.index_add(0, place_B, value_B)[place_B]
+
+
+def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
+    scores = table.score_RB[:, valid_B]
+    stats = {"samples/used": float(valid_B.double().mean()), "samples/missing": float((~table.valid_RB).double().mean())}
+    if scores.shape[1] == 0:
+        return stats
+    for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
+        stats |= {
+            f"reward/{name}/mean": float(score_B.mean()),
+            f"reward/{name}/std": float(score_B.std(correction=0)),
+            f"reward/{name}/cv": float(spread),
+        }
+    if len(table.names) > 1:
+        stats["reward/ratio"] = float(scores[0].mean() / scores[1].mean()) if scores[1].mean() else float("nan")
+    count_B = _group_sum(valid_B.double(), table.group_B).clamp(min=1)
+    centred_B = (combined_B - _group_sum(combined_B * valid_B, table.group_B) / count_B) * valid_B
+    group_std_B = (_group_sum(centred_B**2, table.group_B) / count_B).sqrt()
+    stats["advantage/zero_std_groups"] = float((group_std_B[valid_B] < STD_FLOOR).double().mean())
+    stats["advantage/group_std"] = float(group_std_B[valid_B].mean())
+    return stats

@@ -1,0 +1,74 @@
+"""What a run writes down: metrics.jsonl, sample pictures, TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TIME = "seconds/"
+"""Prefix of the only series that two equal runs may differ in."""
+
+
+class Logbook:
+    """A run's folder, written by the main process only (give `folder=None` on the others)."""
+
+    def __init__(self, folder: Path | None, *, trackers: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self._tensorboard: Any = None
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            if "tensorboard" in trackers:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._tensorboard = SummaryWriter(str(folder / "tensorboard"))
+
+    def cut_back(self, epoch: int) -> None:
+        """Forgets what was written after `epoch` epochs: a resumed run writes it again."""
+        if not self.folder or not (self.folder / "metrics.jsonl").exists():
+            return
+        path = self.folder / "metrics.jsonl"
+        kept = [line for line in path.read_text().splitlines() if _epoch_of(line) <= epoch]
+        aside = path.with_suffix(".partial")
+        aside.write_text("".join(f"{line}\n" for line in kept))
+        aside.replace(path)
+
+    def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """One line: `kind` is "epoch" or "evaluation"; `epoch` counts finished epochs."""
+        if not self.folder:
+            return
+        line = {"kind": kind, "epoch": epoch, "step": step, **values}
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if self._tensorboard:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name if kind == "epoch" else f"{kind}/{name}", value, epoch)
+
+    def picture(self, name: str, image: Image) -> None:
+        """Keeps a sample sheet as samples/<name>.png."""
+        if self.folder:
+            path = self.folder / "samples" / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+
+    def records(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Writes samples/<name>.jsonl anew."""
+        if self.folder:
+            path = self.folder / "samples" / f"{name}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def close(self) -> None:
+        if self._tensorboard:
+            self._tensorboard.close()
+
+
+def _epoch_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["epoch"])
+    except json.JSONDecodeError:  # a line that a crash cut short
+        return 2**31

@@ -1,0 +1,155 @@
+"""LoRA adapters: adding, loading, saving in PEFT and in diffusers form, and copies that follow the trained one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+PEFT_PREFIX = "base_model.model."
+PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+
+
+def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
+    """Adds one trainable fp32 adapter to the modules whose names end in `targets`.
+
+    Raises ValueError where a target matches no module: an adapter that trains nothing must not go unnoticed.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            raise ValueError(f"adapter target {target!r} matches no linear layer of {type(transformer).__name__}")
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=0.0, init_lora_weights="gaussian", target_modules=list(targets)
+    )
+    inject_adapter_in_model(config, transformer)
+    for name, parameter in transformer.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+
+
+def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
+    """The adapter's weights by plain names, `blocks.0.attn.to_q.lora_A.weight`."""
+    return {
+        name.replace(".default.", "."): parameter.detach()
+        for name, parameter in transformer.named_parameters()
+        if "lora_" in name
+    }
+
+
+def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Puts weights into the adapter in place.
+
+    Raises ValueError, naming them, where names or shapes do not fit.
+    """
+    own = adapter_state(transformer)
+    strangers, missing = sorted(set(state) - set(own)), sorted(set(own) - set(state))
+    if strangers or missing:
+        raise ValueError(
+            f"the adapter does not fit this model: {len(strangers)} unknown weights (e.g. {strangers[:1]}), "
+            f"{len(missing)} absent ones (e.g. {missing[:1]})"
+        )
+    for name, value in state.items():
+        if own[name].shape != value.shape:
+            raise ValueError(
+                f"adapter weight {name} is {tuple(value.shape)} and the model's is {tuple(own[name].shape)}; "
+                "set adapter.rank and targets as it was trained, or start from another"
+            )
+        own[name].copy_(value)
+
+
+def save_lora(folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str]) -> None:
+    """Writes an adapter as PEFT reads it (`PeftModel.from_pretrained`) and as diffusers does (`load_lora_weights`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.contiguous().cpu() for name, value in state.items()}
+    save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(targets),
+        "bias": "none",
+        "init_lora_weights": "gaussian",
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    # diffusers takes α = rank unless each module says otherwise.
+    alphas = {name.replace("lora_A.weight", "alpha"): torch.tensor(float(alpha)) for name in tensors if "lora_A" in name}
+    save_file(
+        {f"transformer.{name}": value for name, value in {**tensors, **alphas}.items()}, folder / DIFFUSERS_FILE
+    )
+
+
+def load_lora(folder: str | Path) -> dict[str, Tensor]:
+    """Reads an adapter folder (PEFT or diffusers form) or file into plain names, as `set_adapter_state` takes it.
+
+    Raises ValueError where there is no adapter.
+    """
+    path = Path(folder)
+    files = [path] if path.is_file() else [path / "adapter_model.safetensors", path / DIFFUSERS_FILE]
+    found = next((file for file in files if file.exists()), None)
+    if found is None:
+        raise ValueError(f"no adapter in {path}: neither {files[0].name} nor {files[-1].name} is there")
+    state = {}
+    for name, value in load_file(found).items():
+        plain = name.removeprefix(PEFT_PREFIX).removeprefix("transformer.").replace(".default.", ".")
+        if "lora_" in plain:
+            state[plain] = value.float()
+    if not state:
+        raise ValueError(f"{found} holds no LoRA weights (no names with 'lora_')")
+    return state
+
+
+@contextmanager
+def adapter_off(transformer: nn.Module) -> Iterator[None]:
+    """Within the block the model is its base."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(enabled=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(enabled=True)
+
+
+class MovingAverage:
+    """The exponential moving average of an adapter, stepped once per `interval` optimizer steps."""
+
+    def __init__(self, transformer: nn.Module, *, decay: float, interval: int) -> None:
+        self.transformer, self.decay, self.interval = transformer, decay, interval
+        self.state = {name: value.clone() for name, value in adapter_state(transformer).items()}
+
+    @torch.no_grad()
+    def follow(self, optimizer_step: int) -> None:
+        """Call after optimizer step number `optimizer_step` (from 1)."""
+        if optimizer_step % self.interval:
+            return
+        for name, value in adapter_state(self.transformer).items():
+            self.state[name].lerp_(value, 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the block the model carries the average."""
+        trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
+        set_adapter_state(self.transformer, self.state)
+        try:
+            yield
+        finally:
+            set_adapter_state(self.transformer, trained)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.state = {name: value.clone().to(self.state[name].device) for name, value in state.items()}

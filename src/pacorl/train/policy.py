@@ -1,0 +1,474 @@
+"""PaCo-GRPO: paint groups, judge them, and make what was better than its group more likely.
+
+    pacorl train-policy configs/flux_t2is.yaml
+
+One epoch: draw `prompts_per_epoch` groups at the training size with a few stochastic steps, score them, turn scores
+into advantages, take `updates_per_epoch` optimizer steps. Evaluation is at full size, without noise, with the
+averaged adapter (arXiv 2512.04784, §3.3 and §7).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from pacorl import config as configs
+from pacorl.config import PolicyRun
+from pacorl.core.advantages import advantages
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.data.records import prompts_from
+from pacorl.engine.logbook import Logbook
+from pacorl.engine.rollout import (
+    ConditioningCache,
+    Row,
+    Sampler,
+    assign_groups,
+    collect,
+    epoch_rows,
+    sample_images,
+    seed_of,
+)
+from pacorl.engine.runtime import Interrupted, Runtime, all_finite, checkpoints, load_checkpoint, prune, save_checkpoint
+from pacorl.models.adapters import MovingAverage, adapter_state, add_lora, load_lora, save_lora, set_adapter_state
+from pacorl.models.flux import FluxPolicy
+from pacorl.models.judge import JUDGES, Judge
+from pacorl.models.policy import Policy
+from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards.consistency import Consistency
+from pacorl.rewards.reward import Reward, score
+from pacorl.train.update import Batch, accumulate_gradients
+from pacorl.types import Prompt, RewardTable, Rollout, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+POLICIES: dict[str, Callable[..., Policy]] = {"flux": FluxPolicy.from_pretrained}
+
+Grade = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
+"""Extra measures of an evaluation's pictures, such as an oracle's; they are logged and never rewarded."""
+
+
+@dataclass
+class Training:
+    """A run's moving parts."""
+
+    config: PolicyRun
+    runtime: Runtime
+    policy: Policy
+    judge: Judge
+    rewards: Mapping[str, Reward]
+    train_prompts: list[Prompt]
+    evaluation_prompts: list[Prompt]
+    logbook: Logbook
+    optimizer: torch.optim.Optimizer
+    average: MovingAverage
+    cache: ConditioningCache
+    targets: tuple[str, ...]
+    epoch: int = 0
+    """Finished epochs."""
+    step: int = 0
+    """Optimizer steps taken."""
+    bad_steps: int = 0
+    """Consecutive steps skipped for a non-finite gradient."""
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def sampler(self) -> Sampler:
+        sampling = self.config.sampling
+        return Sampler(
+            size=Size(*sampling.size),
+            steps=sampling.steps,
+            kernel=sampling.kernel,
+            noise_level=sampling.noise_level,
+            noise_steps=sampling.noise_steps,
+            shared_noise=sampling.shared_noise,
+        )
+
+    @property
+    def evaluation_sampler(self) -> Sampler:
+        return Sampler(size=Size(*self.config.evaluation.size), steps=self.config.evaluation.steps)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.policy.transformer.parameters() if p.requires_grad]
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - started
+
+
+def train_policy(config: PolicyRun, *, resume: bool = False, grade: Grade | None = None) -> Path:
+    """Runs a config to its end and returns the run's folder.
+
+    With `resume` the run goes on from its newest checkpoint, if there is one. Raises Interrupted after a SIGTERM or
+    SIGINT, when the state is saved.
+    """
+    training = prepare(config, resume=resume)
+    try:
+        with training.runtime.signals():
+            _run(training, grade)
+    finally:
+        training.logbook.close()
+    return config.out
+
+
+def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
+    """Loads and checks everything that a run needs; cheap checks come first."""
+    check_rewards(config.rewards)
+    train_prompts = prompts_from(config.prompts.train, limit=None)
+    evaluation_prompts = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    runtime = Runtime()
+    existing = checkpoints(config.out / "checkpoints")
+    _refuse_a_used_folder(config.out, existing=bool(existing), resume=resume)
+    torch.manual_seed(config.seed)  # the adapter's first weights
+    policy = _build_policy(config, runtime)
+    targets = config.adapter.targets or policy.lora_targets
+    add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
+    if config.adapter.start:
+        set_adapter_state(policy.transformer, load_lora(config.adapter.start))
+    judge = JUDGES[config.judge.backend](
+        config.judge.checkpoint,
+        adapter=config.judge.adapter,
+        dtype=config.judge.dtype,
+        device=runtime.device,
+        batch=config.judge.batch,
+        temperature=config.judge.temperature,
+    )
+    rewards = build_rewards(config.rewards, judge=judge)
+    for reward in rewards.values():
+        reward.check([*train_prompts, *evaluation_prompts])
+    optimizer = torch.optim.AdamW(
+        [p for p in policy.transformer.parameters() if p.requires_grad],
+        lr=config.optimizer.lr,
+        betas=config.optimizer.betas,
+        weight_decay=config.optimizer.weight_decay,
+    )
+    training = Training(
+        config=config,
+        runtime=runtime,
+        policy=policy,
+        judge=judge,
+        rewards=rewards,
+        train_prompts=train_prompts,
+        evaluation_prompts=evaluation_prompts,
+        logbook=Logbook(config.out if runtime.is_main else None, trackers=config.trackers),
+        optimizer=optimizer,
+        average=MovingAverage(
+            policy.transformer, decay=config.optimizer.ema_decay, interval=config.optimizer.ema_interval
+        ),
+        cache=ConditioningCache(policy),
+        targets=tuple(targets),
+    )
+    if resume and existing:
+        restore(training, existing[-1])
+    _prepare_processes(training)
+    if runtime.is_main:
+        (config.out / "config.yaml").write_text(configs.dump(config))
+    return training
+
+
+def _refuse_a_used_folder(out: Path, *, existing: bool, resume: bool) -> None:
+    if not resume and (existing or (out / "metrics.jsonl").exists()):
+        raise ValueError(f"{out} holds a run already; go on with --resume, or name another folder with out=…")
+
+
+def _build_policy(config: PolicyRun, runtime: Runtime) -> Policy:
+    policy = POLICIES[config.model.kind](
+        config.model.checkpoint,
+        dtype=config.model.dtype,
+        device=runtime.device,
+        guidance=config.model.guidance,
+        text_tokens=config.model.text_tokens,
+    )
+    for size in (config.sampling.size, config.evaluation.size):
+        policy.check_size(Size(*size))
+    if config.model.gradient_checkpointing:
+        policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+    return policy
+
+
+def _prepare_processes(training: Training) -> None:
+    runtime, policy = training.runtime, training.policy
+    training.cache.prepare(training.train_prompts, training.sampler.size)
+    training.cache.prepare(training.evaluation_prompts, training.evaluation_sampler.size)
+    policy.free_encoders()
+    # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
+    policy.transformer.train()
+    policy.transformer, training.optimizer = runtime.accelerator.prepare(policy.transformer, training.optimizer)
+
+
+def _run(training: Training, grade: Grade | None) -> None:
+    config, runtime = training.config, training.runtime
+    with _progress(disabled=not runtime.is_main) as progress:
+        task = progress.add_task("epochs", total=config.epochs, completed=training.epoch, note="")
+        if training.epoch == 0:
+            progress.update(task, note="evaluating before")
+            evaluate(training, grade)
+        while training.epoch < config.epochs:
+            line = _epoch(training)
+            progress.update(task, completed=training.epoch, note=_note(line))
+            last = training.epoch == config.epochs
+            every = config.evaluation.every
+            if last or (every and training.epoch % every == 0):
+                evaluate(training, grade)
+            stopping = runtime.agree_to_stop()
+            if last or stopping or training.epoch % config.save_every == 0:
+                save(training)
+            if stopping and not last:
+                raise Interrupted(f"stopped after epoch {training.epoch}; go on with --resume")
+
+
+def _epoch(training: Training) -> dict[str, float]:
+    """One epoch; returns its line in the log."""
+    config, runtime = training.config, training.runtime
+    started = dict(training.seconds)
+    rows = epoch_rows(
+        training.train_prompts,
+        epoch=training.epoch,
+        count=config.prompts_per_epoch,
+        group_size=config.group_size,
+        seed=config.seed,
+    )
+    updates = assign_groups(
+        rows,
+        batch=config.sampling.batch,
+        updates=config.optimizer.updates_per_epoch,
+        world=runtime.world,
+        rank=runtime.rank,
+    )
+    rollouts = [[_paint(training, part) for part in update] for update in updates]
+    with training.timed("reward"):
+        scores = _score(training, [rollout for update in rollouts for rollout in update])
+    found = advantages(
+        _table(training, scores, rows),
+        weights=[reward.weight for reward in config.rewards],
+        aggregate=config.advantages.aggregate,
+        threshold=config.advantages.threshold,
+        std=config.advantages.std,
+        clip=config.advantages.clip,
+        min_valid=config.advantages.min_valid,
+    )
+    metrics: dict[str, list[float]] = defaultdict(list)
+    for update in rollouts:
+        with training.timed("update"):
+            for name, value in _update(training, update, found.value_B).items():
+                metrics[name].append(value)
+    training.epoch += 1
+    line = dict(found.stats) | {
+        # The first update replays the rollout's own policy: any deviation there is an error of arithmetic.
+        name: values[0] if name.startswith("ratio_deviation") else sum(values) / len(values)
+        for name, values in metrics.items()
+    }
+    line |= {f"seconds/{phase}": spent - started.get(phase, 0.0) for phase, spent in training.seconds.items()}
+    training.logbook.write("epoch", epoch=training.epoch, step=training.step, values=line)
+    if training.epoch % config.save_every == 0 or training.epoch == 1:
+        training.logbook.picture(f"epoch-{training.epoch:06d}", rollouts[0][0].images[0])
+    return line
+
+
+def _paint(training: Training, rows: Sequence[Row]) -> Rollout:
+    with training.timed("rollout"):
+        return collect(
+            training.policy,
+            rows,
+            sampler=training.sampler,
+            cache=training.cache,
+            seed=training.config.seed,
+            epoch=training.epoch,
+        )
+
+
+def _score(training: Training, rollouts: Sequence[Rollout]) -> dict[int, list[float]]:
+    """Global row → one score per reward (NaN where missing), from every rank."""
+    own: dict[int, list[float]] = {}
+    for rollout in rollouts:
+        table = score(training.rewards, rollout.prompts, rollout.images)
+        own |= {row: column.tolist() for row, column in zip(rollout.row_B, table.score_RB.T, strict=True)}
+    return training.runtime.gather_rows(own)
+
+
+def _table(training: Training, scores: Mapping[int, list[float]], rows: Sequence[Row]) -> RewardTable:
+    score_RB = torch.tensor([scores[row.number] for row in rows], dtype=torch.float64).T
+    return RewardTable(
+        names=tuple(training.rewards),
+        score_RB=score_RB,
+        valid_RB=score_RB.isfinite(),
+        group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
+    )
+
+
+def _update(training: Training, rollouts: Sequence[Rollout], advantage_B: Tensor) -> dict[str, float]:
+    """One optimizer step; skipped, on all ranks alike, where a gradient is not finite."""
+    config, accelerator = training.config, training.runtime.accelerator
+    training.optimizer.zero_grad(set_to_none=True)
+    metrics = accumulate_gradients(
+        training.policy,
+        [Batch(rollout, advantage_B[rollout.row_B]) for rollout in rollouts],
+        sampler=training.sampler,
+        objective=OBJECTIVES[config.objective.name],
+        clip_range=config.objective.clip_range,
+        kl_weight=config.objective.kl_weight,
+        accelerator=accelerator,
+    )
+    norm = accelerator.clip_grad_norm_(training.parameters, config.optimizer.max_grad_norm)
+    metrics["grad_norm"] = float(norm)
+    if not all_finite(training.parameters):
+        _count_bad_step(training)
+        return metrics | {"skipped": 1.0}
+    training.bad_steps = 0
+    training.optimizer.step()
+    training.step += 1
+    training.average.follow(training.step)
+    return metrics | {"skipped": 0.0}
+
+
+def _count_bad_step(training: Training) -> None:
+    training.bad_steps += 1
+    if training.bad_steps >= training.config.optimizer.max_bad_steps:
+        save(training)
+        raise ValueError(
+            f"{training.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
+            "Lower optimizer.lr or look for a reward that is not finite"
+        )
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]:
+    """Paints the evaluation prompts at full size without noise, judges and logs them."""
+    config, runtime = training.config, training.runtime
+    repeats = config.evaluation.samples_per_prompt
+    jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
+    own = jobs[runtime.rank :: runtime.world]
+    with training.timed("evaluation"), training.average.applied():
+        images = sample_images(
+            training.policy,
+            [prompt for prompt, _ in own],
+            sampler=training.evaluation_sampler,
+            cache=training.cache,
+            seeds=[seed_of(config.seed, "evaluation", prompt.id, turn) for prompt, turn in own],
+            batch=config.evaluation.batch,
+        )
+        lines = [
+            line | {"seed": turn, "picture": image}
+            for line, (_, turn), image in zip(_judged(training, own, images), own, images, strict=True)
+        ]
+    gathered = runtime.gather_rows({runtime.rank + runtime.world * i: line for i, line in enumerate(lines)})
+    values = _keep_evaluation(training, list(gathered.values()))
+    if grade:
+        values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in gathered.values()])
+    training.logbook.write("evaluation", epoch=training.epoch, step=training.step, values=values)
+    return values
+
+
+def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequence[Image]) -> list[dict[str, Any]]:
+    """A record per picture: its prompt, pair matrix and scores."""
+    prompts = [prompt for prompt, _ in jobs]
+    table = score(training.rewards, prompts, images)
+    paired = [prompt.grid.count > 1 for prompt in prompts]
+    consistency = Consistency(training.judge)
+    matrices = [
+        _matrix([verdict.p_yes for verdict in verdicts], prompt.grid.count) if pair else None
+        for prompt, verdicts, pair in zip(prompts, consistency.pairs(prompts, images), paired, strict=True)
+    ]
+    return [
+        {
+            "prompt_id": prompt.id,
+            "text": prompt.text,
+            "theme": prompt.theme,
+            "grid": str(prompt.grid),
+            "panels": list(prompt.panels),
+            "p_yes": matrix,
+            "scores": dict(zip(table.names, column.tolist(), strict=True)),
+        }
+        for prompt, matrix, column in zip(prompts, matrices, table.score_RB.T, strict=True)
+    ]
+
+
+def _matrix(values: Sequence[float | None], count: int) -> list[list[float | None]]:
+    matrix: list[list[float | None]] = [[None] * count for _ in range(count)]
+    for (i, j), value in zip(combinations(range(count), 2), values, strict=True):
+        matrix[i][j] = matrix[j][i] = value
+    return matrix
+
+
+def _keep_evaluation(training: Training, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Writes pictures and records; returns the mean of each score."""
+    name = f"evaluation-{training.epoch:06d}"
+    for number, line in enumerate(lines):
+        training.logbook.picture(f"{name}/{number:04d}", line["picture"])
+    kept = [
+        {key: value for key, value in line.items() if key != "picture"} | {"image": f"{name}/{number:04d}.png"}
+        for number, line in enumerate(lines)
+    ]
+    training.logbook.records(name, kept)
+    score_RB = torch.tensor([list(line["scores"].values()) for line in lines], dtype=torch.float64).T
+    return {reward: float(row.nanmean()) for reward, row in zip(training.rewards, score_RB, strict=True)}
+
+
+# --- state -----------------------------------------------------------------------------------------------------
+
+
+def save(training: Training) -> None:
+    """A checkpoint to resume from, and the averaged adapter for use elsewhere."""
+    runtime, config = training.runtime, training.config
+    runtime.accelerator.wait_for_everyone()
+    if not runtime.is_main:
+        return
+    transformer = runtime.accelerator.unwrap_model(training.policy.transformer)
+    save_checkpoint(
+        config.out / "checkpoints",
+        step=training.step,
+        tensors={"adapter": adapter_state(transformer), "average": training.average.state},
+        optimizer=training.optimizer.state_dict(),
+        state={"epoch": training.epoch, "step": training.step, "seed": config.seed},
+    )
+    prune(config.out / "checkpoints", keep=config.keep_checkpoints)
+    save_lora(
+        config.out / "adapter",
+        training.average.state,
+        rank=config.adapter.rank,
+        alpha=config.adapter.alpha,
+        targets=training.targets,
+    )
+
+
+def restore(training: Training, path: Path) -> None:
+    """Puts a checkpoint's state in place. Raises ValueError where it does not fit."""
+    tensors, optimizer, state = load_checkpoint(path)
+    if state["seed"] != training.config.seed:
+        raise ValueError(f"{path} was made with seed {state['seed']}, the config says {training.config.seed}")
+    set_adapter_state(training.policy.transformer, tensors["adapter"])
+    training.average.load(tensors["average"])
+    training.optimizer.load_state_dict(optimizer)
+    training.epoch, training.step = state["epoch"], state["step"]
+    training.logbook.cut_back(training.epoch)
+
+
+def _progress(*, disabled: bool) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        disable=disabled,
+    )
+
+
+def _note(line: Mapping[str, float]) -> str:
+    return "  ".join(f"{name.split('/')[1]} {value:.3f}" for name, value in line.items() if name.endswith("/mean"))
