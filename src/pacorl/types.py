@@ -177,6 +177,8 @@ class Comparison:
     consistent: bool
     reasons: str = ""
     category: str = ""
+    group: str = ""
+    """The prompt that both come from: what a split into training and test must not cut through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +188,4 @@ class Ranking:
     reference: Path
     candidates: tuple[Path, ...]
     group: str = ""
+    category: str = ""

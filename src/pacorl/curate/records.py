@@ -1,0 +1,157 @@
+"""The records of a dataset folder: prompts in the T2IS form, ranking instances, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from pacorl.core.grid import panel_texts, parse_layout
+from pacorl.curate.manifest import read_jsonl, safe_name, write_jsonl
+from pacorl.types import Grid, Prompt, Size
+
+Criteria = dict[str, dict[str, str | None] | None]
+
+
+class PromptRecord(BaseModel):
+    """One T2IS record; keys that are not named here travel along unread."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    idx: Annotated[str, BeforeValidator(str), AfterValidator(safe_name)]
+    """Names the prompt's folder of images, and is its group in every split."""
+    prompt: str
+    layout: str = ""
+    theme: str = ""
+    category: str = ""
+    task_name: str = ""
+    criteria: Criteria = {}
+    """dimension → name → text; the published files hold a few nulls."""
+    height: int | None = None
+    width: int | None = None
+
+    @property
+    def grid(self) -> Grid:
+        return parse_layout(self.layout or self.prompt)
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        return panel_texts(self.prompt)
+
+    @property
+    def shared_text(self) -> str:
+        return self.theme or self.prompt
+
+    def to_prompt(self, number: int) -> Prompt:
+        """The prompt that a generator reads; `number` is its integer id."""
+        return Prompt(
+            id=number,
+            text=self.prompt,
+            theme=self.theme,
+            grid=self.grid,
+            panels=self.panels,
+            criteria=plain_criteria(self.criteria),
+            size=Size(self.height, self.width) if self.height and self.width else None,
+            category=self.category,
+            task=self.task_name,
+        )
+
+
+def plain_criteria(criteria: Criteria) -> dict[str, dict[str, str]]:
+    """The criteria without their nulls."""
+    return {
+        dimension: {name: text for name, text in named.items() if text} for dimension, named in criteria.items() if named
+    }
+
+
+def read_prompts(path: Path) -> list[PromptRecord]:
+    """The records of a T2IS JSONL file.
+
+    Raises ValueError with file and line for a record that is malformed, whose panels do not fit its layout, or whose
+    idx an earlier line has.
+    """
+    records: dict[str, PromptRecord] = {}
+    for number, row in enumerate(read_jsonl(path), 1):
+        where = f"{path}, record {number}"
+        record = parse_record(row, where=where)
+        if record.idx in records:
+            raise ValueError(f"{where}: idx {record.idx!r} is already taken by an earlier record; ids must be unique")
+        records[record.idx] = record
+    return list(records.values())
+
+
+def parse_record(row: Mapping[str, Any], *, where: str) -> PromptRecord:
+    """A checked record. Raises ValueError that says where and what."""
+    try:
+        record = PromptRecord.model_validate(row)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(map(str, fault["loc"]))
+        raise ValueError(f"{where}: {key}: {fault['msg'].removeprefix('Value error, ')}") from None
+    try:
+        count = record.grid.count
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if record.panels and len(record.panels) != count:
+        raise ValueError(f"{where}: the layout {record.grid} has {count} panels, the prompt describes {len(record.panels)}")
+    return record
+
+
+def write_prompts(path: Path, records: Sequence[PromptRecord]) -> None:
+    write_jsonl(path, [record.model_dump(exclude_none=True) for record in records])
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One question to a person: rank `candidates` by their consistency with `reference`.
+
+    Paths are relative to the dataset's folder, in POSIX form.
+    """
+
+    id: str
+    group: str
+    """The prompt; no split may cut through it."""
+    reference: str
+    candidates: tuple[str, ...]
+    theme: str = ""
+    category: str = ""
+    task: str = ""
+    criteria: Mapping[str, Mapping[str, str]] | None = None
+    must: tuple[tuple[int, int], ...] = ()
+    """Only control questions have these: (better, worse) candidates whose order is known."""
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.must)
+
+
+def read_instances(path: Path) -> list[Instance]:
+    """Raises ValueError with file and record where one is malformed or its id is taken."""
+    instances: dict[str, Instance] = {}
+    for number, row in enumerate(read_jsonl(path), 1):
+        instance = _instance(row, where=f"{path}, record {number}")
+        if instance.id in instances:
+            raise ValueError(f"{path}, record {number}: id {instance.id!r} is already taken by an earlier record")
+        instances[instance.id] = instance
+    return list(instances.values())
+
+
+def write_instances(path: Path, instances: Sequence[Instance]) -> None:
+    write_jsonl(path, [asdict(instance) for instance in instances])
+
+
+def _instance(row: Mapping[str, Any], *, where: str) -> Instance:
+    try:
+        instance = Instance(**row)
+    except TypeError as error:
+        raise ValueError(f"{where}: not a ranking instance ({str(error).removeprefix('Instance.__init__() ')})") from None
+    count = len(instance.candidates)
+    if count < 2 or len(set(instance.candidates)) < count:
+        raise ValueError(f"{where}: an instance needs at least two different candidates, got {list(instance.candidates)}")
+    must = tuple((int(better), int(worse)) for better, worse in instance.must)
+    if any(not 0 <= place < count for pair in must for place in pair):
+        raise ValueError(f"{where}: `must` names candidates beyond the {count} that there are: {list(must)}")
+    return Instance(**{**row, "candidates": tuple(instance.candidates), "must": must})

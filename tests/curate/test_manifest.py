@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from pacorl.curate.manifest import Journal, Step, inside, read_jsonl, safe_name, write_atomic, write_jsonl
+from pacorl.curate.records import read_instances, read_prompts
+
+
+def step(folder, **options):
+    return Step(folder, "demo", inputs=[folder / "in.txt"], options=options, seed=1)
+
+
+@pytest.fixture
+def finished(tmp_path):
+    write_atomic(tmp_path / "in.txt", "in")
+    write_atomic(tmp_path / "out.txt", "out")
+    step(tmp_path, size=(1, 2)).finish(outputs=[tmp_path / "out.txt"], counts={"rows": 3})
+    return tmp_path
+
+
+def test_a_finished_step_says_so(finished):
+    assert step(finished, size=(1, 2)).counts_if_done() == {"rows": 3}
+
+
+def test_other_options_inputs_or_outputs_are_work(finished):
+    assert step(finished, size=(1, 3)).counts_if_done() is None
+    write_atomic(finished / "out.txt", "tampered")
+    assert step(finished, size=(1, 2)).counts_if_done() is None
+    write_atomic(finished / "out.txt", "out")
+    write_atomic(finished / "in.txt", "changed")
+    assert step(finished, size=(1, 2)).counts_if_done() is None
+
+
+def test_atomic_write_leaves_no_parts(tmp_path):
+    write_atomic(tmp_path / "a" / "b.txt", "x")
+    write_atomic(tmp_path / "a" / "b.txt", "y")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.txt"]
+    assert (tmp_path / "a" / "b.txt").read_text() == "y"
+
+
+def test_journal_survives_a_torn_line(tmp_path):
+    path = tmp_path / "j.jsonl"
+    Journal(path).add({"key": "a", "n": 1})
+    with path.open("a") as handle:
+        handle.write('{"key": "b", "n"')
+    journal = Journal(path)
+    assert list(journal.items) == ["a"]
+    journal.add({"key": "b", "n": 2})
+    journal.add({"key": "a", "n": 3})
+    assert {key: row["n"] for key, row in Journal(path).items.items()} == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a\\b", "ünder", "x" * 121, "..", "a\0b", "con:1"])
+def test_hostile_names_are_refused(name):
+    with pytest.raises(ValueError, match="cannot name a folder"):
+        safe_name(name)
+
+
+@pytest.mark.parametrize("path", ["../up.png", "/etc/passwd", "a/../../up.png", "a\0b"])
+def test_paths_cannot_leave_the_folder(tmp_path, path):
+    with pytest.raises(ValueError, match=r"leads out of|is not a path"):
+        inside(tmp_path, path)
+
+
+def test_links_cannot_leave_the_folder(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "secret.png").write_bytes(b"x")
+    (tmp_path / "set" / "link.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(ValueError, match="leads out of"):
+        inside(tmp_path / "set", "link.png")
+
+
+def test_bad_json_is_named_by_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{oops\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: not JSON"):
+        read_jsonl(tmp_path / "a.jsonl")
+
+
+def test_bad_prompts_are_named(tmp_path):
+    path = tmp_path / "p.jsonl"
+    good = {"idx": "1", "prompt": "A 2x2 set. [A]:one. [B]:two. [C]:three. [D]:four."}
+    cases = [
+        ([good, good], "already taken"),
+        ([{**good, "idx": "../x"}], "cannot name a folder"),
+        ([{**good, "layout": "1x3"}], "has 3 panels, the prompt describes 4"),
+        ([{"idx": "1"}], "prompt: Field required"),
+        ([{"idx": "1", "prompt": "no layout"}], "no layout such as"),
+    ]
+    for rows, message in cases:
+        write_jsonl(path, rows)
+        with pytest.raises(ValueError, match=message):
+            read_prompts(path)
+
+
+def test_bad_instances_are_named(tmp_path):
+    path = tmp_path / "i.jsonl"
+    good = {"id": "a", "group": "g", "reference": "r.png", "candidates": ["a.png", "b.png"]}
+    cases = [
+        ([good, good], "already taken"),
+        ([{**good, "candidates": ["a.png"]}], "at least two different"),
+        ([{**good, "must": [[0, 2]]}], "beyond the 2"),
+        ([{**good, "colour": 1}], "not a ranking instance"),
+    ]
+    for rows, message in cases:
+        write_jsonl(path, rows)
+        with pytest.raises(ValueError, match=message):
+            read_instances(path)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pacorl.core.grid import split
+from pacorl.curate.manifest import write_atomic
+from pacorl.curate.pair import instances_of, pair, panel_path
+from pacorl.curate.pictures import open_image
+from pacorl.curate.records import PromptRecord, read_instances
+
+
+def record(idx: str, layout: str = "2x2") -> PromptRecord:
+    return PromptRecord(idx=idx, prompt="A set.", layout=layout)
+
+
+def test_paper_arithmetic():
+    instances = [one for number in range(708) for one in instances_of(record(f"{number:04d}"), grids=4)]
+    assert len(instances) == 33_984
+    assert len({one.id for one in instances}) == 33_984
+
+
+@pytest.mark.parametrize(("layout", "grids", "count"), [("1x3", 2, 2 * 3 * 2), ("2x4", 5, 5 * 8 * 7), ("1x2", 6, 6 * 2)])
+def test_other_layouts(layout, grids, count):
+    assert len(list(instances_of(record("a", layout), grids=grids))) == count
+
+
+def test_candidates_share_a_position_and_one_shares_the_grid():
+    for one in instances_of(record("a"), grids=4):
+        grid, position = one.id.split(":")[1].split("_")
+        other = one.id.split(":")[2]
+        assert other != position
+        assert one.reference == f"images/a/{grid}_{position}.png"
+        assert one.candidates == tuple(f"images/a/{x}_{other}.png" for x in range(4))
+
+
+@pytest.mark.parametrize(("layout", "grids"), [("2x2", 1), ("1x1", 4)])
+def test_nothing_to_rank_is_an_error(layout, grids):
+    with pytest.raises(ValueError, match="nothing to rank"):
+        list(instances_of(record("a", layout), grids=grids))
+
+
+def test_pair_cuts_what_split_cuts(dataset):
+    folder = dataset(prompts=2, grids=3)
+    instances = read_instances(folder / "instances.jsonl")
+    assert len(instances) == 2 * 3 * 4 * 3
+    panels = split(open_image(folder / "grids/0001/2.png"), record("x").grid)
+    for position, panel in enumerate(panels):
+        assert open_image(folder / panel_path("0001", 2, position)).tobytes() == panel.tobytes()
+
+
+def test_pair_is_idempotent_and_repairs_a_lost_panel(dataset):
+    folder = dataset(prompts=1, grids=2)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    counts = pair(folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    lost = folder / "images/0000/1_2.png"
+    lost.unlink()
+    assert pair(folder) == counts
+    assert lost.is_file()
+
+
+def test_dry_run_writes_nothing(dataset):
+    folder = dataset(prompts=1, grids=2, paired=False)
+    assert pair(folder, dry_run=True) == {"prompts": 1, "panels": 8, "instances": 24}
+    assert not (folder / "images").exists()
+    assert not (folder / "instances.jsonl").exists()
+
+
+def test_a_changed_grid_is_named(dataset):
+    folder = dataset(prompts=1, grids=2, paired=False)
+    write_atomic(folder / "grids/0000/1.png", b"not a picture")
+    with pytest.raises(ValueError, match=r"grids/0000/1\.png is not the picture that was painted"):
+        pair(folder)
+
+
+def test_a_prompt_without_grids_is_named(dataset):
+    folder = dataset(prompts=2, grids=2, paired=False)
+    rows = (folder / "grids.jsonl").read_text().splitlines()
+    write_atomic(folder / "grids.jsonl", "\n".join(row for row in rows if json.loads(row)["group"] != "0001"))
+    with pytest.raises(ValueError, match="0001 first"):
+        pair(folder)
