@@ -1,0 +1,73 @@
+"""Checks what a quickstart reached against the least that it must reach: `floors.py runs/quickstart/summary.json`.
+
+Prints a table and exits with 1 where a floor is missed. The metrics are defined in `docs/architecture.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least that a number made from a metric's means before and after may be."""
+
+    metric: str
+    measure: str
+    of: Callable[[float, float], float]
+    least: float
+
+
+def rise(before: float, after: float) -> float:
+    return after - before
+
+
+def ratio(before: float, after: float) -> float:
+    return after / before if before else float("inf") if after else 1.0
+
+
+FLOORS = (
+    Floor("attribute_agreement", "rise", rise, 0.12),
+    Floor("all_equal_pairs", "ratio", ratio, 1.6),
+    Floor("prompt_match", "rise", rise, -0.03),
+    Floor("valid", "rise", rise, -0.03),
+    Floor("diversity", "ratio", ratio, 0.88),
+)
+JUDGE_PAIR_ACCURACY = 0.97
+
+# Differences of decimal fractions: .85 − .88 is not quite −.03.
+ROUNDING = 1e-9
+
+
+def main(path: Path) -> int:
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    rows = [("judge.pair_accuracy", "", "", "value", summary["judge"]["pair_accuracy"], JUDGE_PAIR_ACCURACY)]
+    rows += [_row(floor, summary) for floor in FLOORS]
+    print(f"{'metric':<22}{'before':>8}{'after':>8}  {'measure':<8}{'reached':>8}{'floor':>8}")
+    for metric, before, after, measure, reached, least in rows:
+        verdict = "ok" if _holds(reached, least) else "MISSED"
+        print(f"{metric:<22}{before:>8}{after:>8}  {measure:<8}{reached:>8.3f}{least:>8.3f}  {verdict}")
+    missed = [metric for metric, *_, reached, least in rows if not _holds(reached, least)]
+    if missed:
+        print(f"{path}: below the floor: {', '.join(missed)}", file=sys.stderr)
+    return int(bool(missed))
+
+
+def _row(floor: Floor, summary: dict[str, Any]) -> tuple[str, str, str, str, float, float]:
+    before, after = (float(summary[when][floor.metric]["mean"]) for when in ("before", "after"))
+    return floor.metric, f"{before:.3f}", f"{after:.3f}", floor.measure, floor.of(before, after), floor.least
+
+
+def _holds(reached: float, least: float) -> bool:
+    return reached >= least - ROUNDING
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: floors.py SUMMARY.json")
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,73 @@
+# Everything runs in .venv, which is made on first use. `make help` lists the targets.
+#
+#   PYTHON=python3.12            the interpreter that .venv is made with
+#   VENV_ARGS=--system-site-packages   lets .venv see packages of that interpreter, e.g. a torch for its GPU
+#   ARGS="…"                     more arguments for pacorl or pytest
+#   WORKERS=1                    pytest processes
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.pacorl-ready
+PINS := $(VENV)/constraints.txt
+
+# One thread per core, shared out over the test processes: more threads than cores make torch many times slower.
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell echo $$(( $(CORES) < 4 ? $(CORES) : 4 )))
+OMP_NUM_THREADS ?= $(CORES)
+export OMP_NUM_THREADS
+PYTEST := OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+.PHONY: help setup quickstart lint test check clean distclean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv and install pacorl with its development tools
+
+quickstart: $(READY)  ## the whole story on this machine: judge, train, compare, a page that shows it
+	$(BIN)/pacorl quickstart $(ARGS)
+
+lint: $(READY)  ## format, lint and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+check: lint  ## what must hold before a commit: lint and the fast tests
+	$(PYTEST) -m "not slow and not vllm" $(ARGS)
+
+test: $(READY)  ## all tests but those that need a real vLLM
+	$(PYTEST) -m "not vllm" $(ARGS)
+
+clean:  ## remove build products and caches, keep .venv and runs
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find src tests examples .ci -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean  ## remove .venv too
+	rm -rf $(VENV)
+
+# --- set-up: runs again only when what is to be installed has changed ------------------------------------------
+
+$(BIN)/python:
+	@python=$(PYTHON); \
+	for candidate in python3 python3.13 python3.12 python3.11; do \
+		[ -n "$$python" ] && break; \
+		"$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+			&& python=$$candidate; \
+	done; \
+	[ -n "$$python" ] || { echo "pacorl needs Python 3.11 or newer with its venv module (on Debian: apt-get install" \
+		"python3-venv); found $$(python3 --version 2>&1). Name one: make PYTHON=/path/to/python" >&2; exit 1; }; \
+	"$$python" -m venv $(VENV_ARGS) $(VENV)
+
+# A torch that is there and fits pyproject.toml's range stays: the pin gives way to its version.
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV): a few minutes the first time …"
+	@$(BIN)/python .ci/torch_version.py >/dev/null || $(BIN)/pip install -q -c constraints.txt torch
+	@sed "s/^torch==.*/torch==$$($(BIN)/python .ci/torch_version.py)/" constraints.txt > $(PINS)
+	@$(BIN)/pip install -q -c $(PINS) -e '.[dev]'
+	@touch $@
