@@ -155,3 +155,67 @@ def _instance(row: Mapping[str, Any], *, where: str) -> Instance:
     if any(not 0 <= place < count for pair in must for place in pair):
         raise ValueError(f"{where}: `must` names candidates beyond the {count} that there are: {list(must)}")
     return Instance(**{**row, "candidates": tuple(instance.candidates), "must": must})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One person's ranking of one instance."""
+
+    instance: str
+    annotator: str
+    group: str
+    reference: str
+    candidates: tuple[str, ...]
+    """Best first."""
+    theme: str = ""
+    category: str = ""
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Raises ValueError with file and record where one is malformed, or where a person answers an instance twice."""
+    answers: dict[tuple[str, str], Answer] = {}
+    for number, row in enumerate(read_jsonl(path), 1):
+        where = f"{path}, record {number}"
+        try:
+            answer = Answer(**{**row, "candidates": tuple(row["candidates"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"{where}: not a ranking ({error})") from None
+        if (answer.annotator, answer.instance) in answers:
+            raise ValueError(f"{where}: {answer.annotator} has already ranked {answer.instance}")
+        answers[answer.annotator, answer.instance] = answer
+    return list(answers.values())
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    write_jsonl(path, [asdict(answer) for answer in answers])
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledPair:
+    """Two sub-figures (or an edit's source and result) and whether people found them consistent."""
+
+    key: str
+    """Names the pair whatever its order."""
+    group: str
+    images: tuple[str, ...]
+    consistent: bool
+    question: str
+    category: str = ""
+    votes: tuple[int, int] = (0, 0)
+    """(Yes, No)"""
+    reasons: str = ""
+
+
+def read_pairs(path: Path) -> list[LabelledPair]:
+    """Raises ValueError with file and record where one is malformed."""
+    pairs = []
+    for number, row in enumerate(read_jsonl(path), 1):
+        try:
+            pairs.append(LabelledPair(**{**row, "images": tuple(row["images"]), "votes": tuple(row.get("votes", (0, 0)))}))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"{path}, record {number}: not a labelled pair ({error})") from None
+    return pairs
+
+
+def write_pairs(path: Path, pairs: Sequence[LabelledPair]) -> None:
+    write_jsonl(path, [asdict(pair) for pair in pairs])

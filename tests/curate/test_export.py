@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from pacorl.curate.export import export
+from pacorl.curate.importing import import_folder
+from pacorl.curate.manifest import read_jsonl, write_jsonl
+from pacorl.curate.pictures import open_image
+from pacorl.curate.records import Answer, read_answers, read_instances, read_pairs, write_answers
+
+SHARES = {"train": 0.5, "test": 0.5}
+
+
+@pytest.fixture
+def ranked(dataset):
+    """A folder in which two people have ranked every instance at random."""
+    folder = dataset(prompts=4, grids=3)
+    rng = random.Random(0)
+    write_answers(
+        folder / "rankings.jsonl",
+        [
+            Answer(
+                one.id, who, one.group, one.reference, tuple(rng.sample(one.candidates, 3)), one.theme, one.category
+            )
+            for one in read_instances(folder / "instances.jsonl")
+            for who in ("ann", "ben")
+        ],
+    )
+    return folder
+
+
+def test_nothing_leaks_between_splits(ranked):
+    export(ranked, shares=SHARES)
+    rows = {split: read_jsonl(ranked / f"export/comparisons_{split}.jsonl") for split in ("train", "test")}
+    assert all(rows.values())
+    for key in (lambda row: {row["group"]}, lambda row: set(row["images"]), lambda row: {row["question"]}):
+        train, test = (set().union(*(key(row) for row in rows[split])) for split in ("train", "test"))
+        assert not train & test
+
+
+def test_sharegpt_holds_every_pair_and_its_pictures(ranked):
+    counts = export(ranked, shares=SHARES)
+    info = json.loads((ranked / "export/dataset_info.json").read_text())
+    assert sorted(info) == ["consistency_test", "consistency_train"]
+    rows = [row for entry in info.values() for row in json.loads((ranked / "export" / entry["file_name"]).read_text())]
+    assert len(rows) == counts["balance"]["yes"] + counts["balance"]["no"]
+    for row in rows:
+        user, assistant = row["messages"]
+        assert user["content"].startswith("<image><image>Given two subfigures")
+        assert assistant["content"] in ("Yes.", "No.")
+        assert [open_image(ranked / "export" / name).size for name in row["images"]] == [(32, 32)] * 2
+
+
+def test_export_twice_is_the_same(ranked):
+    export(ranked, shares=SHARES)
+    before = {path: path.read_bytes() for path in (ranked / "export").rglob("*") if path.is_file()}
+    export(ranked, shares=SHARES)
+    assert {path: path.read_bytes() for path in (ranked / "export").rglob("*") if path.is_file()} == before
+
+
+def test_dry_run_writes_no_export(ranked):
+    counts = export(ranked, shares=SHARES, dry_run=True)
+    assert set(counts["splits"]) == {"train", "test"}
+    assert not (ranked / "export").exists()
+
+
+def test_sharegpt_round_trip(ranked, tmp_path):
+    export(ranked, shares=SHARES, formats=["sharegpt"])
+    other = tmp_path / "other"
+    counts = import_folder(other, ranked / "export", kind="sharegpt", name="ours")
+    pairs, known = read_pairs(other / "imported/ours/pairs.jsonl"), read_pairs(ranked / "pairs.jsonl")
+    assert counts["pairs"] == len(known)
+    assert sorted((pair.images[0].removeprefix("imported/ours/files/"), pair.consistent) for pair in pairs) == sorted(
+        (pair.images[0], pair.consistent) for pair in known
+    )
+    assert export(other, shares=SHARES, formats=["jsonl"])["balance"]["imported_yes"] == counts["yes"]
+
+
+def test_benchmark_folder_round_trip(ranked, tmp_path):
+    export(ranked, shares=SHARES, formats=["consistency_rank"])
+    bench = ranked / "export/benchmark"
+    row = read_jsonl(bench / "consistency_full_rank.jsonl")[0]
+    assert sorted(row["rank_images"]) == row["comp_images"]
+    assert (bench / "images" / row["folder"] / row["ref_image"]).is_file()
+    prompts = read_jsonl(bench / "prompt_data.jsonl")
+    assert "Identity" in prompts[0]["criteria"]
+    counts = import_folder(tmp_path / "other", bench, kind="consistency_rank", name="bench")
+    answers = read_answers(tmp_path / "other/imported/bench/rankings.jsonl")
+    assert counts["rankings"] == len(answers) == len(read_jsonl(bench / "consistency_full_rank.jsonl"))
+    assert [name.rpartition("/")[2] for name in answers[0].candidates] == row["rank_images"]
+    assert answers[0].theme == next(one["prompt"] for one in prompts if one["idx"] == row["folder"])
+
+
+def test_parquet_opens_in_datasets(ranked):
+    pytest.importorskip("pyarrow")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    export(ranked, shares=SHARES, formats=["parquet"])
+    files = {split: str(ranked / f"export/data/{split}-00000-of-00001.parquet") for split in ("train", "test")}
+    loaded = datasets.load_dataset("parquet", data_files=files, cache_dir=str(ranked / "cache"))
+    pairs = {pair.key: pair for pair in read_pairs(ranked / "pairs.jsonl")}
+    assert sum(map(len, loaded.values())) == len(pairs)
+    row = loaded["train"][0]
+    assert row["image_1"].size == (32, 32)
+    assert row["question"] in {pair.question for pair in pairs.values()}
+    assert isinstance(row["consistent"], bool)
+
+
+def test_a_deleted_picture_is_named(ranked):
+    lost = read_pairs_after_label(ranked)[0].images[0]
+    (ranked / lost).unlink()
+    with pytest.raises(ValueError, match=lost):
+        export(ranked, shares=SHARES)
+
+
+def read_pairs_after_label(folder):
+    export(folder, shares=SHARES, dry_run=True)
+    return read_pairs(folder / "pairs.jsonl")
+
+
+def test_no_rankings_is_an_error(dataset):
+    with pytest.raises(ValueError, match="rank with `pacorl dataset annotate` first"):
+        export(dataset(prompts=1, grids=2))
+
+
+def test_unknown_format_is_named(ranked):
+    with pytest.raises(ValueError, match="unknown formats csv"):
+        export(ranked, formats=["csv"])
+
+
+def test_sharegpt_4o_image_comes_in_as_consistent(ranked, tmp_path):
+    source = tmp_path / "sg4o"
+    source.mkdir()
+    for name in ("in.png", "out.png"):
+        (source / name).write_bytes((ranked / "images/0000/0_0.png").read_bytes())
+    rows = [
+        {"input_prompt": "Make it night.", "input_image": ["in.png"], "output_image": "out.png"},
+        {"input_prompt": "Join them.", "input_image": ["in.png", "out.png"], "output_image": "out.png"},
+        {"input_prompt": "Not checked.", "input_image": ["in.png"], "output_image": "out.png"},
+    ]
+    (source / "text_and_image_to_image.json").write_text(json.dumps(rows))
+    (source / "verified.txt").write_text("1\n2\n")
+    assert import_folder(ranked, source, kind="sharegpt_4o_image")["pairs"] == 1
+    pair = read_pairs(ranked / "imported/sg4o/pairs.jsonl")[0]
+    assert pair.consistent
+    assert "Make it night." in pair.question
+    assert export(ranked, shares=SHARES)["balance"]["imported_yes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [], "images": ["../secret.png", "a.png"]}, r"record 1: a pair shows two pictures"),
+        (
+            {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "Yes. R"}],
+             "images": ["../secret.png", "a.png"]},
+            r"record 1: '\.\./secret\.png' leads out of",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "Maybe"}],
+             "images": ["a.png", "b.png"]},
+            "must begin with Yes or No",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "No"}],
+             "images": ["a.png", "b.png"]},
+            r"the picture .*a\.png is missing",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_sharegpt_records_are_named_and_leave_nothing(tmp_path, row, message):
+    source = tmp_path / "bad"
+    source.mkdir()
+    (tmp_path / "secret.png").write_bytes(b"x")
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    columns = {"messages": "messages", "images": "images"}
+    info = {"d": {"file_name": "d.json", "formatting": "sharegpt", "columns": columns, "tags": tags}}
+    (source / "dataset_info.json").write_text(json.dumps(info))
+    (source / "d.json").write_text(json.dumps([row]))
+    with pytest.raises(ValueError, match=message):
+        import_folder(tmp_path / "set", source, kind="sharegpt")
+    assert not (tmp_path / "set/imported/bad/pairs.jsonl").exists()
+
+
+def test_an_unranked_candidate_is_named(tmp_path):
+    source = tmp_path / "bench"
+    (source).mkdir()
+    write_jsonl(source / "prompt_data.jsonl", [])
+    row = {"folder": "1", "ref_image": "0_0.png", "comp_images": ["0_1.png", "1_1.png"], "rank_images": ["0_1.png"]}
+    write_jsonl(source / "consistency_full_rank.jsonl", [row])
+    with pytest.raises(ValueError, match="record 1: rank_images are not an order of comp_images"):
+        import_folder(tmp_path / "set", source, kind="consistency_rank")

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pacorl.curate.records import Answer
+from pacorl.curate.rules import best_worst, halves, in_either_order, label_pairs, mean_rankings, split_groups
+
+
+def answer(annotator: str, order: str, reference: str = "r", instance: str = "") -> Answer:
+    return Answer(instance or reference, annotator, "g", reference, tuple(order), theme="A cat.")
+
+
+def labels(answers, **options):
+    return {frozenset(pair.images): pair.consistent for pair in label_pairs(answers, **options)[0]}
+
+
+def test_rules_on_four_candidates():
+    assert best_worst("abcd") == [("a", True), ("d", False)]
+    assert halves("abcd") == [("a", True), ("b", True), ("c", False), ("d", False)]
+    assert halves("abc") == [("a", True), ("c", False)]
+
+
+def test_majority_over_annotators_and_ties_dropped():
+    answers = [answer("x", "abcd"), answer("y", "abdc"), answer("z", "cbad")]
+    pairs, balance = label_pairs(answers)
+    # a: 2 Yes. d: 2 No. c: 1 Yes, 1 No, so it is dropped. b: no vote.
+    assert {frozenset(pair.images): pair.consistent for pair in pairs} == {frozenset("ra"): True, frozenset("rd"): False}
+    assert balance.as_dict() == {"rankings": 3, "annotators": 3, "votes": 6, "yes": 1, "no": 1, "tied": 1}
+
+
+def test_both_orders_of_a_pair_are_one():
+    forth, back = answer("x", "abcd", reference="r"), answer("x", "rbcd", reference="a")
+    pairs, balance = label_pairs([forth, back])
+    assert [pair.votes for pair in pairs if set(pair.images) == {"a", "r"}] == [(2, 0)]
+    assert balance.votes == 4
+    assert len(pairs) == 3
+
+
+def test_contradiction_between_orders_is_a_tie():
+    assert frozenset("ra") not in labels([answer("x", "abcd", reference="r"), answer("x", "bcdr", reference="a")])
+
+
+def test_order_of_a_pair_does_not_depend_on_who_is_asked_and_is_balanced():
+    names = [f"images/{i:03d}.png" for i in range(400)]
+    first = sum(in_either_order(a, b) == (a, b) for a, b in zip(names[::2], names[1::2], strict=True))
+    assert 70 < first < 130
+    assert all(in_either_order(a, b) == in_either_order(b, a) for a, b in zip(names[::2], names[1::2], strict=True))
+
+
+def test_unknown_rule_is_named():
+    with pytest.raises(ValueError, match="unknown rule 'best'; there are best_worst, halves"):
+        label_pairs([], rule="best")
+
+
+def test_mean_ranking_and_its_ties():
+    merged, dropped = mean_rankings(
+        [answer("x", "abcd"), answer("y", "abcd"), answer("z", "bacd"), answer("x", "ab", "s"), answer("y", "ba", "s")]
+    )
+    assert [one.candidates for one in merged] == [tuple("abcd")]
+    assert dropped == 1
+
+
+def test_splits_keep_what_is_shared_together_and_meet_their_shares():
+    ties = [(f"g{i}", f"own {i}") for i in range(100)]
+    ties += [("g1", "picture"), ("g2", "picture"), ("g2", "theme"), ("g3", "theme")]
+    splits = split_groups(ties, shares={"train": 0.8, "test": 0.2}, seed=3)
+    assert splits["g1"] == splits["g2"] == splits["g3"]
+    assert sum(split == "test" for split in splits.values()) == pytest.approx(20, abs=2)
+    shuffled = random.Random(0).sample(ties, len(ties))
+    assert split_groups(shuffled, shares={"train": 0.8, "test": 0.2}, seed=3) == splits
+    assert split_groups(ties, shares={"train": 0.8, "test": 0.2}, seed=4) != splits
+
+
+def test_shares_must_sum_to_one():
+    with pytest.raises(ValueError, match="sum to 1"):
+        split_groups([("a", "b")], shares={"train": 0.8})
