@@ -1,0 +1,36 @@
+"""pacorl: consistent image generation, by a judge of pairs and reinforcement learning that uses it.
+
+    import pacorl
+    prompts = pacorl.load_prompts("examples/prompts.jsonl")
+    judge = pacorl.LocalJudge.from_pretrained("tiny")
+
+The names below are imported when they are first used, so `import pacorl` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pacorl.data.records import load_prompts
+    from pacorl.models.judge import LocalJudge
+
+__version__ = "0.1.0"
+
+__all__ = ["LocalJudge", "__version__", "load_prompts"]
+
+_HOMES = {
+    "LocalJudge": "pacorl.models.judge",
+    "load_prompts": "pacorl.data.records",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pacorl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,227 @@
+"""Prompts in files: T2IS records as JSONL, or plain text of one prompt a line.
+
+    prompts = load_prompts("examples/prompts.jsonl")
+    prompts[0].grid.rows, prompts[0].panels
+
+A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
+its other keys (`idx`, `from`, …) say nothing about what to paint and are left unread. A fault names file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
+from pacorl.data.characters import Split, character_prompts
+from pacorl.types import Grid, Prompt, Size
+
+Record = Mapping[str, Any]
+
+SOURCES = "a .jsonl of T2IS records, a .txt of one prompt a line, or tiny:train|dev|test"
+TINY_COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 48}
+
+
+def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
+    """The prompts that a config names: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
+
+    At most `limit` of them, evenly spread. Raises ValueError as `load_prompts` does, and for an unknown split.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"a limit of {limit} leaves no prompts of {source}; give at least 1, or none")
+    prompts = _tiny_prompts(source) if source.startswith("tiny:") else load_prompts(source)
+    if limit is None or limit >= len(prompts):
+        return prompts
+    return [prompts[index * len(prompts) // limit] for index in range(limit)]
+
+
+def load_prompts(path: str | Path) -> list[Prompt]:
+    """Every prompt of a file, its `id` the position there; blank lines are passed over.
+
+    The layout is the record's `layout`, else the first one in its text, else 1x1; a line of plain text is 1x1 unless
+    it has panel tags. Criteria whose text is null (the published files have a few) are left out.
+
+    Raises ValueError that names file, line, fault and fix.
+    """
+    path = Path(path)
+    parsers: dict[str, Callable[[str, int], Prompt]] = {".jsonl": _parse_json, ".txt": _parse_text}
+    if path.suffix.lower() not in parsers:
+        raise ValueError(f"{path}: prompts are read from {SOURCES}; the name says neither")
+    parse = parsers[path.suffix.lower()]
+    prompts: list[Prompt] = []
+    for number, line in enumerate(_read(path).split("\n"), start=1):  # splitlines() would cut at U+2028 in a text
+        if not line.strip():
+            continue
+        try:
+            prompts.append(parse(line.strip(), len(prompts)))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from None
+    if not prompts:
+        raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
+    return prompts
+
+
+def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
+    """Writes prompts as T2IS records that `load_prompts` reads back, ids aside: an id is the position in the file.
+
+    Panels that the text does not spell out behind tags go under `panels`, which is ours. The file appears whole or
+    not at all. Raises ValueError for an edit, whose sources the form cannot hold, and OSError from the disk.
+    """
+    edits = [prompt.id for prompt in prompts if prompt.sources]
+    if edits:
+        raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
+    lines = [json.dumps(_record(prompt), ensure_ascii=False) for prompt in prompts]
+    _write_whole(Path(path), "".join(line + "\n" for line in lines))
+
+
+# --- one record ------------------------------------------------------------------------------------------------
+
+
+def _parse_text(line: str, number: int) -> Prompt:
+    panels = panel_texts(line)
+    grid = parse_layout(line) if panels else Grid(1, 1)
+    _check_fit(grid, panels)
+    return Prompt(id=number, text=line, grid=grid, panels=panels)
+
+
+def _parse_json(line: str, number: int) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"not valid JSON at column {error.colno} ({error.msg}); a record is one JSON object a line"
+        ) from None
+    if not isinstance(record, dict):
+        raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
+    return _prompt(record, number)
+
+
+def _prompt(record: Record, number: int) -> Prompt:
+    text = _text(record, "prompt")
+    if not text.strip():
+        raise ValueError("'prompt' is missing or empty; give the text that the generator is to read")
+    panels = _panels(record, text)
+    grid = _grid(record, text, panels)
+    _check_fit(grid, panels)
+    return Prompt(
+        id=number,
+        text=text,
+        theme=_text(record, "theme"),
+        grid=grid,
+        panels=panels,
+        criteria=_criteria(record),
+        size=_size(record),
+        category=_text(record, "category"),
+        task=_text(record, "task_name"),
+    )
+
+
+def _text(record: Record, key: str) -> str:
+    value = record.get(key) or ""
+    if not isinstance(value, str):
+        raise ValueError(f"{key!r} must be a text, got {value!r}")
+    return value
+
+
+def _panels(record: Record, text: str) -> tuple[str, ...]:
+    if "panels" not in record:
+        return panel_texts(text)
+    panels = record["panels"]
+    if not isinstance(panels, list) or not all(isinstance(panel, str) and panel.strip() for panel in panels):
+        raise ValueError(f"'panels' must be a list of texts, got {panels!r}")
+    return tuple(panels)
+
+
+def _grid(record: Record, text: str, panels: Sequence[str]) -> Grid:
+    layout = _text(record, "layout")
+    if layout:
+        return parse_layout(layout)
+    return parse_layout(text) if panels or LAYOUT.search(text) else Grid(1, 1)
+
+
+def _check_fit(grid: Grid, panels: Sequence[str]) -> None:
+    if panels and len(panels) != grid.count:
+        raise ValueError(
+            f"the layout {grid} has {grid.count} panels and the prompt describes {len(panels)}; "
+            "correct the layout, or the tags (each follows the end of a sentence: '… lamp. [TOP]-[LEFT]: A …')"
+        )
+
+
+def _criteria(record: Record) -> dict[str, dict[str, str]]:
+    dimensions = record.get("criteria") or {}
+    if not isinstance(dimensions, dict):
+        raise ValueError(f"'criteria' must map dimensions to named texts, got {dimensions!r}")
+    kept = {dimension: _named_texts(dimension, named) for dimension, named in dimensions.items()}
+    return {dimension: named for dimension, named in kept.items() if named}
+
+
+def _named_texts(dimension: str, named: Any) -> dict[str, str]:
+    if not isinstance(named or {}, dict):
+        raise ValueError(f"'criteria.{dimension}' must map names to texts, got {named!r}")
+    texts = {name: text for name, text in (named or {}).items() if text is not None}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"'criteria.{dimension}.{name}' must be a text or null, got {text!r}")
+    return texts
+
+
+def _size(record: Record) -> Size | None:
+    height, width = (record.get(side) for side in ("height", "width"))
+    if height is None and width is None:
+        return None
+    for side, pixels in (("height", height), ("width", width)):
+        if type(pixels) is not int or pixels < 1:
+            raise ValueError(f"{side!r} must be a whole number of pixels, got {pixels!r}; give both sides, or neither")
+    return Size(height=int(str(height)), width=int(str(width)))
+
+
+def _record(prompt: Prompt) -> dict[str, Any]:
+    record: dict[str, Any] = {"idx": f"{prompt.id:04d}", "prompt": prompt.text}
+    if prompt.size:
+        record |= {"height": prompt.size.height, "width": prompt.size.width}
+    record |= {"layout": str(prompt.grid), "theme": prompt.theme}
+    record |= {"category": prompt.category, "task_name": prompt.task}
+    record["criteria"] = {dimension: dict(named) for dimension, named in prompt.criteria.items()}
+    if prompt.panels != panel_texts(prompt.text):
+        record["panels"] = list(prompt.panels)
+    return record
+
+
+# --- sources ---------------------------------------------------------------------------------------------------
+
+
+def _tiny_prompts(source: str) -> list[Prompt]:
+    _, name, *rest = source.split(":")
+    split = {str(split): split for split in TINY_COUNTS}.get(name)
+    if split is None or len(rest) > 1:
+        raise ValueError(
+            f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, e.g. tiny:dev:12"
+        )
+    count = rest[0] if rest else str(TINY_COUNTS[split])
+    if not count.isascii() or not count.isdigit() or int(count) < 1:
+        raise ValueError(f"{source!r}: the count {count!r} must be a whole number above 0")
+    return character_prompts(split, int(count))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); give {SOURCES}") from None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
