@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pacorl.data.images import ImageError, open_image
+
+PICTURE = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
+
+
+def written(image: Image.Image, kind: str = "png", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, **options)
+    return buffer.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes that claims side² pixels."""
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    body = b"".join(struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def test_a_file_and_its_bytes_are_the_same_image(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(written(PICTURE))
+    assert open_image(path).tobytes() == open_image(path.read_bytes()).tobytes() == PICTURE.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "RGBA", "LA", "YCbCr"])
+def test_every_mode_becomes_rgb(mode: str) -> None:
+    kind = "tiff" if mode in ("CMYK", "YCbCr") else "png"
+    image = open_image(written(Image.new("RGB", (8, 8), (250, 250, 250)).convert(mode), kind))
+    assert image.mode == "RGB"
+    assert image.getpixel((4, 4)) == pytest.approx((250, 250, 250), abs=6)
+
+
+def test_cmyk_jpeg_keeps_its_colours() -> None:
+    image = open_image(written(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "jpeg"))
+    assert image.getpixel((4, 4)) == pytest.approx((255, 0, 0), abs=6)
+
+
+def test_sixteen_bit_grey_is_scaled() -> None:
+    image = open_image(written(Image.new("I;16", (8, 8), 257 * 100)))
+    assert image.getpixel((0, 0)) == (100, 100, 100)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P"])
+def test_transparency_lies_on_white(mode: str) -> None:
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    assert open_image(written(image.convert(mode))).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_exif_orientation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    assert open_image(written(PICTURE, "jpeg", exif=exif)).size == (30, 40)
+
+
+@pytest.mark.parametrize("kind", ["gif", "png", "tiff", "webp"])
+def test_several_frames_are_refused(kind: str) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "green")]
+    with pytest.raises(ImageError, match=r"move\.gif: has 3 frames or pages; save the one"):
+        open_image(written(frames[0], kind, save_all=True, append_images=frames[1:]), name="move.gif")
+
+
+def test_a_gif_of_one_frame_is_a_picture() -> None:
+    assert open_image(written(PICTURE, "gif")).size == PICTURE.size
+
+
+def test_a_phones_photo_with_a_second_picture_is_one_picture() -> None:
+    data = written(PICTURE, "mpo", save_all=True, append_images=[PICTURE])
+    assert open_image(data).size == PICTURE.size
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif", "bmp"])
+def test_a_cut_off_file_is_named(kind: str) -> None:
+    noisy = Image.effect_noise((64, 64), 80).convert("RGB")
+    data = written(noisy, kind)
+    with pytest.raises(ImageError, match=r"x: (damaged or cut off|not an image)"):
+        open_image(data[: len(data) // 2], name="x")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", "empty"), (b"hello" * 50, "not an image"), (b"\x89PNG\r\n\x1a\n", "not an image")]
+)
+def test_what_is_no_image_is_named(data: bytes, message: str) -> None:
+    with pytest.raises(ImageError, match=f"x: {message}"):
+        open_image(data, name="x")
+
+
+@pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(side: int) -> None:
+    with pytest.raises(ImageError, match="too large"):
+        open_image(bomb(side), name="bomb.png")
+
+
+def test_the_limit_can_be_set() -> None:
+    with pytest.raises(ImageError, match="40x30 is too large; an image may have 1,000 pixels"):
+        open_image(written(PICTURE), max_pixels=1000)
+
+
+@pytest.mark.parametrize(("size", "message"), [((1, 1), "too small"), ((3, 100), "too small"), ((2000, 8), "too long")])
+def test_shapes_that_no_judge_takes_are_refused(size: tuple[int, int], message: str) -> None:
+    with pytest.raises(ImageError, match=f"{size[0]}x{size[1]} is {message}"):
+        open_image(written(Image.new("RGB", size)))
+
+
+def test_float_pixels_are_refused() -> None:
+    with pytest.raises(ImageError, match="8 bits a channel"):
+        open_image(written(Image.new("F", (8, 8)), "tiff"))
+
+
+def test_a_missing_file_is_an_oserror(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_image(tmp_path / "none.png")

@@ -1,0 +1,174 @@
+"""A judge's server that misbehaves on command."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from PIL import Image
+
+YES, NO = 7, 9
+TOKENS = {"Yes": [YES], "No": [NO]}
+
+
+@dataclass
+class FakeServer:
+    """Answers with `p_of` (texts and images → P(Yes)), unless `behave` (the number of a chat request) does instead."""
+
+    served: tuple[str, ...] = ("judge",)
+    tokens: dict[str, list[int]] | None = field(default_factory=lambda: dict(TOKENS))
+    """What /tokenize answers; None for a server without it."""
+    takes_ids: bool = True
+    key: str = ""
+    behave: Callable[[Handler, int], bool] = lambda handler, number: False
+    chats: list[dict[str, Any]] = field(default_factory=list)
+    busiest: int = 0
+    url: str = ""
+    _busy: int = 0
+    _lock: Any = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def running(self) -> Iterator[FakeServer]:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": self}))
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        self.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    @contextmanager
+    def counted(self, body: dict[str, Any]) -> Iterator[int]:
+        with self._lock:
+            self.chats.append(body)
+            number = len(self.chats)
+            self._busy += 1
+            self.busiest = max(self.busiest, self._busy)
+        try:
+            yield number
+        finally:
+            with self._lock:
+                self._busy -= 1
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    fake: FakeServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if not self._allowed():
+            return
+        if self.path == "/v1/models":
+            self.answer({"object": "list", "data": [{"id": name, "object": "model"} for name in self.fake.served]})
+        elif self.path == "/version":
+            self.answer({"version": "1.2.3"})
+        else:
+            self.fail(404)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._allowed():
+            return
+        if self.path == "/tokenize" and self.fake.tokens is not None:
+            self.answer({"tokens": self.fake.tokens.get(body["prompt"], [1, 2])})
+        elif self.path == "/v1/chat/completions":
+            with self.fake.counted(body) as number:
+                self._chat(body, number)
+        else:
+            self.fail(404)
+
+    def _allowed(self) -> bool:
+        if self.fake.key and self.headers.get("Authorization") != f"Bearer {self.fake.key}":
+            self.fail(401, f"wrong key {self.headers.get('Authorization')}")
+            return False
+        return True
+
+    def _chat(self, body: dict[str, Any], number: int) -> None:
+        if self.fake.behave(self, number):
+            return
+        if body["model"] not in self.fake.served:
+            self.fail(404, f"no model {body['model']}")
+        elif "logprob_token_ids" in body and not self.fake.takes_ids:
+            self.fail(400, "unknown field logprob_token_ids")
+        else:
+            self.answer(completion(body, p_of(body)))
+
+    def answer(self, document: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send(json.dumps(document).encode(), status=status, headers=headers)
+
+    def fail(self, status: int, message: str = "no", **headers: str) -> None:
+        self.answer(
+            {"error": {"message": message}}, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+
+    def send(
+        self, data: bytes, *, status: int = 200, length: int | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data) if length is None else length))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def trickle(self, data: bytes, *, seconds: float) -> None:
+        """The headers at once, then a byte at a time: no single read is slow."""
+        self.send(b"", length=len(data))
+        try:
+            for byte in data:
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+                time.sleep(seconds / len(data))
+        except OSError:
+            self.close_connection = True
+
+
+def p_of(body: dict[str, Any]) -> float:
+    """A probability that depends on the images and the text, and on nothing else."""
+    *images, text = body["messages"][0]["content"]
+    pixels = [_decoded(part["image_url"]["url"]) for part in images]
+    return p_of_images(pixels, text["text"])
+
+
+def p_of_images(images: list[Image.Image], text: str) -> float:
+    digest = hashlib.sha256(b"|".join([*(image.tobytes() for image in images), text.encode()])).digest()
+    return (digest[0] + 1) / 258
+
+
+def _decoded(url: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+
+
+def completion(body: dict[str, Any], p: float, *, mass: float = 0.9) -> dict[str, Any]:
+    """An answer whose Yes and No share `mass`."""
+    yes, no = math.log(p * mass), math.log((1 - p) * mass)
+    named = {YES: "token_id:7", NO: "token_id:9"} if body.get("return_tokens_as_token_ids") else {YES: "Yes", NO: "No"}
+    return chat_answer([(named[YES], yes), (named[NO], no), ("Maybe", math.log(0.05))], model=body["model"])
+
+
+def chat_answer(entries: list[tuple[str, float]], *, model: str = "judge") -> dict[str, Any]:
+    """A chat completion whose first token is the first entry and whose likeliest are all of them."""
+    listed = [{"token": token, "logprob": value, "bytes": None} for token, value in entries]
+    first = {**listed[0], "top_logprobs": listed}
+    message = {"role": "assistant", "content": entries[0][0]}
+    return {"model": model, "choices": [{"index": 0, "message": message, "logprobs": {"content": [first]}}]}

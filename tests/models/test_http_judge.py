@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_server import FakeServer, Handler, chat_answer, p_of_images
+from PIL import Image
+
+from pacorl.models import http_judge
+from pacorl.models.http_judge import HttpJudge, JudgeRefusedError, read_p_yes
+from pacorl.types import Question
+
+RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))
+QUESTIONS = [
+    Question((a, b), text) for a, b in ((RED, BLUE), (RED, GREEN), (BLUE, GREEN)) for text in ("Same?", "Alike?")
+]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_judge, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(http_judge, "MAX_BACKOFF_SECONDS", 0.01)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer().running() as fake:
+        yield fake
+
+
+def judge_of(*servers: FakeServer, **options: Any) -> HttpJudge:
+    return HttpJudge("judge", [server.url for server in servers], **({"timeout": 5.0, "retries": 2} | options))
+
+
+def truth(question: Question) -> float:
+    return p_of_images(list(question.images), question.text)
+
+
+def assert_all_right(judge: HttpJudge) -> None:
+    verdicts = judge.verdicts(QUESTIONS)
+    assert [verdict.p_yes for verdict in verdicts] == pytest.approx(
+        [truth(question) for question in QUESTIONS], abs=1e-12
+    )
+
+
+# --- a server that behaves -------------------------------------------------------------------------------------
+
+
+def test_verdicts_come_in_order(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+        assert judge.counters.requests == len(QUESTIONS)
+        assert judge.counters.missing == judge.counters.retries == 0
+
+
+def test_equal_questions_are_asked_once_whatever_objects_hold_the_images(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        verdicts = judge.verdicts([Question((RED, BLUE), "?"), Question((RED.copy(), BLUE.copy()), "?")])
+        assert verdicts[0] == verdicts[1]
+        assert len(server.chats) == judge.counters.requests == 1
+        assert judge.counters.cached == 1
+
+
+def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = []
+    encode = http_judge.encode
+    monkeypatch.setattr(http_judge, "encode", lambda image, kind: encoded.append(image) or encode(image, kind))
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS)
+    assert len(encoded) == 3
+
+
+def test_submit_returns_before_the_answer(server: FakeServer) -> None:
+    def wait(handler: Handler, number: int) -> bool:
+        time.sleep(0.2)
+        return False
+
+    server.behave = wait
+    with judge_of(server) as judge:
+        future = judge.submit(QUESTIONS[:1])
+        assert not future.done()
+        assert future.result()[0].p_yes == pytest.approx(truth(QUESTIONS[0]))
+
+
+def test_concurrency_is_bounded_per_endpoint_over_all_ranks(server: FakeServer) -> None:
+    def wait(handler: Handler, number: int) -> bool:
+        time.sleep(0.03)
+        return False
+
+    server.behave = wait
+    with judge_of(server, concurrency=8, processes=4) as judge:
+        judge.verdicts([Question((RED, BLUE), str(number)) for number in range(12)])
+    assert server.busiest == 2
+
+
+def test_several_endpoints_share_the_work(server: FakeServer) -> None:
+    with FakeServer().running() as other, judge_of(server, other) as judge:
+        assert_all_right(judge)
+        assert len(server.chats) == len(other.chats) == 3
+
+
+def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.verdicts(QUESTIONS[:1])
+        (report,) = judge.check()
+    assert server.chats[0]["logprob_token_ids"] == [7, 9]
+    assert server.chats[0]["top_logprobs"] == 20
+    assert (report.served, report.yes_ids, report.no_ids, report.version) == (("judge",), (7,), (9,), "1.2.3")
+
+
+@pytest.mark.parametrize("fake", [FakeServer(tokens=None), FakeServer(takes_ids=False)])
+def test_a_server_without_token_ids_is_read_by_text(fake: FakeServer) -> None:
+    with fake.running(), judge_of(fake) as judge:
+        assert_all_right(judge)
+        assert "logprob_token_ids" not in fake.chats[-1]
+
+
+def test_variants_ask_for_those_that_are_single_tokens(server: FakeServer) -> None:
+    server.tokens = {"Yes": [7], "yes": [17], "No": [9], "NO": [19]}
+    with judge_of(server, variants=True) as judge:
+        judge.verdicts(QUESTIONS[:1])
+    assert server.chats[0]["logprob_token_ids"] == [7, 17, 9, 19]
+
+
+def test_reasons_are_text(server: FakeServer) -> None:
+    server.behave = lambda handler, number: handler.answer(chat_answer([(" Yes. Same hat. ", -0.1)])) is None
+    with judge_of(server) as judge:
+        assert judge.explain(QUESTIONS[0]) == "Yes. Same hat."
+    assert server.chats[0]["max_tokens"] == 512
+
+
+def test_one_background_loop_serves_all_judges_and_ends_with_the_last(server: FakeServer) -> None:
+    with judge_of(server) as first, judge_of(server) as second:
+        assert first._loop is second._loop
+        second.close()
+        assert_all_right(first)
+    assert http_judge._Background._thread is None
+    with pytest.raises(RuntimeError, match="closed"):
+        first.verdicts(QUESTIONS)
+
+
+def test_close_abandons_what_runs(server: FakeServer) -> None:
+    server.behave = lambda handler, number: time.sleep(0.5) is None
+    judge = judge_of(server, timeout=30)
+    future = judge.submit(QUESTIONS)
+    time.sleep(0.1)
+    judge.close()
+    assert future.cancelled()
+
+
+# --- a server that does not ------------------------------------------------------------------------------------
+
+TRUNCATED = b'{"model": "judge", "choices": [{"logprobs"'
+NO_LOGPROBS = {"model": "judge", "choices": [{"message": {"content": "Yes"}, "logprobs": None}]}
+FAULTS: dict[str, Callable[[Handler], None]] = {
+    "429": lambda handler: handler.fail(429, Retry_After="0"),
+    "500": lambda handler: handler.fail(500),
+    "503 with a date": lambda handler: handler.fail(503, Retry_After="Fri, 21 Nov 2031 07:28:00 GMT"),
+    "truncated JSON": lambda handler: handler.send(TRUNCATED),
+    "truncated body": lambda handler: handler.send(TRUNCATED, length=500) or setattr(handler, "close_connection", True),
+    "no JSON": lambda handler: handler.send(b"<html>Bad gateway</html>"),
+    "a list": lambda handler: handler.answer([1, 2]),
+    "an empty object": lambda handler: handler.answer({}),
+    "no choices": lambda handler: handler.answer({"model": "judge", "choices": []}),
+    "missing logprobs": lambda handler: handler.answer(NO_LOGPROBS),
+    "logprobs that are texts": lambda handler: handler.answer(chat_answer([("Yes", "high"), ("No", "low")])),  # type: ignore[list-item]
+    "NaN": lambda handler: handler.answer(chat_answer([("Yes", math.nan), ("No", -1.0)])),
+    "logits": lambda handler: handler.answer(chat_answer([("Yes", 12.0), ("No", 3.0)])),
+    "too much mass": lambda handler: handler.answer(chat_answer([("Yes", -0.1), ("No", -0.1)])),
+    "silence": lambda handler: setattr(handler, "close_connection", True),
+    "another model": lambda handler: handler.answer(chat_answer([("Yes", -0.1), ("No", -4.0)], model="other")),
+    "too slow": lambda handler: time.sleep(1.5),
+    "slow body": lambda handler: handler.trickle(b'{"model": "judge"}', seconds=2.0),
+}
+
+
+def patience(name: str) -> float:
+    return 1.0 if "slow" in name else 30.0
+
+
+def faulty(fault: Callable[[Handler], None], *, until: float) -> Callable[[Handler, int], bool]:
+    def behave(handler: Handler, number: int) -> bool:
+        if number <= until:
+            fault(handler)
+        return number <= until
+
+    return behave
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_that_passes_leaves_no_trace_but_a_retry(server: FakeServer, name: str) -> None:
+    server.served = ("judge", "other")
+    server.behave = faulty(FAULTS[name], until=1)
+    with judge_of(server, timeout=patience(name)) as judge:
+        judge.check()
+        verdict = judge.verdicts(QUESTIONS[:1])[0]
+        assert verdict.p_yes == pytest.approx(truth(QUESTIONS[0]), abs=1e-12)
+        assert (judge.counters.requests, judge.counters.retries) == (2, 1)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_that_stays_makes_the_verdict_missing(server: FakeServer, name: str) -> None:
+    server.served = ("judge", "other")
+    server.behave = faulty(FAULTS[name], until=math.inf)
+    with judge_of(server, timeout=patience(name), retries=1) as judge:
+        verdict = judge.verdicts(QUESTIONS[:1])[0]
+        assert verdict.p_yes is None
+        assert verdict.error
+        assert (judge.counters.requests, judge.counters.missing) == (2, 1)
+
+
+def test_a_failed_question_does_not_take_the_others_along(server: FakeServer) -> None:
+    server.behave = lambda handler, number: "Alike?" in str(server.chats[number - 1]) and handler.fail(500) is None
+    with judge_of(server, retries=1) as judge:
+        for question, verdict in zip(QUESTIONS, judge.verdicts(QUESTIONS), strict=True):
+            assert verdict.p_yes == (None if question.text == "Alike?" else pytest.approx(truth(question)))
+
+
+def test_a_request_that_the_server_calls_wrong_is_not_repeated(server: FakeServer) -> None:
+    server.tokens = None
+    server.behave = lambda handler, number: handler.fail(400, "too long") is None
+    with judge_of(server) as judge:
+        assert "too long" in judge.verdicts(QUESTIONS[:1])[0].error
+        assert judge.counters.requests == 1
+
+
+def test_a_dead_endpoint_is_replaced_by_a_living_one(server: FakeServer) -> None:
+    with FakeServer().running() as gone:
+        pass
+    with judge_of(gone, server) as judge:
+        assert_all_right(judge)
+        with pytest.raises(ConnectionError, match=gone.url):
+            judge.check()
+
+
+def test_with_no_endpoint_alive_verdicts_are_missing() -> None:
+    with FakeServer().running() as gone:
+        pass
+    with judge_of(gone) as judge:
+        assert "no connection" in judge.verdicts(QUESTIONS[:1])[0].error
+
+
+@pytest.mark.parametrize("ask", [lambda judge: judge.verdicts(QUESTIONS), lambda judge: judge.check()])
+def test_a_wrong_model_name_fails_at_once_with_the_served_names(server: FakeServer, ask: Any) -> None:
+    server.served = ("PaCo-Reward-7B", "base")
+    with judge_of(server) as judge:
+        with pytest.raises(JudgeRefusedError, match=r"no model 'judge'; it serves PaCo-Reward-7B, base"):
+            ask(judge)
+        assert judge.counters.requests == 0
+
+
+def test_a_model_that_goes_away_is_noticed(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+        server.served = ("newer",)
+        with pytest.raises(JudgeRefusedError, match="it serves newer"):
+            judge.verdicts(QUESTIONS)
+
+
+def test_a_word_of_several_tokens_is_refused(server: FakeServer) -> None:
+    server.tokens = {"Yes": [7]}
+    with judge_of(server) as judge, pytest.raises(JudgeRefusedError, match="'No' is not a single token"):
+        judge.verdicts(QUESTIONS[:1])
+
+
+# --- keys ------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_comes_from_the_environment(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key = "very-secret"
+    monkeypatch.setenv("JUDGE_KEY", "very-secret")
+    with judge_of(server, api_key_env="JUDGE_KEY") as judge:
+        assert_all_right(judge)
+
+
+def test_a_refused_key_is_raised_and_not_shown(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.key = "another"
+    monkeypatch.setenv("JUDGE_KEY", "very-secret")
+    with judge_of(server, api_key_env="JUDGE_KEY") as judge, pytest.raises(JudgeRefusedError) as caught:
+        judge.verdicts(QUESTIONS)
+    assert "very-secret" not in str(caught.value)
+    assert "Bearer ***" in str(caught.value)
+
+
+def test_a_key_for_other_services_stays_here(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "for-others")
+    server.key = "none"
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+
+
+def test_an_unset_key_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ValueError, match="JUDGE_KEY"):
+        HttpJudge("judge", ["http://127.0.0.1:1"], api_key_env="JUDGE_KEY")
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_spell_the_same_are_added_up() -> None:
+    entries = [("Yes", math.log(0.3)), ("No", math.log(0.2)), ("Yes", math.log(0.1)), ("No", math.log(0.15))]
+    assert read_p_yes(chat_answer(entries)) == pytest.approx(0.4 / 0.75)
+
+
+def test_an_entry_that_is_repeated_counts_once() -> None:
+    entries = [("Yes", math.log(0.3)), ("Yes", math.log(0.3)), ("No", math.log(0.3))]
+    assert read_p_yes(chat_answer(entries)) == pytest.approx(0.5)
+
+
+def test_temperature_divides_the_logit() -> None:
+    answer = chat_answer([("Yes", math.log(0.8)), ("No", math.log(0.2))])
+    assert read_p_yes(answer, temperature=2.0) == pytest.approx(2 / 3)
+
+
+def test_neither_word_listed_is_missing() -> None:
+    with pytest.raises(http_judge._UnansweredError, match="neither"):
+        read_p_yes(chat_answer([("Maybe", -0.1), (" Yes", -3.0), ("No.", -4.0)]))
+
+
+def test_vllms_floor_is_no_probability() -> None:
+    with pytest.raises(http_judge._UnansweredError, match="neither"):
+        read_p_yes(chat_answer([("Maybe", 0.0), ("Yes", -9999.0), ("No", -9999.0)]))
+
+
+def test_one_word_listed_is_enough_where_the_other_cannot_matter() -> None:
+    assert read_p_yes(chat_answer([("No", -0.01), ("Maybe", -6.0), ("So", -12.0)])) == 0.0
+    with pytest.raises(http_judge._UnansweredError, match="listed Yes and not No"):
+        read_p_yes(chat_answer([("Maybe", -0.7), ("Yes", -1.0), ("So", -2.0)]))
+
+
+def test_the_sampled_token_bounds_nothing() -> None:
+    answer = chat_answer([("Yes", -0.7), ("Maybe", -1.0)])
+    first = answer["choices"][0]["logprobs"]["content"][0]
+    first["token"], first["logprob"] = "Rare", -30.0
+    first["top_logprobs"].append({"token": "Rare", "logprob": -30.0})
+    with pytest.raises(http_judge._UnansweredError):
+        read_p_yes(answer)
+
+
+def test_names_by_id_are_read_by_id() -> None:
+    answer = chat_answer([("token_id:7", math.log(0.6)), ("token_id:9", math.log(0.2)), ("token_id:70", math.log(0.1))])
+    assert read_p_yes(answer, ids=((7,), (9,))) == pytest.approx(0.75)
