@@ -1,0 +1,168 @@
+"""Reads a run's folder into plain records; only metrics.jsonl must be there.
+
+A last line without its line break is still being written and is left for the next time; every other line that
+cannot be read is an error with file and line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pacorl.core.grid import parse_layout
+from pacorl.types import Grid
+
+Record = dict[str, Any]
+Matrix = tuple[tuple[float | None, ...], ...]
+"""P(Yes) of each pair of panels, symmetric; None on the diagonal and where the judge failed."""
+
+SINGLE = Grid(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sheet that an evaluation painted."""
+
+    prompt_id: int
+    seed: int
+    image: Path
+    """Absolute; inside the run's samples folder."""
+    text: str = ""
+    theme: str = ""
+    grid: Grid = SINGLE
+    p_yes: Matrix = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What a sheet is matched by across evaluations."""
+        return self.prompt_id, self.seed
+
+    @property
+    def consistency(self) -> float | None:
+        """Mean P(Yes) over the judged pairs of panels; the score of that name where there is no matrix."""
+        judged = [value for row in self.p_yes for value in row if value is not None]
+        return sum(judged) / len(judged) if judged else self.scores.get("consistency")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """What a run has written so far."""
+
+    path: Path
+    epochs: list[Record]
+    """Lines of metrics.jsonl of kind `epoch`, in the order written."""
+    evaluations: list[Record]
+    summary: Record
+    """summary.json; empty until the run has ended."""
+    config: str
+    """config.yaml as it stands."""
+    samples: dict[int, list[Sample]]
+    """Evaluation sheets by epoch, ascending."""
+    sheets: dict[int, Path]
+    """Joined training samples by epoch, ascending."""
+
+
+def read_run(run: Path) -> RunFolder:
+    """Reads the folder.
+
+    Raises ValueError where `run` is no run's folder, or where a file in it cannot be understood.
+    """
+    metrics = run / "metrics.jsonl"
+    if not metrics.is_file():
+        raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
+    records = list(_metrics(metrics))
+    return RunFolder(
+        path=run,
+        epochs=[record for record in records if record.get("kind") == "epoch"],
+        evaluations=[record for record in records if record.get("kind") == "evaluation"],
+        summary=_json(run / "summary.json"),
+        config=_text(run / "config.yaml"),
+        samples={epoch: _samples(path) for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items()},
+        sheets=_by_epoch(run, "epoch-*.png"),
+    )
+
+
+def number(value: object) -> float | None:
+    """The finite float that `value` is, None for anything else (a bool is no number)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _metrics(path: Path) -> Iterator[Record]:
+    for where, record in _lines(path):
+        if record.get("kind") in {"epoch", "evaluation"} and number(record.get("epoch")) is None:
+            raise ValueError(f"{where}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
+        yield record
+
+
+def _samples(path: Path) -> list[Sample]:
+    return [_sample(record, path.parent, where) for where, record in _lines(path)]
+
+
+def _sample(record: Record, folder: Path, where: str) -> Sample:
+    missing = [key for key in ("prompt_id", "seed", "image") if key not in record]
+    if missing:
+        raise ValueError(f"{where}: {missing[0]!r} is missing; a sample needs prompt_id, seed and image")
+    return Sample(
+        prompt_id=int(record["prompt_id"]),
+        seed=int(record["seed"]),
+        image=_inside(folder, str(record["image"]), where),
+        text=str(record.get("text", "")),
+        theme=str(record.get("theme", "")),
+        grid=parse_layout(str(record["grid"])) if record.get("grid") else SINGLE,
+        p_yes=tuple(tuple(number(value) for value in row) for row in record.get("p_yes") or ()),
+        scores={str(name): float(value) for name, value in _numbers(record.get("scores") or {})},
+    )
+
+
+def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        found = number(value)
+        if found is not None:
+            yield name, found
+
+
+def _inside(folder: Path, image: str, where: str) -> Path:
+    """A page carries its pictures along, so a record must not be able to name any other file of the machine."""
+    path = (folder / image).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError(f"{where}: image {image!r} lies outside {folder}; name it relative to that folder")
+    return path
+
+
+def _by_epoch(run: Path, pattern: str) -> dict[int, Path]:
+    found = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob(pattern)}
+    return {int(epoch): found[epoch] for epoch in sorted(found, key=lambda text: text.zfill(20)) if epoch.isdecimal()}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Record]]:
+    whole, _, _unfinished = path.read_text(encoding="utf-8").rpartition("\n")
+    for number_of_line, line in enumerate(whole.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number_of_line}"
+            yield where, _record(line, where)
+
+
+def _json(path: Path) -> Record:
+    text = _text(path)
+    return _record(text, str(path)) if text else {}
+
+
+def _record(text: str, where: str) -> Record:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: expected an object, found a {type(record).__name__}")
+    return record
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -1,0 +1,94 @@
+"""From a run's folder to report.html: everything inline, nothing asked from anywhere, written aside and renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from pacorl.report import words
+from pacorl.report.bars import changes_svg, shares_svg
+from pacorl.report.curves import charts
+from pacorl.report.folder import RunFolder, read_run
+from pacorl.report.gallery import Pair, Set, choose, match, spread, training_sheets
+from pacorl.report.plots import line_chart_svg
+from pacorl.report.results import facts, provenance, results, seconds
+
+OPEN_SETS = 5
+"""So many of the gallery's sets are open at once; the others wait behind a fold."""
+
+TRAINING_SHEETS = 6
+
+
+def write_report(run: Path) -> Path:
+    """Builds `report.html` in a run's folder from what is there; doing it again gives the same page.
+
+    Returns its path. Raises ValueError where `run` is no run's folder, or where a file in it cannot be understood.
+    """
+    path = run / "report.html"
+    aside = run / "report.html.new"
+    aside.write_text(render("run.html", **_contents(read_run(run))), encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def render(template: str, /, **contents: object) -> str:
+    """A template of this package, with the stylesheet and the script inside; all texts are escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pacorl.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "label": words.label,
+        "amount": words.amount,
+        "change": words.change,
+        "duration": words.duration,
+    }
+    return environment.get_template(template).render(**contents)
+
+
+def _contents(run: RunFolder) -> dict[str, object]:
+    name = run.path.resolve().name
+    spent = seconds(run.summary)
+    return {
+        "title": str(run.summary.get("title") or name),
+        "name": name,
+        "verdict": [str(line) for line in run.summary.get("verdict") or ()],
+        "results": results(run.summary),
+        "seconds": spent,
+        "shares": shares_svg(spent) if spent else Markup(""),
+        "sheets": training_sheets(run.sheets, count=TRAINING_SHEETS),
+        "charts": {group: [(one, line_chart_svg(one)) for one in found] for group, found in charts(run).items()},
+        "config": run.config,
+        "provenance": provenance(run.summary),
+        **_gallery(run),
+    }
+
+
+def _gallery(run: RunFolder) -> dict[str, object]:
+    pairs, unmatched = match(run.samples)
+    sets = choose(pairs)
+    open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
+    return {
+        "facts": facts(run.summary, epochs=len(run.epochs), sheets=len(pairs)),
+        "epochs": sorted(run.samples),
+        "pairs": pairs,
+        "unmatched": unmatched,
+        "open_sets": open_sets,
+        "folded_sets": [one for one in sets if one not in open_sets],
+        "changes": [pair.change for pair in pairs if pair.change is not None],
+        "changes_plot": _changes_plot(pairs, sets),
+    }
+
+
+def _changes_plot(pairs: Sequence[Pair], sets: Sequence[Set]) -> Markup:
+    """Every sheet's change as a bar; unjudged pairs come last in `pairs`, so indices hold."""
+    shown = {one.pair.key: one.id for one in sets}
+    links = {index: shown[pair.key] for index, pair in enumerate(pairs) if pair.key in shown}
+    return changes_svg([pair.change for pair in pairs if pair.change is not None], links)

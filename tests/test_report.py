@@ -1,0 +1,343 @@
+"""The report page: complete where the run is, silent where it is not, harmless whatever the texts say."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pacorl.report import data_url, pair_matrix_svg, write_report
+from pacorl.report.bars import Interval, interval_svg
+from pacorl.report.curves import BUCKETS, Chart, charts, thinned
+from pacorl.report.folder import Sample, read_run
+from pacorl.report.gallery import Pair, choose, match, spread
+from pacorl.report.matrix import DARK_RAMP, LIGHT_RAMP, colour, luminance, readable_on
+from pacorl.report.pictures import show
+from pacorl.report.svg import padded, tag, ticks
+from pacorl.report.words import amount, change, duration, label
+
+EVIL = "<script>alert('\"&')</script>"
+TEXT = "2x1 grid layout of a fox. [TOP]: A fox sleeps. [BOTTOM]: A fox <b>runs</b>."
+
+
+class Elements(HTMLParser):
+    """Collects every (tag, attributes) of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def _lines(*records: dict[str, Any]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def _evaluation(run: Path, epoch: int, p_yes: dict[int, float], **extra: Any) -> None:
+    folder = run / "samples" / f"evaluation-{epoch:06d}"
+    folder.mkdir(parents=True)
+    records = []
+    for prompt, value in p_yes.items():
+        Image.new("RGB", (16, 32), (prompt, epoch, 90)).save(folder / f"{prompt:04d}.png")
+        record = {"prompt_id": prompt, "seed": 7, "text": TEXT, "theme": "a fox", "grid": "2x1", "scores": {"valid": 1}}
+        image = f"{folder.name}/{prompt:04d}.png"
+        records.append(record | {"image": image, "p_yes": [[None, value], [value, None]]} | extra)
+    (run / "samples" / f"evaluation-{epoch:06d}.jsonl").write_text(_lines(*records))
+
+
+def _metrics(run: Path, *records: dict[str, Any]) -> Path:
+    run.mkdir(exist_ok=True)
+    (run / "metrics.jsonl").write_text(_lines(*records))
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A small finished run."""
+    folder = _metrics(
+        tmp_path / "run",
+        {"kind": "evaluation", "epoch": 0, "consistency": 0.3},
+        {"kind": "epoch", "epoch": 0, "step": 0, "reward/fit/mean": 0.3, "reward/fit/std": 0.1, "loss": 0.5, "odd": 1},
+        {"kind": "epoch", "epoch": 1, "step": 2, "reward/fit/mean": 0.4, "reward/fit/std": 0.1, "loss": 0.4, "odd": 2},
+        {"kind": "evaluation", "epoch": 2, "consistency": 0.7},
+    )
+    _evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75})
+    _evaluation(folder, 2, {1: 0.875, 2: 0.5, 4: 0.75})
+    Image.new("RGB", (64, 64)).save(folder / "samples" / "epoch-000001.png")
+    (folder / "config.yaml").write_text(f"title: {EVIL}\nlr: 0.001\n")
+    interval = {"mean": 0.25, "low": 0.125, "high": 0.375}
+    summary = {
+        "title": f"Foxes {EVIL}",
+        "judge": {"pair_accuracy": 0.98},
+        "before": {"consistency": interval},
+        "after": {"consistency": interval | {"mean": 0.75, "high": 0.875}},
+        "difference": {"consistency": interval},
+        "seconds": {"training": 90.0, "evaluation": 30},
+        "versions": {EVIL: "1.0"},
+        "seed": 42,
+        "config_hash": "abc",
+        "verdict": ["It got better.", EVIL, "See below."],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def _page(run: Path) -> str:
+    return write_report(run).read_text(encoding="utf-8")
+
+
+def test_page_has_every_part_of_a_finished_run(run: Path) -> None:
+    page = _page(run)
+    ids = {attributes.get("id") for _, attributes in Elements(page).found}
+    assert {"results", "gallery", "samples", "curves", "time", "config", "set-1-7", "set-2-7"} <= ids
+    assert {"It got better.", "+0.250", "0.750", "1 min 30 s", "Largest gain"} <= set(
+        re.findall(r">([^<>]+?)\s*<", page)
+    )
+
+
+def test_texts_are_escaped(run: Path) -> None:
+    _evaluation(run, 3, {1: 0.9}, text=EVIL, theme=EVIL, scores={EVIL: 1.0})
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(_lines({"kind": "epoch", "epoch": 2, EVIL: 3, f"reward/{EVIL}/cv": 1, "reward/b/cv": 2}))
+    page = _page(run)
+    assert "alert(" in page
+    assert "<script>alert" not in page
+    assert [tag for tag, _ in Elements(page).found].count("script") == 1
+
+
+def test_panel_texts_are_shown_escaped(run: Path) -> None:
+    assert "<li>A fox &lt;b&gt;runs&lt;/b&gt;.</li>" in _page(run)
+
+
+def test_page_asks_for_nothing(run: Path) -> None:
+    page = _page(run)
+    assert not re.search(r"https?://|@import|url\(", page)
+    found = Elements(page).found
+    sources = [value or "" for _, held in found for name, value in held.items() if name in {"src", "href", "srcset"}]
+    assert sources
+    assert all(source.startswith(("data:", "#")) for source in sources)
+    assert any("default-src 'none'" in (held.get("content") or "") for tag, held in found if tag == "meta")
+
+
+def test_rebuilding_gives_the_same_page(run: Path) -> None:
+    first = write_report(run).read_bytes()
+    assert write_report(run).read_bytes() == first
+    assert sorted(path.name for path in run.glob("report*")) == ["report.html"]
+
+
+def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
+    page = _page(_metrics(tmp_path / "young"))
+    assert "<section" not in page
+    assert "young" in page
+
+
+def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
+    run = _metrics(tmp_path / "young", {"kind": "epoch", "epoch": 0, "loss": 1.0})
+    _evaluation(run, 0, {1: 0.5})
+    page = _page(run)
+    assert "Painted so far" in page
+    assert page.count('<figure class="sheet"') == 1
+
+
+def test_sheets_without_counterpart_are_counted_not_shown(run: Path) -> None:
+    page = _page(run)
+    assert "2 sheets have no counterpart and are left out" in page
+    assert 'id="set-3-7"' not in page
+    assert 'id="set-4-7"' not in page
+
+
+def test_a_sheet_that_is_not_there_yet_has_no_counterpart(run: Path) -> None:
+    (run / "samples" / "evaluation-000002" / "0001.png").unlink()
+    assert 'id="set-1-7"' not in _page(run)
+
+
+def test_folder_without_metrics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a run's folder"):
+        write_report(tmp_path)
+
+
+def test_a_line_being_written_is_left_for_later(run: Path) -> None:
+    whole = len(read_run(run).epochs)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "epo')
+    assert len(read_run(run).epochs) == whole
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{broken", r"metrics\.jsonl:1: not valid JSON"),
+        ("[1]", r"metrics\.jsonl:1: expected an object, found a list"),
+        ('{"kind": "epoch", "loss": 1}', r"metrics\.jsonl:1: 'epoch' is None"),
+    ],
+)
+def test_bad_metrics_are_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=message):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("image", ["../../secret.png", "/etc/secret.png"])
+def test_pictures_cannot_come_from_elsewhere(run: Path, image: str) -> None:
+    _evaluation(run, 4, {1: 0.5}, image=image)
+    with pytest.raises(ValueError, match=r"evaluation-000004\.jsonl:1: .*outside"):
+        write_report(run)
+
+
+def test_a_broken_picture_is_named(run: Path) -> None:
+    (run / "samples" / "evaluation-000002" / "0001.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"0001\.png: not a picture"):
+        write_report(run)
+
+
+def test_an_incomplete_sample_is_named(run: Path) -> None:
+    (run / "samples" / "evaluation-000009.jsonl").write_text(_lines({"prompt_id": 1, "seed": 2}))
+    with pytest.raises(ValueError, match=r"evaluation-000009\.jsonl:1: 'image' is missing"):
+        write_report(run)
+
+
+# --- curves ----------------------------------------------------------------------------------------------------
+
+
+def _charts(tmp_path: Path, *records: dict[str, Any]) -> dict[str, list[Chart]]:
+    return charts(read_run(_metrics(tmp_path, *records)))
+
+
+def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
+    record = {"kind": "epoch", "epoch": 1, "step": 4, "new_thing": 2, "loss": 1, "seconds/rollout": 3, "note": "x"}
+    record |= {"seconds/update": 1, "reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/fit/cv": 0.5, "flag": True}
+    found = _charts(tmp_path, record | {"ratio_deviation/3": 0.0}, {"kind": "evaluation", "epoch": 1, "valid": 1})
+    titles = {group: [chart.title for chart in drawn] for group, drawn in found.items()}
+    assert titles == {
+        "Rewards": ["Fit", "Spread of rewards (std ÷ mean)"],
+        "Evaluation": ["Valid panels"],
+        "Training health": ["Loss", "Ratio − 1 before the first update, by step"],
+        "Time": ["Seconds per epoch"],
+        "More": ["New thing"],
+    }
+    assert [line.label for line in found["Time"][0].lines] == ["Rollout", "Update"]
+    assert found["Rewards"][0].band == [(1.0, 0.25, 0.75)]
+
+
+def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
+    records = [{"kind": "epoch", "epoch": e, "loss": value} for e, value in enumerate([1.0, 2.0, float("nan"), 3.0])]
+    run = _metrics(tmp_path, *records)
+    assert charts(read_run(run))["Training health"][0].lines[0].points[2] == (2.0, None)
+    assert _page(run).count("<polyline") == 2
+
+
+def test_thinning_keeps_the_ends_and_the_spikes() -> None:
+    points: list[tuple[float, float | None]] = [(float(epoch), 0.0) for epoch in range(10_000)]
+    points[4321] = (4321.0, 9.0)
+    points[7777] = (7777.0, None)
+    kept = thinned(points)
+    assert len(kept) <= 2 * BUCKETS + 2
+    assert kept[0] == points[0]
+    assert kept[-1] == points[-1]
+    assert (4321.0, 9.0) in kept
+
+
+# --- gallery ---------------------------------------------------------------------------------------------------
+
+
+def _sample(prompt: int, p_yes: float | None, tmp_path: Path) -> Sample:
+    image = tmp_path / "sheet.png"
+    Image.new("RGB", (8, 8)).save(image)
+    return Sample(prompt_id=prompt, seed=0, image=image, p_yes=((None, p_yes), (p_yes, None)))
+
+
+def test_gallery_takes_evenly_spread_changes_and_names_them(tmp_path: Path) -> None:
+    before = [_sample(prompt, 0.5, tmp_path) for prompt in range(9)]
+    after = [_sample(prompt, (prompt + 1) / 10, tmp_path) for prompt in range(9)]
+    pairs, unmatched = match({0: before, 5: [], 9: after})
+    chosen = choose(pairs, count=3)
+    assert unmatched == 0
+    assert [one.pair.before.prompt_id for one in chosen] == [8, 4, 0]
+    assert [one.place for one in chosen] == ["Largest gain", "Median change", "Largest loss"]
+
+
+def test_a_worst_pair_that_still_gained_is_no_loss(tmp_path: Path) -> None:
+    pairs = [Pair(_sample(1, 0.1, tmp_path), _sample(1, value, tmp_path)) for value in (0.9, 0.3)]
+    assert [one.place for one in choose(pairs)] == ["Largest gain", "Smallest gain"]
+
+
+def test_unjudged_pairs_come_last(tmp_path: Path) -> None:
+    before = [_sample(prompt, 0.5, tmp_path) for prompt in (1, 2, 3)]
+    after = [_sample(1, None, tmp_path), _sample(2, 0.25, tmp_path), _sample(3, 0.75, tmp_path)]
+    pairs, _ = match({0: before, 1: after})
+    assert [pair.before.prompt_id for pair in pairs] == [3, 2, 1]
+    assert [pair.change for pair in pairs] == [0.25, -0.25, None]
+
+
+def test_spread_holds_both_ends_and_no_index_twice() -> None:
+    assert spread(48, count=5) == [0, 12, 24, 35, 47]
+    assert spread(3, count=15) == [0, 1, 2]
+    assert spread(0, count=15) == []
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------
+
+
+def test_matrix_shows_numbers_and_gaps() -> None:
+    drawn = pair_matrix_svg(((None, 0.125, None), (0.125, None, 1.0), (None, 1.0, None)), title="<P>")
+    assert re.findall(r">([^<>]+)</text>", drawn) == ["1", "0.12", "–", "0.12", "2", "1.00", "–", "1.00", "3"]
+    assert "&lt;P&gt;" in drawn
+    assert pair_matrix_svg(()) == ""
+
+
+@pytest.mark.parametrize("ramp", [LIGHT_RAMP, DARK_RAMP])
+def test_numbers_can_be_read_on_every_cell(ramp: tuple[tuple[int, int, int], ...]) -> None:
+    for step in range(101):
+        background = colour(ramp, step / 100)
+        levels = sorted((luminance(background), 0.0 if readable_on(background) == "#000" else 1.0))
+        assert (levels[1] + 0.05) / (levels[0] + 0.05) >= 4.5
+
+
+def test_small_pictures_stay_exact_and_large_ones_become_light() -> None:
+    noise = Image.effect_noise((1400, 1400), 100).convert("RGB")
+    assert data_url(Image.new("RGB", (128, 128))).startswith("data:image/png;base64,")
+    assert len(data_url(noise)) < 220_000
+    small = show(Image.new("RGB", (128, 128)))
+    assert (small.width, small.height, small.pixel_art) == (384, 384, True)
+    assert (show(noise).width, show(noise).pixel_art) == (384, False)
+    assert show(Image.new("RGB", (1500, 300))).wide
+
+
+def test_an_interval_says_whether_it_excludes_zero() -> None:
+    assert Interval(0.2, 0.1, 0.3).excludes_zero
+    assert Interval(-0.2, -0.3, -0.1).excludes_zero
+    assert not Interval(0.2, -0.1, 0.5).excludes_zero
+    assert not Interval(0.2).excludes_zero
+    assert 'cx="130"' in interval_svg(Interval(0.5), None)
+    assert "<circle" in interval_svg(Interval(12.0), Interval(12.0))
+
+
+def test_elements_escape_names_and_values() -> None:
+    assert tag("a", "<", class_='"', stroke_width=1.50) == '<a class="&#34;" stroke-width="1.5">&lt;</a>'
+
+
+def test_axes_have_round_ticks() -> None:
+    assert ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert ticks(2.4, 3.4) == pytest.approx([2.4, 2.6, 2.8, 3.0, 3.2, 3.4])
+    assert padded([0.1, 1.0])[0] == 0
+    low, high = padded([5.0])
+    assert low < 5 < high
+
+
+def test_words() -> None:
+    assert [amount(value) for value in (None, 0.0, -0.25, 12.345, 1234.5, 0.00123, 2e-5)] == [
+        "–", "0", "−0.250", "12.3", "1234", "0.0012", "2.0e−5",
+    ]  # fmt: skip
+    assert [change(value) for value in (0.5, -0.5, 0.0, None)] == ["+0.500", "−0.500", "0", "–"]
+    assert [duration(value) for value in (0.84, 42, 59.6, 200, 7500)] == [
+        "0.8 s", "42 s", "1 min 0 s", "3 min 20 s", "2 h 5 min",
+    ]  # fmt: skip
+    assert [label(name) for name in ("grad_norm", "new_thing", "a/b")] == ["Gradient norm", "New thing", "A · b"]
