@@ -46,7 +46,7 @@ test: $(READY)  ## all tests but those that need a real vLLM
 
 clean:  ## remove build products and caches, keep .venv and runs
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
-	find src tests examples .ci -type d -name __pycache__ -prune -exec rm -rf {} +
+	find . -path './$(VENV)' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too
 	rm -rf $(VENV)

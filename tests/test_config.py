@@ -1,0 +1,153 @@
+"""A config that cannot be run is refused in one line that names the key, the value and the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from pacorl.config import ConfigError, PolicyRun, dump, load
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_defaults_are_the_papers_recipe() -> None:
+    run = load(PolicyRun, None)
+    assert (run.sampling.size, run.evaluation.size) == ((512, 512), (1024, 1024))
+    assert (run.group_size, run.prompts_per_epoch, run.optimizer.lr) == (16, 42, 3e-4)
+    assert (run.sampling.noise_level, run.sampling.noise_steps, run.sampling.steps) == (0.7, (1,), 10)
+    assert (run.adapter.rank, run.adapter.alpha, run.objective.clip_range) == (64, 128, 1e-4)
+    assert (run.advantages.aggregate, run.advantages.threshold, run.advantages.std) == ("log_tamed", 0.2, "group")
+
+
+def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
+    run = load(PolicyRun, written(tmp_path, "epochs: 3\nsampling: {steps: 6, size: [64, 64]}\n"))
+    assert (run.epochs, run.sampling.steps, run.sampling.size) == (3, 6, (64, 64))
+    assert run.sampling.noise_level == PolicyRun().sampling.noise_level
+    assert load(PolicyRun, written(tmp_path, "# nothing\n")) == PolicyRun()
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "epochs: 3\noptimizer: {lr: 1.0e-3}\n")
+    overrides = ["epochs=5", "optimizer.ema_decay=0.5", "sampling.noise_steps=[0, 2]", "out=runs/other"]
+    run = load(PolicyRun, path, overrides)
+    assert (run.epochs, run.optimizer.lr, run.optimizer.ema_decay) == (5, 1e-3, 0.5)
+    assert (run.sampling.noise_steps, run.out) == ((0, 2), Path("runs/other"))
+
+
+def test_a_dumped_config_loads_as_itself(tmp_path: Path) -> None:
+    run = load(PolicyRun, None, ["epochs=7", "advantages.threshold=mean", "out=runs/é"])
+    assert load(PolicyRun, written(tmp_path, dump(run))) == run
+    assert yaml.safe_load(dump(run))["advantages"]["threshold"] == "mean"
+
+
+def test_a_config_cannot_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        PolicyRun().epochs = 3  # type: ignore[misc]
+
+
+FAULTS = [
+    (["epochz=3"], "epochz: unknown key, did you mean 'epochs'?"),
+    (["sampling.step=3"], "sampling.step: unknown key, did you mean 'steps'?"),
+    (["optimizer.zzz=3"], "optimizer.zzz: unknown key"),
+    (["epochs=many"], "epochs: Input should be a valid integer, unable to parse string as an integer (got 'many')"),
+    (["epochs=0"], "epochs: Input should be greater than 0 (got 0)"),
+    (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
+    (["sampling.size=64"], "sampling.size: Input should be a valid tuple (got 64)"),
+    (["model.dtype=float16"], "model.dtype: Input should be 'float32' or 'bfloat16' (got 'float16')"),
+    (["optimizer.ema_decay=1.5"], "optimizer.ema_decay: Input should be less than or equal to 1 (got 1.5)"),
+    (
+        ["adapter.dropout=0.1"],
+        "adapter: dropout 0.1 would make the policy that is trained differ from the one that sampled; set it to 0",
+    ),
+    (
+        ["sampling.noise_steps=[]"],
+        "sampling: noise_steps is empty, so nothing would be trained; name at least one step",
+    ),
+    (["sampling.noise_steps=[2, 1]"], "sampling: noise_steps [2, 1] must be ascending and distinct"),
+    (["sampling.noise_steps=[1, 1]"], "sampling: noise_steps [1, 1] must be ascending and distinct"),
+    (["sampling.noise_steps=[6]", "sampling.steps=6"], "sampling: noise_steps [6] reach beyond the 6 sampling steps"),
+    (
+        ["sampling.kernel=cps", "sampling.noise_steps=[9]"],
+        "sampling: cps adds no noise at the last step, so it cannot be trained; leave it out of noise_steps",
+    ),
+    (["rewards=[]"], "config: rewards is empty, so there is nothing to learn from; name at least one"),
+    (
+        ["rewards=[{name: consistency}, {name: consistency}]"],
+        "config: rewards ['consistency', 'consistency'] name one reward twice; give it once with the sum",
+    ),
+    (
+        ["group_size=2", "advantages.min_valid=3"],
+        "config: advantages.min_valid 3 exceeds group_size 2, so every group would be dropped",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), FAULTS, ids=[overrides[0] for overrides, _ in FAULTS])
+def test_a_fault_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(PolicyRun, None, overrides)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_fault_gets_its_line_and_its_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "epochs: -1\nsampling: {kernel: euler}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(PolicyRun, path)
+    assert str(caught.value).splitlines() == [
+        f"{path}: epochs: Input should be greater than 0 (got -1)",
+        f"{path}: sampling.kernel: Input should be 'flow_sde' or 'cps' (got 'euler')",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("epochs", "override 'epochs' is not of the form section.key=value"),
+        ("=3", "override '=3' is not of the form section.key=value"),
+        ("epochs.first=3", "override 'epochs.first=3': epochs is not a section"),
+        ("sampling.size=[64", "override 'sampling.size=[64': not valid YAML"),
+    ],
+)
+def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(PolicyRun, written(tmp_path, "epochs: 3\n"), [override])
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: [3", "not valid YAML: while parsing a flow sequence"),
+        ("- epochs\n", "a config is a mapping of keys, this is a list"),
+        ("epochs", "a config is a mapping of keys, this is a str"),
+    ],
+)
+def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(PolicyRun, path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file or directory\)"):
+        load(PolicyRun, tmp_path / "none.yaml")
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"run.yaml: not UTF-8 text"):
+        load(PolicyRun, tmp_path / "run.yaml")
+
+
+def test_the_learning_rate_as_people_write_it() -> None:
+    assert load(PolicyRun, None, ["optimizer.lr=1e-4"]).optimizer.lr == 1e-4
