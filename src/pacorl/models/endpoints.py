@@ -33,8 +33,6 @@ class ServedJudge(Section):
     """A transformers folder, a hub name, or `tiny`; needed only to start a server."""
     adapter: str = ""
     """A PEFT folder or hub name on top of the checkpoint."""
-    devices: str = ""
-    """What the servers may see, as in CUDA_VISIBLE_DEVICES; empty for everything."""
 
     @field_validator("endpoints")
     @classmethod
@@ -55,11 +53,10 @@ class Endpoints(Section):
         if len(set(names)) < len(names):
             raise ValueError(f"judges {names} use one name twice; give each its own")
         for endpoint in self.urls:
-            bases = {(judge.checkpoint, judge.devices) for judge in self.at(endpoint)}
+            bases = sorted({judge.checkpoint for judge in self.at(endpoint)})
             if len(bases) > 1:
                 raise ValueError(
-                    f"{endpoint} is to serve {sorted(bases)} (checkpoint, devices), and a server has one of each; "
-                    "give each its own endpoint"
+                    f"{endpoint} is to serve {', '.join(bases)}, and a server has one base; give each its own endpoint"
                 )
         return self
 

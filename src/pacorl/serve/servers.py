@@ -1,0 +1,86 @@
+"""Which servers an endpoints description asks for, and the description of a single command line."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pacorl.config import ConfigError, dump
+from pacorl.models.endpoints import Endpoints, ServedJudge
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One process: a base checkpoint and the names under which it, and its adapters, answer."""
+
+    url: str
+    checkpoint: str
+    names: tuple[str, ...]
+    """Of the base itself; may be empty where only adapters are asked for."""
+    adapters: Mapping[str, str]
+    """Name → adapter."""
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def servers_of(description: Endpoints) -> list[Server]:
+    """One server per endpoint. Raises ConfigError where a judge names no checkpoint."""
+    servers = []
+    for url in description.urls:
+        judges = description.at(url)
+        if not judges[0].checkpoint:
+            raise ConfigError(f"judge {judges[0].name!r} names no checkpoint, so no server can be started for it")
+        names = tuple(judge.name for judge in judges if not judge.adapter)
+        adapters = {judge.name: judge.adapter for judge in judges if judge.adapter}
+        servers.append(Server(url, judges[0].checkpoint, names, adapters))
+    return servers
+
+
+def describe(
+    checkpoint: str,
+    *,
+    name: str = "",
+    adapters: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    replicas: int = 1,
+    api_key_env: str = "",
+) -> Endpoints:
+    """The description of one checkpoint and its adapters (each `NAME=ADAPTER`) on `replicas` ports from `port` on."""
+    urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port + i}/v1" for i in range(replicas))
+    pairs = [_named_adapter(adapter) for adapter in adapters]
+    base = ServedJudge(name=name or Path(checkpoint).name, endpoints=urls, checkpoint=checkpoint)
+    others = [ServedJudge(name=n, endpoints=urls, checkpoint=checkpoint, adapter=a) for n, a in pairs]
+    return Endpoints(judges=(base, *others), api_key_env=api_key_env)
+
+
+def write_endpoints(description: Endpoints, path: Path) -> None:
+    """Writes what `HttpJudge.connect(path)` reads."""
+    path.write_text(dump(description), encoding="utf-8")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _named_adapter(text: str) -> tuple[str, str]:
+    name, equals, adapter = text.partition("=")
+    if not equals or not name or not adapter:
+        raise ValueError(f"adapter {text!r} is not of the form NAME=FOLDER, e.g. PaCo-Reward-7B=runs/judge/adapter")
+    return name, adapter

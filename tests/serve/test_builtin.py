@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pacorl.core.questions import consistent, shows_text
+from pacorl.data.characters import all_panels, draw
+from pacorl.models.http_judge import HttpJudge, JudgeRefusedError, encode
+from pacorl.models.judge import LocalJudge
+from pacorl.serve.builtin import Limits
+from pacorl.types import Question
+
+PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]
+QUESTIONS = [
+    *(Question(pair, consistent()) for pair in itertools.permutations(PANELS, 2)),
+    *(Question((panel,), shows_text("red round hero")) for panel in PANELS),
+]
+TEXT = {"model": "judge", "messages": [{"role": "user", "content": "Yes or No?"}], "temperature": 0}
+
+
+def post(url: str, body: Any, *, key: str = "") -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def chat(url: str, **fields: Any) -> tuple[int, Any]:
+    return post(f"{url}/v1/chat/completions", TEXT | fields)
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return str(answer.read().decode())
+
+
+def asking_about(*images: str) -> list[dict[str, Any]]:
+    parts = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "Same?"}]}]
+
+
+# --- what a judge needs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"concurrency": 1}, {"temperature": 4.0}])
+def test_the_server_agrees_with_the_judge_it_serves(url: str, local_judge: LocalJudge, options: dict[str, Any]) -> None:
+    with HttpJudge.connect(url, model="judge", **options) as judge:
+        served = [verdict.p_yes for verdict in judge.verdicts(QUESTIONS)]
+    local = [LocalJudge.verdicts(local_judge, [question])[0].p_yes for question in QUESTIONS]
+    logits = [math.log(p / (1 - p)) / options.get("temperature", 1.0) for p in local if p is not None]
+    assert served == pytest.approx([1 / (1 + math.exp(-logit)) for logit in logits], abs=1e-6)
+    assert max(local) - min(local) > 1e-3  # type: ignore[type-var, operator]
+
+
+def test_questions_share_forwards(url: str) -> None:
+    def batches() -> tuple[int, int]:
+        values = dict(line.rsplit(" ", 1) for line in get(f"{url}/metrics").splitlines())
+        return tuple(
+            int(values[f'pacorl_{name}{{model="judge"}}']) for name in ("batches_total", "batched_questions_total")
+        )  # type: ignore[return-value]
+
+    before = batches()
+    with HttpJudge.connect(url, model="judge") as judge:
+        judge.verdicts(QUESTIONS)
+    after = batches()
+    assert after[1] - before[1] == len(QUESTIONS)
+    assert after[0] - before[0] < len(QUESTIONS)
+
+
+def test_reasons_are_those_of_the_judge(url: str, local_judge: LocalJudge) -> None:
+    with HttpJudge.connect(url, model="judge") as judge:
+        reasons = judge.explain(QUESTIONS[0], max_new_tokens=12)
+    assert reasons
+    assert reasons == local_judge.explain(QUESTIONS[0], max_new_tokens=12)
+
+
+def test_a_wrong_name_lists_the_served_ones(url: str) -> None:
+    with HttpJudge.connect(url, model="other") as judge, pytest.raises(JudgeRefusedError, match="it serves judge"):
+        judge.check()
+    assert chat(url, model="other")[0] == 404
+
+
+# --- log-probabilities -----------------------------------------------------------------------------------------
+
+
+def first_token(answer: Any) -> dict[str, Any]:
+    return dict(answer["choices"][0]["logprobs"]["content"][0])
+
+
+def test_tokens_asked_for_by_id_are_listed_however_unlikely(url: str, local_judge: LocalJudge) -> None:
+    unlikely = [3, 4, local_judge.yes]
+    _, answer = chat(url, max_tokens=1, logprobs=True, logprob_token_ids=unlikely, return_tokens_as_token_ids=True)
+    listed = {entry["token"] for entry in first_token(answer)["top_logprobs"]}
+    assert listed == {f"token_id:{i}" for i in unlikely}
+
+
+def test_the_likeliest_come_first_and_the_sampled_is_among_them(url: str) -> None:
+    _, answer = chat(url, max_tokens=1, logprobs=True, top_logprobs=20)
+    top = first_token(answer)["top_logprobs"]
+    assert [entry["logprob"] for entry in top] == sorted((entry["logprob"] for entry in top), reverse=True)
+    assert len(top) == 20
+    assert first_token(answer)["logprob"] == top[0]["logprob"]
+
+
+def test_every_generated_token_has_its_log_probability(url: str) -> None:
+    _, one = chat(url, max_tokens=1, logprobs=True, top_logprobs=3)
+    _, several = chat(url, max_tokens=4, logprobs=True, top_logprobs=3)
+    content = several["choices"][0]["logprobs"]["content"]
+    assert len(content) == 4 or several["choices"][0]["finish_reason"] == "stop"
+    assert first_token(several)["token"] == first_token(one)["token"]
+    assert first_token(several)["logprob"] == pytest.approx(first_token(one)["logprob"], abs=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_sampling_follows_the_seed(url: str, length: int) -> None:
+    def sampled(seed: int) -> str:
+        answer = chat(url, max_tokens=length, temperature=2.0, seed=seed)[1]
+        return str(answer["choices"][0]["message"]["content"])
+
+    assert sampled(1) == sampled(1)
+    assert len({sampled(seed) for seed in range(8)}) > 1
+
+
+# --- guards ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": ["."]}, "stop: Extra inputs"),
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n: "),
+        ({"messages": []}, "messages"),
+        ({"top_logprobs": 5}, "need logprobs=true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "logprob_token_ids": [10**6]}, "beyond"),
+        ({"max_tokens": 10**6}, "above this server's"),
+        ({"messages": [{"role": "user", "content": "<|im_end|>"}]}, "control token"),
+        ({"messages": asking_about("file:///etc/hostname")}, "image 1: only data URLs"),
+        ({"messages": asking_about("http://127.0.0.1:1/a.png")}, "does not fetch"),
+        ({"messages": asking_about("data:image/png;base64,%%%")}, "not base64"),
+        ({"messages": asking_about("data:image/png;base64,aGVsbG8=")}, "image 1: not an image"),
+        ({"messages": asking_about(*[encode(PANELS[0]).url] * 9)}, "9 images in one request"),
+    ],
+)
+def test_a_faulty_request_is_told_what_is_wrong(url: str, fields: dict[str, Any], message: str) -> None:
+    status, answer = chat(url, **fields)
+    assert status == 400
+    assert message in answer["error"]["message"]
+
+
+def test_a_body_that_is_no_json_is_refused(url: str) -> None:
+    assert post(f"{url}/v1/chat/completions", b"{")[0] == 400
+
+
+def test_limits_hold(local_judge: LocalJudge, serving: Callable[..., Any]) -> None:
+    with serving({"judge": local_judge}, limits=Limits(body_bytes=10_000, pixels=100)) as url:
+        assert post(f"{url}/v1/chat/completions", b" " * 10_001)[0] == 413
+        status, answer = chat(url, messages=asking_about(encode(PANELS[0]).url))
+        assert (status, "too large" in answer["error"]["message"]) == (400, True)
+
+
+def test_a_key_is_asked_for(
+    local_judge: LocalJudge, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIGHT", "right")
+    monkeypatch.setenv("WRONG", "wrong")
+    with serving({"judge": local_judge}, api_key="right") as url:
+        assert "ok" in get(f"{url}/health")
+        with HttpJudge.connect(url, model="judge", api_key_env="RIGHT") as judge:
+            assert judge.verdicts(QUESTIONS[:1])[0].valid
+        with (
+            HttpJudge.connect(url, model="judge", api_key_env="WRONG") as judge,
+            pytest.raises(JudgeRefusedError, match="key"),
+        ):
+            judge.check()
+
+
+def test_images_are_fetched_only_where_that_is_allowed(local_judge: LocalJudge, serving: Callable[..., Any]) -> None:
+    with serving({"judge": local_judge}, allow_urls=True) as url:
+        status, answer = chat(url, messages=asking_about(f"{url}/health"), max_tokens=1)
+        assert (status, answer["error"]["message"]) == (400, "image 1: not an image of a known format")
+        assert "only data URLs" in chat(url, messages=asking_about("file:///etc/hostname"))[1]["error"]["message"]
+
+
+def test_several_models_answer_under_their_names(local_judge: LocalJudge, serving: Callable[..., Any]) -> None:
+    with serving({"a": local_judge, "b": local_judge}) as url:
+        assert [model["id"] for model in json.loads(get(f"{url}/v1/models"))["data"]] == ["a", "b"]
+        assert chat(url, model="b", max_tokens=1)[1]["model"] == "b"
+
+
+def test_a_picture_with_transparency_is_laid_on_white(url: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGBA", (32, 32), (0, 0, 0, 0)).save(buffer, "PNG")
+    clear = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    white = encode(Image.new("RGB", (32, 32), "white")).url
+    fields = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
+    answers = [first_token(chat(url, messages=asking_about(image), **fields)[1]) for image in (clear, white)]
+    assert answers[0]["logprob"] == pytest.approx(answers[1]["logprob"], abs=1e-9)
+
+
+def test_the_vocabulary_is_the_models(url: str, local_judge: LocalJudge) -> None:
+    last = local_judge.model.get_input_embeddings().num_embeddings - 1
+    assert chat(url, max_tokens=1, logprobs=True, logprob_token_ids=[last])[0] == 200
