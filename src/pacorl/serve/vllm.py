@@ -1,0 +1,260 @@
+"""`pacorl serve --backend vllm`: vLLM processes with what a judge needs, kept as long as this process lives.
+
+One process per endpoint. Signals are passed on; when one server ends, or this process does, none is left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from pacorl.models.endpoints import root_url
+from pacorl.serve.servers import Server
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
+UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's
+GRACE_SECONDS = 20.0
+"""How long a server may take to end before it is killed."""
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """How vLLM runs a judge."""
+
+    dtype: str = "auto"
+    max_model_len: int = 8192
+    """Tokens of a question and its reasons; two images of 2 megapixels and a long theme fit."""
+    images: int = 4
+    """Most images of one question."""
+    gpus: tuple[str, ...] = ()
+    """Device names to share out evenly among the servers (tensor parallel within each); empty: vLLM's own choice."""
+    extra: tuple[str, ...] = ()
+    """Further arguments, as `vllm serve` takes them."""
+
+
+class ServerFailedError(RuntimeError):
+    """A server ended by itself, or did not come up."""
+
+
+def vllm_command(
+    server: Server, options: VllmOptions, *, gpus: int = 1, program: Sequence[str] = ("vllm",)
+) -> list[str]:
+    """The command line of one server. Raises ValueError for an adapter that vLLM would serve only in part."""
+    command = [*program, "serve", server.checkpoint]
+    command += ["--served-model-name", *(server.names or (server.checkpoint,))]
+    command += ["--host", server.host, "--port", str(server.port)]
+    command += ["--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
+    command += ["--limit-mm-per-prompt", json.dumps({"image": options.images, "video": 0})]
+    # A checkpoint's own sampling defaults (Qwen's repetition penalty) would reach into the reasons.
+    command += ["--generation-config", "vllm"]
+    if gpus > 1:
+        command += ["--tensor-parallel-size", str(gpus)]
+    if server.adapters:
+        rank = max(_checked_rank(name, adapter) for name, adapter in server.adapters.items())
+        command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(len(server.adapters))]
+        command += ["--lora-modules", *(f"{name}={adapter}" for name, adapter in server.adapters.items())]
+    return [*command, *options.extra]
+
+
+def run_vllm(
+    servers: Sequence[Server],
+    options: VllmOptions | None = None,
+    *,
+    api_key: str = "",
+    program: Sequence[str] = ("vllm",),
+    startup_seconds: float = 1800.0,
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Runs servers until a signal ends them (its 128 + number is returned), or one of them ends.
+
+    Raises ValueError where vLLM is not installed or a port is taken, ServerFailedError where a server ends by itself
+    or is not healthy in time; no process is left in any case.
+    """
+    options = options or VllmOptions()
+    if shutil.which(program[0]) is None:
+        raise ValueError(f"{program[0]} is not installed here; `pip install vllm`, or serve with --backend builtin")
+    for server in servers:
+        _check_port(server)
+    shares = _shares(options.gpus, len(servers))
+    commands = [
+        vllm_command(server, options, gpus=len(share), program=program)
+        for server, share in zip(servers, shares, strict=True)
+    ]
+    with ExitStack() as stack:
+        caught = stack.enter_context(_signals())
+        processes = [
+            stack.enter_context(_process(command, _environment(api_key, share)))
+            for command, share in zip(commands, shares, strict=True)
+        ]
+        _wait_healthy(servers, processes, caught, time.monotonic() + startup_seconds)
+        if not caught:
+            on_ready()
+        while not caught:
+            _check_alive(servers, processes)
+            time.sleep(0.2)
+        return 128 + caught[0]
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a process group of its own, all of which is gone afterwards."""
+    # preexec_fn is unsafe where other threads hold locks; the launcher has none, and runs nothing else.
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        start_new_session=True,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509
+    )
+    try:
+        yield process
+    finally:
+        _signal_group(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):  # what is left is killed next
+            process.wait(GRACE_SECONDS)
+        _signal_group(process, signal.SIGKILL)  # its workers, where they outlived it
+        process.wait()
+
+
+def _die_with_parent() -> None:
+    """In the child: end when the launcher is killed and cannot clean up (Linux)."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    except (OSError, AttributeError):
+        return  # another system; there a killed launcher leaves its servers to the user
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return  # all of it has ended
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects the signals that ask this process to end; leaving the block ends the servers."""
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in PASSED_ON}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _environment(api_key: str, gpus: Sequence[str]) -> dict[str, str]:
+    # The key travels in the environment: a command line can be read by every user of the machine.
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if api_key:
+        environment["VLLM_API_KEY"] = api_key
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return environment
+
+
+# --- health ----------------------------------------------------------------------------------------------------
+
+
+def _wait_healthy(
+    servers: Sequence[Server], processes: Sequence[subprocess.Popen[bytes]], caught: Sequence[int], deadline: float
+) -> None:
+    waiting = list(servers)
+    while waiting and not caught:
+        _check_alive(servers, processes)
+        waiting = [server for server in waiting if not is_healthy(server)]
+        if waiting and time.monotonic() > deadline:
+            raise ServerFailedError(f"{waiting[0].url} was not healthy in time; its log is above")
+        time.sleep(0.2)
+
+
+def _check_alive(servers: Sequence[Server], processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for server, process in zip(servers, processes, strict=True):
+        if process.poll() is not None:
+            raise ServerFailedError(
+                f"the server of {server.url} ended with code {process.returncode}; its log is above"
+            )
+
+
+def is_healthy(server: Server) -> bool:
+    """Whether a server says that it can answer."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host)
+    url = root_url(server.url) if host is None else f"http://{host}:{server.port}"
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _check_port(server: Server) -> None:
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((server.host, server.port))
+        except OSError as error:
+            raise ValueError(f"{server.url} cannot be served: {error.strerror}; choose another --port") from None
+
+
+def _shares(gpus: Sequence[str], servers: int) -> list[tuple[str, ...]]:
+    """The devices of each server."""
+    if len(gpus) % servers:
+        raise ValueError(f"{len(gpus)} GPUs cannot be shared out evenly among {servers} servers")
+    each = len(gpus) // servers
+    return [tuple(gpus[i * each : (i + 1) * each]) for i in range(servers)]
+
+
+# --- adapters --------------------------------------------------------------------------------------------------
+
+
+def _checked_rank(name: str, adapter: str) -> int:
+    """The rank to reserve for an adapter."""
+    folder = Path(adapter)
+    if not folder.is_dir():
+        return UNKNOWN_RANK
+    try:
+        rank = int(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["r"])
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"adapter {name}: {folder} is no PEFT adapter ({error})") from None
+    vision = [key for key in _tensor_names(folder) if ".visual." in key]
+    if vision:
+        raise ValueError(
+            f"adapter {name} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
+            "merge it into the checkpoint first"
+        )
+    fitting = [size for size in LORA_RANKS if size >= rank]
+    if not fitting:
+        raise ValueError(f"adapter {name} has rank {rank}; vLLM serves at most {LORA_RANKS[-1]}: merge it instead")
+    return fitting[0]
+
+
+def _tensor_names(folder: Path) -> list[str]:
+    from safetensors import safe_open
+
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise ValueError(f"{weights} is missing; only safetensors are served")
+    with safe_open(weights, framework="numpy") as tensors:
+        return list(tensors.keys())
