@@ -1,0 +1,206 @@
+"""Every component of a run with the bytes it takes: the lines of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from pacorl.app import memory
+from pacorl.app.sources import Parts
+from pacorl.config import ConfigError, PolicyRun
+from pacorl.engine.rollout import Sampler
+from pacorl.models.adapters import add_lora
+from pacorl.models.flux import FluxPolicy
+from pacorl.types import Grid, Prompt, Size
+
+Phase = Literal["encode", "sample", "decode", "judge", "train"]
+Place = Literal["device", "host", "disk"]
+
+PHASES: dict[Phase, str] = {
+    "encode": "encoding prompts, once",
+    "sample": "sampling",
+    "decode": "decoding pictures",
+    "judge": "judging",
+    "train": "training",
+}
+AFTER_ENCODING: tuple[Phase, ...] = ("sample", "decode", "judge", "train")
+PLACES: dict[Place, str] = {"device": "device", "host": "main memory", "disk": "disk"}
+
+QUESTION_WORDS = 128
+"""Tokens of a question's text: the template's 60 and a theme of a few sentences."""
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    component: str
+    bytes: int
+    parameters: int | None = None
+    place: Place = "device"
+    phases: tuple[Phase, ...] = tuple(PHASES)
+    """When it is on the device; for other places without meaning."""
+    note: str = ""
+
+
+ON_META: dict[str, Callable[..., FluxPolicy]] = {"flux": memory.flux_on_meta}
+
+
+def policy_on_meta(config: PolicyRun, parts: Parts) -> FluxPolicy:
+    """The run's generator from the configs of its parts, without weights.
+
+    Raises ConfigError, naming the nearest sizes, where VAE and patches do not divide a size of the config.
+    """
+    policy = ON_META[config.model.kind](
+        parts,
+        dtype=getattr(torch, config.model.dtype),
+        guidance=config.model.guidance,
+        text_tokens=config.model.text_tokens,
+    )
+    for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
+        try:
+            policy.check_size(Size(*size))
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
+    return policy
+
+
+def rows(config: PolicyRun, *, policy: FluxPolicy, judge: Parts, prompts: Sequence[Prompt]) -> tuple[Row, ...]:
+    """Everything that the run keeps on the device, in main memory and on disk.
+
+    `policy` is on the meta device and is given the run's adapter. Raises ConfigError where its targets match nothing.
+    """
+    grids = [prompt.grid for prompt in prompts] or [Grid(2, 2)]
+    return (
+        *_generator_rows(config, policy),
+        *_judge_rows(config, judge, grid=min(grids, key=lambda grid: grid.count)),
+        *_adapter_rows(config, policy),
+        *_activation_rows(config, policy),
+        *_host_rows(config, policy, prompts=len(prompts)),
+        *_disk_rows(config, policy),
+    )
+
+
+def _generator_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+    pipeline, width = policy.pipeline, getattr(torch, config.model.dtype).itemsize
+    encoders = {"CLIP text encoder": pipeline.text_encoder, "T5 text encoder": pipeline.text_encoder_2}
+    counts = {name: memory.count(encoder) for name, encoder in encoders.items()}
+    return [
+        _weights("transformer", memory.count(pipeline.transformer), width, note=config.model.dtype),
+        *(_weights(name, n, width, phases=("encode",), note="then in main memory") for name, n in counts.items()),
+        _weights("VAE", memory.count(pipeline.vae), width, note=config.model.dtype),
+        Row("text encoders, after encoding", sum(counts.values()) * width, place="host"),
+    ]
+
+
+def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
+    dtype, batch = getattr(torch, config.judge.dtype), config.judge.batch
+    model = memory.judge_on_meta(parts["model"], dtype=dtype)
+    height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
+    tokens = memory.question_tokens(
+        Size(height // grid.rows, width // grid.cols),
+        parts["processor"],
+        images=2,
+        text_tokens=QUESTION_WORDS,
+    )
+    working = memory.judging_peak(model, questions=batch, tokens=tokens)
+    return [
+        _weights("judge", memory.count(model), dtype.itemsize, note=f"{config.judge.dtype}, in every process"),
+        Row("judge at work", working, phases=("judge",), note=f"{batch} questions of {tokens} tokens"),
+    ]
+
+
+def _adapter_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+    """Adds the adapter to the meta transformer and counts it."""
+    targets = config.adapter.targets or policy.lora_targets
+    try:
+        with memory.META:
+            add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
+    except ValueError as error:
+        raise ConfigError(f"adapter.targets: {error}") from None
+    size = _adapter_count(policy)
+    return [
+        _weights("adapter", size, FP32, note=f"float32, rank {config.adapter.rank}"),
+        Row("adapter's moving average", size * FP32),
+        Row("adapter's gradients", size * FP32, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
+        Row("AdamW's moments", 2 * size * FP32, phases=AFTER_ENCODING),
+        Row("adapter, set aside", size * FP32, phases=("sample", "decode", "judge"), note="evaluation of the average"),
+    ]
+
+
+def _activation_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+    sampling, evaluation = config.sampling, config.evaluation
+    sampler = Sampler(Size(*sampling.size), sampling.steps, sampling.kernel, sampling.noise_level, sampling.noise_steps)
+    # The largest of training's and evaluation's batches: memory grows with the number of tokens.
+    size, batch = max(
+        [(Size(*sampling.size), sampling.batch), (Size(*evaluation.size), evaluation.batch)],
+        key=lambda job: job[0].height * job[0].width * job[1],
+    )
+    drawn = f"{batch} at {size}"
+    if config.model.gradient_checkpointing:
+        policy.pipeline.transformer.enable_gradient_checkpointing()
+    training = memory.training_peak(
+        policy, sampler=sampler, batch=sampling.batch, with_base=config.objective.kl_weight > 0
+    )
+    checkpointed = "with" if config.model.gradient_checkpointing else "without"
+    return [
+        Row("encoding a prompt", memory.encoding_peak(policy), phases=("encode",)),
+        Row("sampling a batch", memory.sampling_peak(policy, size=size, batch=batch), phases=("sample",), note=drawn),
+        Row("decoding a batch", memory.decoding_peak(policy, size=size, batch=batch), phases=("decode",), note=drawn),
+        Row(
+            "training a batch",
+            training,
+            phases=("train",),
+            note=f"{sampling.batch} at {sampler.size}, {checkpointed} gradient checkpointing",
+        ),
+    ]
+
+
+def _host_rows(config: PolicyRun, policy: FluxPolicy, *, prompts: int) -> list[Row]:
+    """What all processes together keep in main memory."""
+    size, samples = Size(*config.sampling.size), config.prompts_per_epoch * config.group_size
+    (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
+    kept = (2 * len(config.sampling.noise_steps) + 1) * tokens * FP32
+    conditioning = sum(tensor.nbytes for tensor in memory.flux_conditioning(policy, 1).tensors.values())
+    known = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
+    pictures = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
+    return [
+        Row(
+            "an epoch's rollouts",
+            samples * (kept + conditioning + _pixels(size)),
+            place="host",
+            note=f"{samples} samples: latents of the trained steps, conditioning, pictures",
+        ),
+        Row("encoded prompts", known * conditioning, place="host", note=f"{known} prompts, in every process"),
+        Row(
+            "an evaluation's pictures",
+            pictures * _pixels(Size(*config.evaluation.size)),
+            place="host",
+            note=f"at most {pictures}",
+        ),
+    ]
+
+
+def _disk_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+    size, kept = _adapter_count(policy) * FP32, config.keep_checkpoints
+    return [
+        # Adapter, average and two moments; the newest is written aside before the oldest goes.
+        Row("checkpoints", 4 * size * (kept + 1), place="disk", note=f"{kept} kept, and one being written"),
+        Row("adapter to use", 2 * size, place="disk", note="in PEFT and in diffusers form"),
+    ]
+
+
+def _weights(component: str, parameters: int, width: int, **more: Any) -> Row:
+    return Row(component, parameters * width, parameters, **more)
+
+
+def _adapter_count(policy: FluxPolicy) -> int:
+    return sum(parameter.numel() for parameter in policy.transformer.parameters() if parameter.requires_grad)
+
+
+def _pixels(size: Size) -> int:
+    return 3 * size.height * size.width

@@ -1,0 +1,178 @@
+"""What a run would need, before it is run: `pacorl train-policy CONFIG --dry-run`.
+
+The config's prompts and sizes are checked, absent data and weights are listed with where to get them, and a table
+says how much memory each component takes. No weights are loaded and no network is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pacorl.app import sources
+from pacorl.app.components import PHASES, PLACES, Phase, Row, policy_on_meta, rows
+from pacorl.app.sources import Absence, Checkpoint
+from pacorl.config import ConfigError, PolicyRun
+from pacorl.data.records import prompts_from
+from pacorl.engine.rollout import Row as SampleRow
+from pacorl.engine.rollout import assign_groups
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would need."""
+
+    rows: tuple[Row, ...]
+    absences: tuple[Absence, ...]
+    warnings: tuple[str, ...]
+    device: str
+    device_bytes: int | None
+    """Memory of the card; None without CUDA."""
+
+    def phase_bytes(self, phase: Phase) -> int:
+        """What is on the device in a phase."""
+        return sum(row.bytes for row in self.rows if row.place == "device" and phase in row.phases)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the device must hold."""
+        return max(map(self.phase_bytes, PHASES))
+
+    def to_json(self) -> str:
+        """The whole plan; sizes in bytes."""
+        document = dataclasses.asdict(self) | {
+            "phases": {phase: self.phase_bytes(phase) for phase in PHASES},
+            "peak_bytes": self.peak_bytes,
+        }
+        return json.dumps(document, indent=2)
+
+
+def plan(config: PolicyRun) -> Plan:
+    """Checks a config against its data and this machine, and measures what it needs.
+
+    Absent data and weights are listed; the published architecture stands in for absent weights. Raises ConfigError
+    where a size or the number of samples does not divide, and ValueError, with file and line, where a prompt is bad.
+    """
+    _check_samples(config)
+    train = _prompts("prompts.train", config.prompts.train, limit=None)
+    evaluation = _prompts("prompts.evaluation", config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    generator, judge = sources.generator(config), sources.judge(config)
+    policy = policy_on_meta(config, generator.parts)
+    needed = rows(config, policy=policy, judge=judge.parts, prompts=[*train, *evaluation])
+    absences = sources.all_absences(config, [generator, judge])
+    device, device_bytes = _device()
+    found = Plan(needed, absences, (), device, device_bytes)
+    return dataclasses.replace(found, warnings=tuple(_warnings(config, found, generator, judge)))
+
+
+def print_plan(found: Plan, console: Console | None = None) -> None:
+    """Shows a plan as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = console or Console()
+    table = Table("component", "parameters", "memory", "where and when", title="what the run needs")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for place, title in PLACES.items():
+        for row in (row for row in found.rows if row.place == place):
+            table.add_row(row.component, _count(row.parameters), _size(row.bytes), _when(row, title))
+        table.add_section()
+    for phase, title in PHASES.items():
+        total = found.phase_bytes(phase)
+        table.add_row(f"device, {title}", "", _size(total), "peak" if total == found.peak_bytes else "")
+    console.print(table)
+    card = f" of {_size(found.device_bytes)}" if found.device_bytes else ""
+    console.print(f"device: {found.device}; {_size(found.peak_bytes)}{card} needed, and about 1 GiB for CUDA itself")
+    for absence in found.absences:
+        console.print(f"[yellow]absent[/] {absence.key} = {absence.source}: {absence.remedy}", highlight=False)
+    for warning in found.warnings:
+        console.print(f"[yellow]note[/] {warning}", highlight=False)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_samples(config: PolicyRun) -> None:
+    """Whether an epoch's samples can be dealt to the processes that torchrun or accelerate started this under."""
+    samples = [
+        SampleRow(Prompt(id=0, text=""), number) for number in range(config.prompts_per_epoch * config.group_size)
+    ]
+    world, updates = int(os.environ.get("WORLD_SIZE", "1")), config.optimizer.updates_per_epoch
+    try:
+        assign_groups(samples, batch=config.sampling.batch, updates=updates, world=world, rank=0)
+    except ValueError as error:
+        raise ConfigError(f"sampling.batch: {error}") from None
+
+
+def _prompts(key: str, source: str, *, limit: int | None) -> Sequence[Prompt]:
+    return () if sources.prompts_absence(key, source) else prompts_from(source, limit=limit)
+
+
+# --- this machine ----------------------------------------------------------------------------------------------
+
+
+def _device() -> tuple[str, int | None]:
+    if not torch.cuda.is_available():
+        return "CPU (no CUDA here)", None
+    card = torch.cuda.get_device_properties(0)
+    return card.name, int(card.total_memory)
+
+
+def _warnings(config: PolicyRun, found: Plan, generator: Checkpoint, judge: Checkpoint) -> list[str]:
+    warnings = []
+    for key, checkpoint, published in (
+        ("model.checkpoint", generator, "FLUX.1-dev"),
+        ("judge.checkpoint", judge, "Qwen2.5-VL-7B"),
+    ):
+        if checkpoint.assumed:
+            warnings.append(f"{key} is not here: its sizes are those of {published} as published")
+    if found.device_bytes and found.peak_bytes > found.device_bytes:
+        warnings.append(
+            f"the device has {_size(found.device_bytes)} and {_size(found.peak_bytes)} are needed: lower "
+            "sampling.batch, evaluation.batch or judge.batch, or turn model.gradient_checkpointing on"
+        )
+    free, needed = _free_disk(config.out), sum(row.bytes for row in found.rows if row.place == "disk")
+    if needed > free:
+        warnings.append(f"out = {config.out} has {_size(free)} free and needs {_size(needed)}: lower keep_checkpoints")
+    return warnings
+
+
+def _free_disk(folder: Path) -> int:
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+# --- words -----------------------------------------------------------------------------------------------------
+
+
+def _when(row: Row, place: str) -> str:
+    shown = place if row.place != "device" or row.phases == tuple(PHASES) else ", ".join(row.phases)
+    return f"{shown}; {row.note}" if row.note else shown
+
+
+def _count(parameters: int | None) -> str:
+    if parameters is None:
+        return ""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.2f} {name}"
+    return str(parameters)
+
+
+def _size(number: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}"
+    return f"{number} B"

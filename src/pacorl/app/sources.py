@@ -1,0 +1,224 @@
+"""Where a run's checkpoints lie on this machine, what is absent, and what the published models are made of.
+
+Nothing here asks the network: a hub name is looked up in the local cache alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pacorl.config import ConfigError, PolicyRun
+from pacorl.models.flux import TINY_FLUX
+from pacorl.models.judge import TINY_JUDGE
+
+Parts = Mapping[str, Mapping[str, Any]]
+"""Part of a checkpoint → its config.json."""
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+GATED = ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Kontext-dev")
+T2IS_HOME = "github.com/X-GenGroup/PaCo-RL, PaCo-GRPO/dataset/T2IS/half_2by2/{train,test}_metadata.jsonl"
+
+FLUX_DEV: Parts = {
+    "transformer": {
+        "_class_name": "FluxTransformer2DModel",
+        "patch_size": 1,
+        "in_channels": 64,
+        "num_layers": 19,
+        "num_single_layers": 38,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 768,
+        "guidance_embeds": True,
+    },
+    "vae": {
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": 2,
+        "latent_channels": 16,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+        "sample_size": 1024,
+    },
+    "text_encoder": {
+        "vocab_size": 49408,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 77,
+    },
+    "text_encoder_2": {
+        "vocab_size": 32128,
+        "d_model": 4096,
+        "d_kv": 64,
+        "d_ff": 10240,
+        "num_layers": 24,
+        "num_heads": 64,
+        "feed_forward_proj": "gated-gelu",
+    },
+}
+"""FLUX.1-dev as published: 11.90 B, 84 M, 123 M and 4.76 B parameters."""
+
+QWEN_JUDGE: Parts = {
+    "model": {
+        "model_type": "qwen2_5_vl",
+        "text_config": {
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "patch_size": 14,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "out_hidden_size": 3584,
+        },
+        "tie_word_embeddings": False,
+    },
+    "processor": {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056},
+}
+"""Qwen2.5-VL-7B as published, which PaCo-Reward-7B is trained from: 8.29 B parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Something that a run needs and that is not on this machine."""
+
+    key: str
+    """The config key that names it."""
+    source: str
+    """What the key says."""
+    remedy: str
+    """Where to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known of a checkpoint without loading it."""
+
+    parts: Parts
+    assumed: bool
+    """Whether `parts` are the published ones, because the checkpoint's own are not here."""
+    absences: tuple[Absence, ...]
+
+
+def generator(config: PolicyRun) -> Checkpoint:
+    """The generator's parts. Raises ConfigError where the folder holds another kind of model."""
+    source, key = config.model.checkpoint, "model.checkpoint"
+    folder = _folder(source, tiny=TINY_FLUX, marker="model_index.json")
+    if folder is None:
+        return Checkpoint(FLUX_DEV, assumed=True, absences=(_absence(key, source, "a diffusers checkpoint"),))
+    own = {name: _json(folder / name / "config.json") for name in FLUX_DEV}
+    parts = {name: own[name] or published for name, published in FLUX_DEV.items()}
+    found, wanted = parts["transformer"].get("_class_name"), FLUX_DEV["transformer"]["_class_name"]
+    if found != wanted:
+        raise ConfigError(f"{key}: {source} holds a {found}, and model.kind {config.model.kind!r} needs a {wanted}")
+    lacking = [name for name in FLUX_DEV if not _has_weights(folder / name)]
+    absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
+    return Checkpoint(parts, assumed=not own["transformer"], absences=absences)
+
+
+def judge(config: PolicyRun) -> Checkpoint:
+    """The judge's parts, `model` and `processor` (its image options)."""
+    source, key = config.judge.checkpoint, "judge.checkpoint"
+    folder = _folder(source, tiny=TINY_JUDGE, marker="config.json")
+    if folder is None:
+        return Checkpoint(QWEN_JUDGE, assumed=True, absences=(_absence(key, source, "a transformers checkpoint"),))
+    options = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json")
+    options = options.get("image_processor", options)
+    parts = {"model": _json(folder / "config.json"), "processor": options or QWEN_JUDGE["processor"]}
+    absences = () if _has_weights(folder) else (_absence(key, source, "its weights"),)
+    return Checkpoint(parts, assumed=False, absences=absences)
+
+
+def adapter_absences(config: PolicyRun) -> list[Absence]:
+    """Adapters that the config names and that are not here."""
+    named = {"adapter.start": config.adapter.start, "judge.adapter": config.judge.adapter}
+    return [_absence(key, source, "a LoRA adapter") for key, source in named.items() if source and not _adapter(source)]
+
+
+def prompts_absence(key: str, source: str) -> Absence | None:
+    """Where to get a prompt file that is not here; None where it is (the tiny world always is)."""
+    if source.startswith("tiny:") or Path(source).exists():
+        return None
+    return Absence(key, source, f"T2IS records: {T2IS_HOME}; or name a JSONL or text file of your own")
+
+
+def _folder(source: str, *, tiny: Path, marker: str) -> Path | None:
+    """The local folder that holds `marker`: the committed one, a named one, or the newest in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    place = tiny if source == "tiny" else Path(source).expanduser()
+    if (place / marker).exists():
+        return place
+    if source == "tiny" or place.exists() or not HUB_NAME.fullmatch(source):
+        return None
+    cached = try_to_load_from_cache(source, marker)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _adapter(source: str) -> bool:
+    if Path(source).is_file():
+        return True
+    files = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
+    return any(_folder(source, tiny=Path(source), marker=file) for file in files)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a part's weights are all there: every shard that its index names, or one file."""
+    index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
+    if index is None:
+        return any(folder.glob("*.safetensors"))
+    return all((folder / shard).exists() for shard in set(_json(index)["weight_map"].values()))
+
+
+def _absence(key: str, source: str, what: str) -> Absence:
+    return Absence(key, source, f"{what}: {_remedy(source)}")
+
+
+def _remedy(source: str) -> str:
+    if source == "tiny":
+        return "`pacorl tiny all` makes it again"
+    if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
+        return f"put it into the folder {source}, or name a model of the hub"
+    get = f"`hf download {source}`"
+    if source in GATED:
+        return f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {get}"
+    return get
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON file's mapping, empty where there is no file. Raises ConfigError where it is not one."""
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); fetch the checkpoint again") from None
+    assert isinstance(document, dict)
+    return document
+
+
+def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[Absence, ...]:
+    """Everything that the run needs and that is not here, data first."""
+    prompts = [
+        prompts_absence("prompts.train", config.prompts.train),
+        prompts_absence("prompts.evaluation", config.prompts.evaluation),
+    ]
+    weights = [absence for checkpoint in checkpoints for absence in checkpoint.absences]
+    return (*(absence for absence in prompts if absence), *weights, *adapter_absences(config))

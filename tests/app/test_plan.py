@@ -1,0 +1,333 @@
+"""The dry run: what it lists, what it refuses, and whether its memory table is what a step really takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from pacorl.app import components, memory, sources
+from pacorl.app.plan import Plan, plan, print_plan
+from pacorl.config import ConfigError, PolicyRun, load
+from pacorl.data.characters import character_prompts
+from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
+from pacorl.models.flux import FluxPolicy
+from pacorl.models.tiny import tiny_flux, tiny_judge
+from pacorl.types import Conditioning, Size
+
+RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is.yaml"
+TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
+
+
+@pytest.fixture(scope="session")
+def policy() -> FluxPolicy:
+    """A real tiny generator."""
+    return FluxPolicy(tiny_flux(TEXTS), text_tokens=48)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(policy: FluxPolicy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny generator and a tiny judge, as they are committed."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    policy.pipeline.save_pretrained(folder / "flux")
+    model, processor = tiny_judge(TEXTS)
+    model.save_pretrained(folder / "judge")
+    processor.save_pretrained(folder / "judge")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def tiny_run(checkpoints: Path, *overrides: str) -> PolicyRun:
+    return load(
+        PolicyRun,
+        None,
+        [
+            f"model.checkpoint={checkpoints / 'flux'}",
+            "model.dtype=float32",
+            "model.text_tokens=48",
+            f"judge.checkpoint={checkpoints / 'judge'}",
+            "prompts={train: 'tiny:train', evaluation: 'tiny:test', evaluation_limit: 8}",
+            "sampling={size: [128, 128], batch: 8}",
+            "evaluation={size: [128, 128]}",
+            "adapter={rank: 16, alpha: 32}",
+            *overrides,
+        ],
+    )
+
+
+def bytes_of(found: Plan, *names: str) -> int:
+    by_name = {row.component: row.bytes for row in found.rows}
+    return sum(by_name[name] for name in names)
+
+
+# --- the table against reality ---------------------------------------------------------------------------------
+
+
+def measured_peak(run: profile) -> int:
+    """The highest sum of what the CPU allocator handed out and took back."""
+    events = [event for event in run.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def train_for_real(config: PolicyRun) -> None:
+    """Two optimizer steps of the adapter on a real tiny transformer, which is built here too."""
+    pipeline = tiny_flux(TEXTS)
+    policy = FluxPolicy(pipeline, text_tokens=config.model.text_tokens)
+    add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
+    if config.model.gradient_checkpointing:
+        pipeline.transformer.enable_gradient_checkpointing()
+    average = MovingAverage(policy.transformer, decay=0.9, interval=1)
+    trained = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    batch, size = config.sampling.batch, Size(*config.sampling.size)
+    conditioning = Conditioning(
+        {"tokens": torch.randn(batch, config.model.text_tokens, 64), "pooled": torch.randn(batch, 64)}
+    )
+    for step in (1, 2):
+        optimizer.zero_grad(set_to_none=True)
+        velocity = policy.velocity(policy.noise(range(batch), size), torch.full((batch,), 0.9), conditioning, size)
+        velocity.square().mean().backward()
+        optimizer.step()
+        average.follow(step)
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: Path, checkpointing: bool) -> None:
+    config = tiny_run(checkpoints, f"model.gradient_checkpointing={checkpointing}")
+
+    found = plan(config)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
+        train_for_real(config)
+
+    planned = bytes_of(
+        found,
+        *("transformer", "VAE", "CLIP text encoder", "T5 text encoder"),
+        *("adapter", "adapter's moving average", "adapter's gradients", "AdamW's moments", "training a batch"),
+    )
+    assert bytes_of(found, "training a batch") > planned / 2  # else weights alone would decide
+    assert planned == pytest.approx(measured_peak(run), rel=0.2)
+
+
+def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
+    config, size = tiny_run(checkpoints), Size(128, 128)
+    planned = memory.sampling_peak(
+        components.policy_on_meta(config, sources.generator(config).parts), size=size, batch=8
+    )
+    conditioning = Conditioning({"tokens": torch.randn(8, 48, 64), "pooled": torch.randn(8, 64)})
+    x_BNC = policy.noise(range(8), size)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run, torch.no_grad():
+        policy.velocity(x_BNC, torch.ones(8), conditioning, size)
+
+    assert planned == pytest.approx(measured_peak(run), rel=0.2)
+
+
+def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
+    config = tiny_run(checkpoints)
+    planned = memory.decoding_peak(
+        components.policy_on_meta(config, sources.generator(config).parts), size=Size(128, 128), batch=4
+    )
+    vae = policy.pipeline.vae
+    codes = torch.randn(4, vae.config.latent_channels, 32, 32)
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run, torch.no_grad():
+        vae.decode(codes, return_dict=False)
+
+    assert planned <= measured_peak(run) < 1.5 * planned
+
+
+def test_the_ledger_counts_what_is_made_and_forgets_what_is_dropped() -> None:
+    weight = torch.empty(256, device=memory.META)
+
+    with memory.MemoryLedger() as ledger:
+        first = weight * 2  # 1,024 bytes
+        second = first.view(16, 16) + 1  # a view is nothing new; its sum is
+        del first
+        third = second.t()
+
+    assert (ledger.peak, ledger.live) == (2048, 1024)
+    del second, third
+    assert ledger.live == 0
+
+
+def test_fused_attention_touches_meta_tensors_alone() -> None:
+    query = torch.randn(1, 2, 3, 4)
+    plain = nn.functional.scaled_dot_product_attention(query, query, query)
+
+    with memory.fused_attention():
+        inside = nn.functional.scaled_dot_product_attention(query, query, query)
+
+    assert torch.equal(plain, inside)
+
+
+# --- the published models --------------------------------------------------------------------------------------
+
+
+def test_the_published_architectures_have_the_published_sizes() -> None:
+    config = PolicyRun()
+    policy = components.policy_on_meta(config, sources.FLUX_DEV)
+    judge = memory.judge_on_meta(sources.QWEN_JUDGE["model"], dtype=torch.bfloat16)
+    pipeline = policy.pipeline
+    parts = (pipeline.transformer, pipeline.text_encoder_2, pipeline.text_encoder, pipeline.vae, judge)
+
+    assert [memory.count(part) for part in parts] == [
+        pytest.approx(size, rel=1e-3) for size in (11.901e9, 4.762e9, 123.1e6, 83.82e6, 8.292e9)
+    ]
+    assert {parameter.device.type for part in parts for parameter in part.parameters()} == {"meta"}
+
+    with memory.META:
+        add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
+    state = adapter_state(policy.transformer)
+    assert len(state) == 2 * 342
+    assert sum(map(Tensor.numel, state.values())) == 179_306_496
+
+
+@pytest.mark.slow
+def test_the_paper_s_recipe_is_planned_without_data_and_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    found = plan(load(PolicyRun, RECIPE))
+
+    assert {absence.key for absence in found.absences} == {
+        *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint")
+    }
+    assert found.rows[0].parameters == pytest.approx(11.9e9, rel=0.01)
+    # bf16 weights of generator and judge are 37.7 GiB of it.
+    assert 40 * 2**30 < found.phase_bytes("train") < 48 * 2**30
+
+
+# --- what is absent --------------------------------------------------------------------------------------------
+
+
+def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> None:
+    config = load(PolicyRun, None, [f"prompts={{train: {tmp_path / 'a.jsonl'}, evaluation: 'tiny:test'}}"])
+    config = config.model_copy(update={"adapter": config.adapter.model_copy(update={"start": "runs/one/adapter/"})})
+    checkpoints = [sources.generator(config), sources.judge(config)]
+
+    remedies = {absence.key: absence.remedy for absence in sources.all_absences(config, checkpoints)}
+
+    assert all(checkpoint.assumed for checkpoint in checkpoints)
+    assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
+    assert "PaCo-GRPO/dataset/T2IS" in remedies["prompts.train"]
+    assert "gated" in remedies["model.checkpoint"]
+    assert "`hf download black-forest-labs/FLUX.1-dev`" in remedies["model.checkpoint"]
+    assert remedies["judge.checkpoint"].endswith("`hf download X-GenGroup/PaCo-Reward-7B`")
+    assert "folder runs/one/adapter/" in remedies["adapter.start"]
+
+
+def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoints: Path, tmp_path: Path) -> None:
+    whole = sources.generator(tiny_run(checkpoints))
+    for file in (checkpoints / "flux").rglob("*.json"):
+        copy = tmp_path / "flux" / file.relative_to(checkpoints / "flux")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    bare = sources.generator(tiny_run(tmp_path))
+
+    assert (whole.absences, whole.assumed) == ((), False)
+    assert bare.parts == whole.parts
+    assert "the weights of transformer, vae, text_encoder, text_encoder_2" in bare.absences[0].remedy
+
+
+def test_a_sharded_checkpoint_needs_every_shard(checkpoints: Path, tmp_path: Path) -> None:
+    config = tiny_run(checkpoints, f"judge.checkpoint={tmp_path}")
+    (tmp_path / "config.json").write_text((checkpoints / "judge" / "config.json").read_text())
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-1.safetensors").touch()
+    assert sources.judge(config).absences
+
+    (tmp_path / "model-2.safetensors").touch()
+    assert not sources.judge(config).absences
+
+
+def test_a_model_in_the_hub_s_cache_is_found_without_the_network(tmp_path: Path, checkpoints: Path) -> None:
+    cached = tmp_path / "hub" / "models--lab--judge"
+    snapshot = cached / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    for file in (checkpoints / "judge").iterdir():
+        (snapshot / file.name).write_bytes(file.read_bytes())
+
+    found = sources.judge(tiny_run(checkpoints, "judge.checkpoint=lab/judge"))
+
+    assert (found.absences, found.assumed) == ((), False)
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampling.size=[100, 128]", "sampling.size: size 100x128 must be a multiple of 8 .* the nearest is 96x128"),
+        ("evaluation.size=[128, 130]", "evaluation.size: .* nearest is 128x128"),
+        ("sampling.batch=5", "sampling.batch: 672 samples an epoch do not divide"),
+        ("adapter.targets=[attn.to_z]", "adapter.targets: .*'attn.to_z' matches no linear layer"),
+    ],
+)
+def test_a_wrong_config_is_refused(checkpoints: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(tiny_run(checkpoints, override))
+
+
+def test_another_kind_of_model_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "config.json").write_text('{"_class_name": "SD3Transformer2DModel"}')
+
+    with pytest.raises(ConfigError, match=r"holds a SD3Transformer2DModel, and model\.kind 'flux' needs a Flux"):
+        sources.generator(tiny_run(checkpoints, f"model.checkpoint={tmp_path}"))
+
+
+def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": TEXTS[0]}) + "\n{oops\n")
+
+    with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
+        plan(tiny_run(checkpoints, f"prompts.train={file}"))
+
+
+# --- showing it ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_written_as_json_totals_its_phases() -> None:
+    absence = sources.Absence("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
+    rows = (
+        components.Row("transformer", 3 * 2**30, 1_500_000_000),
+        components.Row("T5 text encoder", 2**30, phases=("encode",)),
+        components.Row("checkpoints", 5 * 2**30, place="disk"),
+    )
+    found = Plan(rows, (absence,), ("mind the gap",), "a card", 8 * 2**30)
+    document = json.loads(found.to_json())
+    assert document["phases"]["encode"] == document["peak_bytes"] == 4 * 2**30
+    assert document["phases"]["train"] == 3 * 2**30
+    assert document["absences"] == [{"key": "judge.checkpoint", "source": "lab/judge", "remedy": absence.remedy}]
+
+
+def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.CaptureFixture[str]) -> None:
+    absence = sources.Absence("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
+    found = Plan(
+        (components.Row("transformer", 3 * 2**30, 1_500_000_000),), (absence,), ("mind the gap",), "a card", 8 * 2**30
+    )
+
+    print_plan(found, Console(width=140))
+
+    shown = capsys.readouterr().out
+    for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):
+        assert part in shown
