@@ -130,8 +130,6 @@ class JudgeConfig(Section):
     adapter: str = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     batch: Positive = 32
-    temperature: float = Field(1.0, gt=0)
-    """Divides the Yes − No logit; above 1 it keeps a gradient where a judge is sure (a departure from the paper)."""
 
 
 class AdvantageConfig(Section):

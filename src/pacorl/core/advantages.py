@@ -37,7 +37,8 @@ def advantages(
     valid_B = valid_B & (_group_sum(valid_B.double(), table.group_B) >= min_valid)
     tamed = table.score_RB.double().nan_to_num()
     combined_B = AGGREGATES[aggregate](tamed, valid_B, table.group_B, weights=weights, threshold=threshold)
-    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=std).clamp(-clip, clip)
+    scale: Literal["group", "global"] = "global" if aggregate == "gdpo" else std
+    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=scale).clamp(-clip, clip)
     return Advantages(value_B, valid_B, _stats(table, valid_B, combined_B))
 
 
@@ -57,7 +58,9 @@ def log_tamed(
     sign(R)·log(1+|R|), which is the same on the paper's domain.
     """
     spread_R = coefficient_of_variation(score_RB[:, valid_B])
-    limit = {"mean": spread_R.mean(), "median": spread_R.median()}[threshold] if isinstance(threshold, str) else threshold
+    limit = (
+        {"mean": spread_R.mean(), "median": spread_R.median()}[threshold] if isinstance(threshold, str) else threshold
+    )
     tamed_RB = torch.where((spread_R > limit)[:, None], score_RB.sign() * score_RB.abs().log1p(), score_RB)
     return weighted_sum(tamed_RB, valid_B, group_B, weights=weights, threshold=threshold)
 
@@ -65,7 +68,10 @@ def log_tamed(
 def gdpo(
     score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
 ) -> Tensor:
-    """Each reward normalised in its group before the sum, so that no reward's scale decides (GDPO)."""
+    """Each reward normalised in its group before the sum, so that no reward's scale decides (GDPO).
+
+    The sum is then divided by its std over the whole batch, whatever `std` says.
+    """
     normal_RB = torch.stack([normalize_groups(score_B, valid_B, group_B) for score_B in score_RB])
     return weighted_sum(normal_RB, valid_B, group_B, weights=weights, threshold=threshold)
 
@@ -104,7 +110,10 @@ def _group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
 
 def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
     scores = table.score_RB[:, valid_B]
-    stats = {"samples/used": float(valid_B.double().mean()), "samples/missing": float((~table.valid_RB).double().mean())}
+    stats = {
+        "samples/used": float(valid_B.double().mean()),
+        "samples/missing": float((~table.valid_RB).double().mean()),
+    }
     if scores.shape[1] == 0:
         return stats
     for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):

@@ -279,9 +279,15 @@ def _panel_tags(grid: Grid) -> list[str]:
 def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> list[Panel]:
     """The panels as an unreliable painter would make them: each kept attribute redrawn with probability `chance`."""
     return [
-        replace(panel, **{name: rng.choice(VALUES[name]) for name in KEPT if rng.random() < chance})
-        for panel in panels
+        replace(panel, **{name: rng.choice(VALUES[name]) for name in KEPT if rng.random() < chance}) for panel in panels
     ]
+
+
+def redrawn_once(panel: Panel, rng: random.Random) -> Panel:
+    """The panel with one kept attribute changed to another value."""
+    name = rng.choice(KEPT)
+    others = [value for value in VALUES[name] if value != getattr(panel, name)]
+    return replace(panel, **{name: rng.choice(others)})
 
 
 EDITS = {

@@ -98,14 +98,14 @@ class ConditioningCache:
 
 
 @torch.no_grad()
-def collect(policy: Policy, rows: Sequence[Row], *, sampler: Sampler, cache: ConditioningCache, seed: int, epoch: int) -> Rollout:
+def collect(
+    policy: Policy, rows: Sequence[Row], *, sampler: Sampler, cache: ConditioningCache, seed: int, epoch: int
+) -> Rollout:
     """Draws one micro-batch of training samples and keeps its stochastic steps."""
     prompts = [row.prompt for row in rows]
     conditioning = cache.batch(prompts, sampler.size)
     sigmas = policy.sigmas(sampler.steps, sampler.size)
-    starts = [
-        seed_of(seed, epoch, "start", row.prompt.id if sampler.shared_noise else row.number) for row in rows
-    ]
+    starts = [seed_of(seed, epoch, "start", row.prompt.id if sampler.shared_noise else row.number) for row in rows]
     before, after, chances = [], [], []
 
     def stochastic(x_BNC: Tensor, velocity_BNC: Tensor, step: int) -> Tensor:

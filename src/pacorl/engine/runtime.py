@@ -84,7 +84,12 @@ class Runtime:
 
 
 def save_checkpoint(
-    folder: Path, *, step: int, tensors: Mapping[str, Mapping[str, Tensor]], optimizer: dict[str, Any], state: dict[str, Any]
+    folder: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    optimizer: dict[str, Any],
+    state: dict[str, Any],
 ) -> Path:
     """Writes a checkpoint aside and renames it, so that one that exists is whole.
 

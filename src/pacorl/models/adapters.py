@@ -85,10 +85,10 @@ def save_lora(folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: in
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     # diffusers takes α = rank unless each module says otherwise.
-    alphas = {name.replace("lora_A.weight", "alpha"): torch.tensor(float(alpha)) for name in tensors if "lora_A" in name}
-    save_file(
-        {f"transformer.{name}": value for name, value in {**tensors, **alphas}.items()}, folder / DIFFUSERS_FILE
-    )
+    alphas = {
+        name.replace("lora_A.weight", "alpha"): torch.tensor(float(alpha)) for name in tensors if "lora_A" in name
+    }
+    save_file({f"transformer.{name}": value for name, value in {**tensors, **alphas}.items()}, folder / DIFFUSERS_FILE)
 
 
 def load_lora(folder: str | Path) -> dict[str, Tensor]:

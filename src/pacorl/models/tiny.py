@@ -189,7 +189,11 @@ def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     core = Tokenizer(models.BPE(unk_token=end, end_of_word_suffix="</w>"))
     core.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     core.train_from_iterator(
         texts,

@@ -18,26 +18,40 @@ if TYPE_CHECKING:
 
 
 class Consistency:
-    """Mean P(Yes) over all pairs of panels (arXiv 2512.04784, §3.3): 6 questions per 2×2 sheet."""
+    """Mean P(Yes) over all pairs of panels (arXiv 2512.04784, §3.3): 6 questions per 2×2 sheet.
 
-    def __init__(self, judge: Judge) -> None:
+    `temperature` divides the logit of each P(Yes) before the mean: above 1 it keeps differences where a judge is
+    sure, 1 is the paper's.
+    """
+
+    def __init__(self, judge: Judge, temperature: float = 1.0) -> None:
         self.judge = judge
+        self.temperature = temperature
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
             if prompt.grid.count < 2:
-                raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and consistency needs at least two panels")
+                raise ValueError(
+                    f"prompt {prompt.id} is a {prompt.grid} grid, and consistency needs at least two panels"
+                )
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        return [mean_of(pairs) for pairs in self.pairs(prompts, images)]
+        return self.reduce(self.pairs(prompts, images))
 
     def pairs(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[list[Verdict]]:
         """The verdict of every pair of panels, in the order of `itertools.combinations`, per image."""
         asked = [
-            [Question(pair, questions.same_theme(prompt.shared_text)) for pair in combinations(split(image, prompt.grid), 2)]
+            [
+                Question(pair, questions.same_theme(prompt.shared_text))
+                for pair in combinations(split(image, prompt.grid), 2)
+            ]
             for prompt, image in zip(prompts, images, strict=True)
         ]
         return _answers(self.judge, asked)
+
+    def reduce(self, pairs: Sequence[Sequence[Verdict]]) -> list[float | None]:
+        """Verdicts of `pairs` → one score per image."""
+        return [mean_of(verdicts, temperature=self.temperature) for verdicts in pairs]
 
 
 class PanelMatch:
@@ -47,8 +61,9 @@ class PanelMatch:
     serves both. Without such a reward, consistency alone is won by painting nothing four times.
     """
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, temperature: float = 1.0) -> None:
         self.judge = judge
+        self.temperature = temperature
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
@@ -66,7 +81,7 @@ class PanelMatch:
             ]
             for prompt, image in zip(prompts, images, strict=True)
         ]
-        return [mean_of(answers) for answers in _answers(self.judge, asked)]
+        return [mean_of(answers, temperature=self.temperature) for answers in _answers(self.judge, asked)]
 
 
 def _answers(judge: Judge, asked: Sequence[Sequence[Question]]) -> list[list[Verdict]]:

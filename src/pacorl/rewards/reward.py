@@ -40,7 +40,15 @@ def score(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], images: Sequ
     )
 
 
-def mean_of(verdicts: Sequence[Verdict]) -> float | None:
-    """The mean probability of verdicts, None where any is missing or there are none."""
-    known = [verdict.p_yes for verdict in verdicts if verdict.p_yes is not None]
+def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
+    """The mean of P(Yes)^(1/temperature), renormalised; None where any verdict is missing or there are none."""
+    known = [tempered(verdict.p_yes, temperature) for verdict in verdicts if verdict.p_yes is not None]
     return sum(known) / len(known) if known and len(known) == len(verdicts) else None
+
+
+def tempered(probability: float, temperature: float) -> float:
+    """σ(logit(p) / temperature)."""
+    if temperature == 1:
+        return probability
+    yes, no = probability ** (1 / temperature), (1 - probability) ** (1 / temperature)
+    return yes / (yes + no)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,7 +145,6 @@ def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
         dtype=config.judge.dtype,
         device=runtime.device,
         batch=config.judge.batch,
-        temperature=config.judge.temperature,
     )
     rewards = build_rewards(config.rewards, judge=judge)
     for reward in rewards.values():
@@ -354,6 +354,7 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     repeats = config.evaluation.samples_per_prompt
     jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
     own = jobs[runtime.rank :: runtime.world]
+    spent = training.seconds["evaluation"]
     with training.timed("evaluation"), training.average.applied():
         images = sample_images(
             training.policy,
@@ -371,20 +372,20 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     values = _keep_evaluation(training, list(gathered.values()))
     if grade:
         values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in gathered.values()])
+    values["seconds/evaluation"] = training.seconds["evaluation"] - spent
     training.logbook.write("evaluation", epoch=training.epoch, step=training.step, values=values)
     return values
 
 
 def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequence[Image]) -> list[dict[str, Any]]:
-    """A record per picture: its prompt, pair matrix and scores."""
+    """A record per picture: its prompt, pair matrix and scores. Every question is asked once."""
     prompts = [prompt for prompt, _ in jobs]
-    table = score(training.rewards, prompts, images)
-    paired = [prompt.grid.count > 1 for prompt in prompts]
-    consistency = Consistency(training.judge)
-    matrices = [
-        _matrix([verdict.p_yes for verdict in verdicts], prompt.grid.count) if pair else None
-        for prompt, verdicts, pair in zip(prompts, consistency.pairs(prompts, images), paired, strict=True)
-    ]
+    consistency = next((r for r in training.rewards.values() if isinstance(r, Consistency)), None)
+    pairs = (consistency or Consistency(training.judge)).pairs(prompts, images)
+    scores = {
+        name: consistency.reduce(pairs) if reward is consistency else reward(prompts, images)
+        for name, reward in training.rewards.items()
+    }
     return [
         {
             "prompt_id": prompt.id,
@@ -392,10 +393,10 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
             "theme": prompt.theme,
             "grid": str(prompt.grid),
             "panels": list(prompt.panels),
-            "p_yes": matrix,
-            "scores": dict(zip(table.names, column.tolist(), strict=True)),
+            "p_yes": _matrix([verdict.p_yes for verdict in pairs[row]], prompt.grid.count),
+            "scores": {name: column[row] for name, column in scores.items()},
         }
-        for prompt, matrix, column in zip(prompts, matrices, table.score_RB.T, strict=True)
+        for row, prompt in enumerate(prompts)
     ]
 
 
@@ -416,8 +417,11 @@ def _keep_evaluation(training: Training, lines: Sequence[dict[str, Any]]) -> dic
         for number, line in enumerate(lines)
     ]
     training.logbook.records(name, kept)
-    score_RB = torch.tensor([list(line["scores"].values()) for line in lines], dtype=torch.float64).T
-    return {reward: float(row.nanmean()) for reward, row in zip(training.rewards, score_RB, strict=True)}
+    columns = {reward: [line["scores"][reward] for line in lines] for reward in training.rewards}
+    columns["p_yes"] = [value for line in lines for row in line["p_yes"] for value in row]
+    return {
+        reward: fmean(known) for reward, column in columns.items() if (known := [v for v in column if v is not None])
+    }
 
 
 # --- state -----------------------------------------------------------------------------------------------------

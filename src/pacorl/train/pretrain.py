@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,47 +144,65 @@ def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, 
         yield prompt.text, characters.redrawn(wanted, chance=redraw, rng=rng)
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One part of the generator's training."""
+
+    steps: int
+    large_share: float
+    """Share of steps at 128 px."""
+    redraw: float
+    """Chance with which the painter redraws each kept attribute of each panel."""
+
+
+WORDS = Lesson(steps=1500, large_share=0.15, redraw=0.0)
+"""First a faultless painter, mostly at 64 px: words and pictures are matched early."""
+SETS = Lesson(steps=2400, large_share=0.55, redraw=0.27)
+"""Then an unreliable one, at both sizes: the generator is to be able, but inconsistent."""
+BATCH = {32: 32, 64: 12}
+"""Sheets per step by panel size; a 128 px sheet has four times the tokens."""
+
+
 def pretrain_generator(
     out: Path,
     *,
     vae: AutoencoderKL,
-    steps: int = 4500,
+    lessons: Sequence[Lesson] = (WORDS, SETS),
+    start: Path | None = None,
     lr: float = 2e-3,
-    redraw: float = 0.27,
     text_tokens: int = 48,
-    save_every: int = 500,
+    save_every: int = 300,
     seed: int = 0,
 ) -> FluxPipeline:
     """Trains transformer and text encoders together by flow matching, on sheets of 64 px and of 128 px.
 
-    The painter it learns from is faultless at first, so that words and pictures are matched early; from 40 % on it
-    redraws each kept attribute of each panel with chance `redraw`. Most of the 128 px steps come late, when what
-    64 px taught can be carried over.
+    `start` is a checkpoint to go on from, with the lessons that are left.
     """
+    from diffusers import FluxPipeline
+
     torch.manual_seed(seed)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
-    pipeline = tiny.tiny_flux(characters.vocabulary(), vae=vae)
+    pipeline = FluxPipeline.from_pretrained(start) if start else tiny.tiny_flux(characters.vocabulary(), vae=vae)
     scale, shift = vae.config.scaling_factor, vae.config.shift_factor
     latents = {size: (encode_panels(vae, panel_pixels(size)) - shift) * scale for size in PANEL_SIZES}
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
-    painters = [imperfect_sets(rng, redraw=0.0), imperfect_sets(rng, redraw=redraw)]
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
-    stage = Stage(modules, lr=lr, steps=steps, log=out / "log.jsonl", ema=0.998)
-    while stage.step < steps:
-        progress = stage.step / steps
-        small = rng.random() > (0.1 if progress < 0.25 else 0.6)
-        size, batch = (PANEL_SIZES[0], 32) if small else (PANEL_SIZES[1], 12)
-        painter = painters[progress > 0.4]
-        texts, sets = zip(*(next(painter) for _ in range(batch)), strict=True)
-        rows = torch.tensor([[index[panel] for panel in panels] for panels in sets])
-        clean = pack(tile(latents[size][rows]))
-        loss = flow_matching_loss(pipeline, texts, clean, text_tokens=text_tokens)
-        stage.update(loss, **{f"loss_{2 * size}px": loss.item()})
-        if stage.step % save_every == 0 or stage.step == steps:
-            with stage.averaged():
-                pipeline.save_pretrained(out)
-    stage.use_average()
+    for lesson in lessons:
+        painter = imperfect_sets(rng, redraw=lesson.redraw)
+        stage = Stage(modules, lr=lr, steps=lesson.steps, log=out / "log.jsonl", ema=0.998)
+        while stage.step < lesson.steps:
+            size = PANEL_SIZES[rng.random() < lesson.large_share]
+            texts, sets = zip(*(next(painter) for _ in range(BATCH[size])), strict=True)
+            rows = torch.tensor([[index[panel] for panel in panels] for panels in sets])
+            clean = pack(tile(latents[size][rows]))
+            loss = flow_matching_loss(pipeline, texts, clean, text_tokens=text_tokens)
+            stage.update(loss, **{f"loss_{2 * size}px": loss.item()})
+            if stage.step % save_every == 0:
+                with stage.averaged():
+                    pipeline.save_pretrained(out)
+        stage.use_average()
+        pipeline.save_pretrained(out)
     return pipeline
 
 
@@ -194,9 +213,7 @@ def pack(latents_BCHW: Tensor) -> Tensor:
     return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, height // 2 * (width // 2), 4 * channels)
 
 
-def flow_matching_loss(
-    pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor, *, text_tokens: int
-) -> Tensor:
+def flow_matching_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor, *, text_tokens: int) -> Tensor:
     """Mean squared error of the velocity at times that favour noise, where a set's content is decided."""
     batch, tokens, _ = clean_BNC.shape
     side = math.isqrt(tokens)

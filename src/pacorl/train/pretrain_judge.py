@@ -27,6 +27,7 @@ from pacorl.train.pretrain import PANEL_SIZES, Stage, encode_panels, panel_pixel
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
 
+CAPTION_REQUEST = "What does this image show?"
 CRITERION_OF = {"colour": "Colour", "shape": "Shape", "hat": "Hat", "palette": "Palette"}
 CRITERIA = {name: text for dimension in characters.CRITERIA.values() for name, text in dimension.items()}
 
@@ -42,6 +43,10 @@ class Lesson:
     @property
     def yes(self) -> bool:
         return self.answer.startswith("Yes")
+
+    @property
+    def decides(self) -> bool:
+        return self.question != CAPTION_REQUEST
 
 
 class PictureBank:
@@ -69,14 +74,23 @@ class PictureBank:
         return len(self.panels) * self.versions + rng.randrange(self.junk_count)
 
 
-def lessons(bank: PictureBank, *, split: Split, rng: random.Random) -> Iterator[Lesson]:
-    """Endless lessons about the characters of one split, half of them with the answer Yes."""
+def lessons(bank: PictureBank, *, split: Split, rng: random.Random, captions: float) -> Iterator[Lesson]:
+    """Endless lessons about the characters of one split; of those that decide, half with the answer Yes.
+
+    `captions` is the share of plain descriptions: without them a judge never learns to see more than colours.
+    """
     number = {panel: index for index, panel in enumerate(bank.panels)}
     pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
     kinds: list[Callable[..., Lesson]] = [_pair_lesson, _text_lesson, _criterion_lesson]
     while True:
-        kind = rng.choices(kinds, weights=(5, 3, 2))[0]
+        kind = _caption_lesson if rng.random() < captions else rng.choices(kinds, weights=(5, 3, 2))[0]
         yield kind(rng.choice(pool), pool, rng, bank, number)
+
+
+def _caption_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
+    if rng.random() < 0.05:
+        return Lesson((bank.of_junk(rng),), CAPTION_REQUEST, "It shows nothing.")
+    return Lesson((bank.of(number[panel], rng),), CAPTION_REQUEST, f"It shows {panel.text}.")
 
 
 def _pair_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
@@ -89,7 +103,7 @@ def _pair_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: Pict
     if draw < 0.57:
         reason = f"Yes. Both show {first.subject}."
     else:
-        second = _changed(second, KEPT, rng.choices((1, 2, 3), weights=(6, 2, 1))[0], rng)
+        second = _changed(second, KEPT, rng.choices((1, 2, 3), weights=(5, 3, 2))[0], rng)
         if rng.random() < 0.1:
             second = rng.choice(pool)
         if second.kept == first.kept:
@@ -143,7 +157,8 @@ def _new_scene(panel: Panel, rng: random.Random) -> Panel:
 def _changed(panel: Panel, names: Sequence[str], count: int, rng: random.Random) -> Panel:
     chosen = rng.sample(list(names), count)
     return replace(
-        panel, **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)]) for name in chosen}
+        panel,
+        **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)]) for name in chosen},
     )
 
 
@@ -163,7 +178,9 @@ def draw_junk(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.Image]
     rng, noise = random.Random(seed), np.random.default_rng(seed)
     makers = [_noise, _flat, _dark, _soft_noise, _blurred, _shuffled, _blended]
     junk = [rng.choice(makers)(rng, noise) for _ in range(count * 2 // 3)]
-    panels = [characters.draw(rng.choice(characters.all_panels()), rng.choice(PANEL_SIZES)) for _ in range(count - len(junk))]
+    panels = [
+        characters.draw(rng.choice(characters.all_panels()), rng.choice(PANEL_SIZES)) for _ in range(count - len(junk))
+    ]
     return junk + [_half_denoised(panel, vae, rng) for panel in panels]
 
 
@@ -195,7 +212,9 @@ def _soft_noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 
 def _blurred(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    panel = characters.draw(rng.choice(characters.all_panels()), 64).filter(ImageFilter.GaussianBlur(rng.uniform(7, 16)))
+    panel = characters.draw(rng.choice(characters.all_panels()), 64).filter(
+        ImageFilter.GaussianBlur(rng.uniform(7, 16))
+    )
     return panel.resize((_size(rng),) * 2)
 
 
@@ -217,7 +236,10 @@ def _half_denoised(panel: Image.Image, vae: AutoencoderKL, rng: random.Random) -
     """What a policy that lost its way paints: a latent that still holds much noise."""
     pixels = torch.from_numpy(np.asarray(panel).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
     clean = encode_panels(vae, pixels)
-    noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(rng.randrange(2**31))) / vae.config.scaling_factor
+    noise = (
+        torch.randn(clean.shape, generator=torch.Generator().manual_seed(rng.randrange(2**31)))
+        / vae.config.scaling_factor
+    )
     noisy = torch.lerp(clean, noise, rng.uniform(0.45, 1.0)) * rng.uniform(0.6, 1.6)
     return next(_to_images(vae.decode(noisy).sample))
 
@@ -250,7 +272,7 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 def vocabulary(bank: PictureBank) -> list[str]:
     """What the tokenizer reads: lessons in the chat template, so that every word is one token or two."""
     rng = random.Random(0)
-    stream = lessons(bank, split="train", rng=rng)
+    stream = lessons(bank, split="train", rng=rng, captions=0.2)
     return [f"{lesson.question}\n{lesson.answer}" for lesson, _ in zip(stream, range(3000), strict=False)]
 
 
@@ -273,21 +295,25 @@ def pretrain_judge(
     image_processor = tiny.tiny_judge(["Yes. No."])[1].image_processor
     bank = PictureBank(image_processor, vae=vae, junk=[*draw_junk(3000, seed=seed, vae=vae), *junk])
     model, processor = tiny.tiny_judge([*vocabulary(bank), "You are a helpful assistant.\nuser\nassistant\n"] * 2)
-    stream = lessons(bank, split="train", rng=rng)
+    streams = [lessons(bank, split="train", rng=rng, captions=captions) for captions in (0.8, 0.15)]
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
     yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
+    right: list[bool] = []
     while stage.step < steps:
-        part = [next(stream) for _ in range(batch)]
+        part = [next(streams[stage.step > steps / 5]) for _ in range(batch)]
         inputs, answer_mask = collate(part, bank, processor)
         logits = model(**inputs).logits[:, :-1]
         labels, answers = inputs["input_ids"][:, 1:], answer_mask[:, 1:]
         loss_per_token = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+        decides = torch.tensor([lesson.decides for lesson in part])
         first = answers & (answers.cumsum(1) == 1)
-        rest = answers & ~first
-        loss = (alpha * loss_per_token[first] + (1 - alpha) * (loss_per_token * rest).sum(1) / rest.sum(1)).mean()
+        rest = answers & ~(first & decides[:, None])
+        reasons = (loss_per_token * rest).sum(1) / rest.sum(1)
+        decision = loss_per_token[first]
+        loss = torch.where(decides, alpha * decision + (1 - alpha) * reasons, reasons).mean()
         said_yes = logits[first][:, yes] > logits[first][:, no]
-        right = (said_yes == torch.tensor([lesson.yes for lesson in part])).float()
-        stage.update(loss, decision_accuracy=right.mean().item())
+        right = (right + [bool(a) == b.yes for a, b in zip(said_yes, part, strict=True) if b.decides])[-2000:]
+        stage.update(loss, decision_accuracy=sum(right) / max(1, len(right)))
     stage.use_average()
     model.save_pretrained(out)
     processor.save_pretrained(out)

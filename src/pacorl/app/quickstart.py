@@ -1,0 +1,187 @@
+"""`pacorl quickstart`: judge, generator, RL and a page on the tiny world, from the committed checkpoints.
+
+The judge rewards; the oracle, which knows the truth of every drawing, grades and is never rewarded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacorl import config as configs
+from pacorl.config import PolicyRun
+from pacorl.core import questions
+from pacorl.core.grid import split
+from pacorl.data import characters
+from pacorl.data.characters import GRADES, Oracle, Panel
+from pacorl.models.judge import LocalJudge
+from pacorl.report import write_report
+from pacorl.train.policy import train_policy
+from pacorl.types import Prompt, Question
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+METRICS = ("consistency", *GRADES, "diversity")
+BOOTSTRAP_DRAWS = 2000
+
+
+def recipe() -> Path:
+    """The tiny recipe: in the wheel beside this file, in a checkout under configs/."""
+    inside = Path(__file__).with_name("tiny.yaml")
+    return inside if inside.exists() else Path(__file__).parents[3] / "configs" / "tiny.yaml"
+
+
+def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
+    """Runs the tiny recipe and grades it; returns the page and a verdict of three lines.
+
+    A finished run in `out` is made anew, an unfinished one is resumed.
+    """
+    if (out / "summary.json").exists():
+        shutil.rmtree(out)
+    config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
+    accuracy = judge_accuracy(LocalJudge.from_pretrained(config.judge.checkpoint, batch=config.judge.batch))
+    oracle = Oracle()
+
+    def grade(prompts: Sequence[Prompt], images: Sequence[Image]) -> dict[str, float]:
+        graded = [
+            oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)
+        ]
+        return {name: fmean(one[name] for one in graded) for name in GRADES}
+
+    train_policy(config, resume=True, grade=grade)
+    summary = summarize(config, oracle, pair_accuracy=accuracy)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return write_report(out), summary["verdict"]
+
+
+def judge_accuracy(judge: LocalJudge, *, pairs: int = 200, seed: int = 0) -> dict[str, float]:
+    """How often the judge is right on held-out characters: half of the pairs equal, half with one thing redrawn."""
+    rng = random.Random(seed)
+    pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
+    asked, truth = [], []
+    for number in range(pairs):
+        first = rng.choice(pool)
+        second = characters.set_of(first.kept, 1, rng)[0]
+        if number % 2:
+            second = characters.redrawn_once(second, rng)
+        size = rng.choice((32, 64))
+        images = (characters.draw(first, size), characters.draw(second, size))
+        asked.append(Question(images, questions.same_theme(first.subject)))
+        truth.append(first.kept == second.kept)
+    said = [(verdict.p_yes or 0.0) > 0.5 for verdict in judge.verdicts(asked)]
+    return {"pair_accuracy": fmean(a == b for a, b in zip(said, truth, strict=True)), "pairs": float(pairs)}
+
+
+# --- the summary -----------------------------------------------------------------------------------------------
+
+
+def summarize(config: PolicyRun, oracle: Oracle, *, pair_accuracy: Mapping[str, float]) -> dict[str, Any]:
+    """Before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
+    evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
+    before, after = (_read_evaluation(path, oracle) for path in (evaluations[0], evaluations[-1]))
+    draws = np.random.default_rng(0).integers(0, len(before), (BOOTSTRAP_DRAWS, len(before)))
+    tables = {"before": _intervals(before, draws), "after": _intervals(after, draws)}
+    difference = {name: _difference(before, after, name, draws) for name in METRICS}
+    return {
+        "title": "pacorl quickstart",
+        "judge": dict(pair_accuracy),
+        **tables,
+        "difference": difference,
+        "prompts": len(before),
+        "seconds": _seconds(config.out),
+        "versions": {
+            name: version(name) for name in ("pacorl", "torch", "diffusers", "transformers", "peft", "accelerate")
+        },
+        "seed": config.seed,
+        "config_hash": hashlib.sha256(configs.dump(config).encode()).hexdigest()[:12],
+        "verdict": _verdict(tables, difference),
+    }
+
+
+Graded = dict[str, Any]
+"""One picture: its grades, its consistency, and the panels that the oracle saw."""
+
+
+def _read_evaluation(path: Path, oracle: Oracle) -> list[Graded]:
+    from PIL import Image
+
+    graded = []
+    for line in map(json.loads, path.read_text().splitlines()):
+        with Image.open(path.parent / line["image"]) as sheet:
+            panels = split(sheet.convert("RGB"), _grid_of(line["grid"]))
+        seen = oracle.read(panels)
+        grades = characters.grade([Panel.parse(text) for text in line["panels"]], seen)
+        known = [value for row in line["p_yes"] for value in row if value is not None]
+        graded.append({**grades, "consistency": fmean(known), "seen": seen})
+    return graded
+
+
+def _grid_of(text: str) -> Any:
+    from pacorl.core.grid import parse_layout
+
+    return parse_layout(text)
+
+
+def _statistic(name: str) -> Callable[[Sequence[Graded]], float]:
+    if name == "diversity":
+        return lambda rows: characters.diversity([row["seen"] for row in rows])
+    return lambda rows: fmean(row[name] for row in rows)
+
+
+def _intervals(rows: Sequence[Graded], draws: NDArray[np.int64]) -> dict[str, dict[str, float]]:
+    table = {}
+    for name in METRICS:
+        statistic = _statistic(name)
+        table[name] = _interval(statistic(rows), [statistic([rows[i] for i in draw]) for draw in draws])
+    return table
+
+
+def _difference(
+    before: Sequence[Graded], after: Sequence[Graded], name: str, draws: NDArray[np.int64]
+) -> dict[str, float]:
+    """Paired: the same prompts are drawn on both sides."""
+    statistic = _statistic(name)
+    changes = [statistic([after[i] for i in draw]) - statistic([before[i] for i in draw]) for draw in draws]
+    return _interval(statistic(after) - statistic(before), changes)
+
+
+def _interval(mean: float, draws: Sequence[float]) -> dict[str, float]:
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return {"mean": round(mean, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+
+
+def _seconds(out: Path) -> dict[str, float]:
+    """Seconds per phase over the whole run, resumed parts included."""
+    total: dict[str, float] = {}
+    for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()):
+        for name, value in line.items():
+            if name.startswith("seconds/"):
+                phase = name.removeprefix("seconds/")
+                total[phase] = round(total.get(phase, 0.0) + value, 2)
+    return total
+
+
+def _verdict(tables: Mapping[str, Any], difference: Mapping[str, Any]) -> list[str]:
+    def line(name: str, words: str) -> str:
+        before, after, change = (table[name] for table in (tables["before"], tables["after"], difference))
+        return (
+            f"{words}: {before['mean']:.2f} → {after['mean']:.2f} "
+            f"({change['mean']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
+        )
+
+    return [
+        line("attribute_agreement", "attributes that panels share"),
+        line("all_equal_pairs", "pairs of panels that agree in all of them"),
+        line("prompt_match", "attributes as the prompt asked"),
+    ]

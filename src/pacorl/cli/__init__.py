@@ -1,0 +1,39 @@
+"""The command line. Entry points only: whatever is heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from pacorl.cli import policy, quickstart, tiny
+
+app = typer.Typer(
+    name="pacorl",
+    help="Make image generators consistent: judge sets of pictures, and train generators on the judgement.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+quickstart.register(app)
+policy.register(app)
+app.add_typer(tiny.app, name="tiny")
+
+
+@app.callback()
+def options(debug: bool = typer.Option(False, "--debug", help="Show tracebacks.")) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Runs the command line; faults become one line and exit code 1."""
+    if "--debug" in sys.argv:
+        sys.argv.remove("--debug")
+        app()
+        return
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        message = str(error).strip() or type(error).__name__
+        print(f"pacorl: {message}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,46 @@
+"""`pacorl train-policy` and `pacorl report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this file's commands."""
+    app.command("train-policy")(train_policy)
+    app.command("report")(report)
+
+
+def train_policy(
+    config: Path = typer.Argument(help="A YAML file, such as configs/tiny.yaml."),
+    overrides: list[str] = typer.Argument(None, help="Changes, as section.key=value."),
+    resume: bool = typer.Option(False, "--resume", help="Go on from the newest checkpoint of the run's folder."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would need."),
+    as_json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
+) -> None:
+    """Train a generator with PaCo-GRPO."""
+    from pacorl.config import PolicyRun, load
+
+    run = load(PolicyRun, config, overrides or [])
+    if dry_run:
+        from pacorl.app.plan import plan, print_plan
+
+        found = plan(run)
+        print(found.to_json()) if as_json else print_plan(found)
+        return
+    from pacorl.app.threads import use_cores
+    from pacorl.report import write_report
+    from pacorl.train.policy import train_policy as train
+
+    use_cores()
+    folder = train(run, resume=resume)
+    typer.echo(f"done: {write_report(folder)}")
+
+
+def report(run: Path = typer.Argument(help="A run's folder.")) -> None:
+    """Build a run's page again."""
+    from pacorl.report import write_report
+
+    typer.echo(write_report(run))

@@ -1,0 +1,55 @@
+"""`pacorl tiny …`: makes the committed tiny checkpoints again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+app = typer.Typer(help="Train the tiny checkpoints again (docs/tiny.md).", no_args_is_help=True)
+OUT = typer.Option(Path("runs/tiny"), help="Folder for the checkpoints.")
+STEPS = typer.Option(0, help="Training steps; 0 for the documented number.")
+
+
+@app.command()
+def vae(out: Path = OUT, steps: int = STEPS) -> None:
+    """The autoencoder (about 13 CPU minutes)."""
+    from pacorl.app.threads import use_cores
+    from pacorl.train.pretrain import pretrain_vae
+
+    use_cores()
+    pretrain_vae(out / "vae", **({"steps": steps} if steps else {}))
+
+
+@app.command()
+def generator(out: Path = OUT, steps: int = STEPS) -> None:
+    """The generator, from `vae` (about 95 CPU minutes)."""
+    from diffusers import AutoencoderKL
+
+    from pacorl.app.threads import use_cores
+    from pacorl.train.pretrain import pretrain_generator
+
+    use_cores()
+    autoencoder = AutoencoderKL.from_pretrained(out / "vae")
+    pretrain_generator(out / "flux", vae=autoencoder, **({"steps": steps} if steps else {}))
+
+
+@app.command()
+def judge(out: Path = OUT, steps: int = STEPS) -> None:
+    """The judge, from `vae` (about 30 CPU minutes)."""
+    from diffusers import AutoencoderKL
+
+    from pacorl.app.threads import use_cores
+    from pacorl.train.pretrain_judge import pretrain_judge
+
+    use_cores()
+    autoencoder = AutoencoderKL.from_pretrained(out / "vae")
+    pretrain_judge(out / "judge", vae=autoencoder, **({"steps": steps} if steps else {}))
+
+
+@app.command("all")
+def everything(out: Path = OUT) -> None:
+    """All three, in order."""
+    vae(out, 0)
+    generator(out, 0)
+    judge(out, 0)

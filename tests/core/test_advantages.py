@@ -1,0 +1,102 @@
+"""Aggregation and normalisation against numbers worked by hand."""
+
+import math
+
+import pytest
+import torch
+
+from pacorl.core.advantages import STD_FLOOR, advantages, coefficient_of_variation, log_tamed, normalize_groups
+from pacorl.types import RewardTable
+
+NAN = float("nan")
+
+
+def table(scores: list[list[float]], groups: list[int]) -> RewardTable:
+    score_RB = torch.tensor(scores, dtype=torch.float64)
+    names = tuple(f"reward{number}" for number in range(len(scores)))
+    return RewardTable(names, score_RB, score_RB.isfinite(), torch.tensor(groups))
+
+
+def test_groups_are_normalised_apart() -> None:
+    found = advantages(table([[1, 3, 10, 30]], [7, 7, 9, 9]), weights=[1.0], aggregate="weighted_sum", std="group")
+    expected = [-1 / (1 + STD_FLOOR), 1 / (1 + STD_FLOOR), -10 / (10 + STD_FLOOR), 10 / (10 + STD_FLOOR)]
+    assert found.value_B.tolist() == pytest.approx(expected)
+    assert found.used_B.all()
+
+
+def test_global_std() -> None:
+    found = advantages(table([[0, 2, 0, 4]], [1, 1, 2, 2]), weights=[1.0], aggregate="weighted_sum", std="global")
+    std = math.sqrt((1.5**2 + 0.5**2 + 1.5**2 + 2.5**2) / 4) + STD_FLOOR
+    assert found.value_B.tolist() == pytest.approx([-1 / std, 1 / std, -2 / std, 2 / std])
+
+
+def test_log_tame_touches_only_what_varies_too_much() -> None:
+    score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1]], dtype=torch.float64)
+    assert coefficient_of_variation(score_RB).tolist() == pytest.approx([0.5, 0.05 / 1.05])
+    combined = log_tamed(score_RB, torch.ones(2, dtype=torch.bool), torch.zeros(2), weights=[2.0, 1.0], threshold=0.2)
+    assert combined.tolist() == pytest.approx([2 * math.log(2) + 1.0, 2 * math.log(4) + 1.1])
+
+
+def test_log_tame_by_the_mean_threshold() -> None:
+    score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1]], dtype=torch.float64)
+    combined = log_tamed(
+        score_RB, torch.ones(2, dtype=torch.bool), torch.zeros(2), weights=[1.0, 1.0], threshold="mean"
+    )
+    assert combined.tolist() == pytest.approx([math.log(2) + 1.0, math.log(4) + 1.1])
+
+
+def test_log_tame_off_its_domain_keeps_the_order() -> None:
+    score_RB = torch.tensor([[-3.0, -1.0, 0.0, 5.0]], dtype=torch.float64)
+    combined = log_tamed(score_RB, torch.ones(4, dtype=torch.bool), torch.zeros(4), weights=[1.0], threshold=0.2)
+    assert combined.tolist() == pytest.approx([-math.log(4), -math.log(2), 0.0, math.log(6)])
+
+
+def test_gdpo_ignores_a_rewards_scale() -> None:
+    groups, other = [0, 0, 0, 1, 1, 1], [1.0, 0.0, 3.0, 0.0, 2.0, 5.0]
+    small = advantages(table([[0, 1, 2, 0, 1, 5], other], groups), weights=[1, 1], aggregate="gdpo")
+    large = advantages(table([[0, 1000, 2000, 0, 1000, 5000], other], groups), weights=[1, 1], aggregate="gdpo")
+    assert small.value_B.tolist() == pytest.approx(large.value_B.tolist(), abs=1e-3)
+    assert float(large.value_B.std(correction=0)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_missing_reward_is_masked_and_not_zero() -> None:
+    found = advantages(
+        table([[1, 3, NAN, 5, 7, 9]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="weighted_sum", min_valid=2
+    )
+    assert found.used_B.tolist() == [True, True, False, True, True, True]
+    assert found.value_B.tolist()[:3] == pytest.approx([-1 / (1 + STD_FLOOR), 1 / (1 + STD_FLOOR), 0.0])
+    assert found.stats["samples/missing"] == pytest.approx(1 / 6)
+
+
+def test_a_group_with_too_few_judged_samples_is_dropped() -> None:
+    found = advantages(
+        table([[1, 3, 5, 7, NAN, NAN]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="log_tamed", min_valid=2
+    )
+    assert found.used_B.tolist() == [True, True, True, False, False, False]
+    assert found.value_B[3:].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_nothing_judged_gives_nothing() -> None:
+    found = advantages(table([[NAN, NAN]], [0, 0]), weights=[1.0])
+    assert not found.used_B.any()
+    assert found.value_B.tolist() == [0.0, 0.0]
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    found = advantages(table([[0.4, 0.4, 0.1, 0.9]], [0, 0, 1, 1]), weights=[1.0])
+    assert found.value_B.tolist()[:2] == pytest.approx([0.0, 0.0])
+    assert found.stats["advantage/zero_std_groups"] == pytest.approx(0.5)
+
+
+def test_advantages_are_clipped() -> None:
+    scores = [[0.0] * 99 + [1.0]]
+    assert advantages(table(scores, [0] * 100), weights=[1.0], clip=5.0).value_B.max() == 5.0
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    scores, groups = [0.3, 0.9, 0.2, 0.5, 0.7, 0.1], torch.tensor([4, 2, 4, 2, 4, 2])
+    score_B, valid_B = torch.tensor(scores, dtype=torch.float64), torch.ones(6, dtype=torch.bool)
+    order = torch.tensor([5, 3, 1, 0, 2, 4])
+    torch.testing.assert_close(
+        normalize_groups(score_B, valid_B, groups)[order], normalize_groups(score_B[order], valid_B, groups[order])
+    )

@@ -1,0 +1,80 @@
+"""The stochastic steps against float64 closed forms."""
+
+import math
+
+import pytest
+import torch
+
+from pacorl.core.sde import KERNELS, Transition, cps, flow_sde, kl, log_prob, ode
+
+X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+V = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(0.9, 0.7), (0.31, 0.05)])
+def test_flow_sde_is_the_papers_equation(sigma: float, sigma_next: float) -> None:
+    a, dt = 0.7, sigma_next - sigma
+    x, v = X.double(), V.double()
+    sigma_t = a * math.sqrt(sigma / (1 - sigma))
+    expected = x + (v + sigma_t**2 / (2 * sigma) * (x + (1 - sigma) * v)) * dt
+    mean, std = flow_sde(X, V, sigma=sigma, sigma_next=sigma_next, noise_level=a, sigma_max=0.95)
+    torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=1e-6)
+    assert mean.dtype == torch.float32
+    assert std == pytest.approx(sigma_t * math.sqrt(-dt), rel=1e-12)
+
+
+def test_the_first_step_is_finite() -> None:
+    mean, std = flow_sde(X, V, sigma=1.0, sigma_next=0.9, noise_level=0.7, sigma_max=0.9)
+    assert std == pytest.approx(0.7 * math.sqrt(1 / 0.1) * math.sqrt(0.1))
+    assert mean.isfinite().all()
+
+
+def test_without_noise_the_sde_is_the_ode() -> None:
+    mean, _ = flow_sde(X, V, sigma=0.8, sigma_next=0.6, noise_level=1e-9, sigma_max=0.9)
+    torch.testing.assert_close(mean, ode(X, V, sigma=0.8, sigma_next=0.6))
+
+
+def test_flow_sde_keeps_the_marginals() -> None:
+    """For Gaussian data the exact velocity is linear: after a short step the variance must be the flow's own."""
+    sigma, sigma_next, data_var = 0.6, 0.599, 0.25
+    var = (1 - sigma) ** 2 * data_var + sigma**2
+    x = torch.randn(400_000, 1, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * math.sqrt(var)
+    v = x * (sigma - (1 - sigma) * data_var) / var
+    mean, std = flow_sde(x, v, sigma=sigma, sigma_next=sigma_next, noise_level=0.7, sigma_max=0.9)
+    wanted = (1 - sigma_next) ** 2 * data_var + sigma_next**2
+    # The mean map is linear, so its variance is exact up to the sample's own.
+    got = float((mean**2).mean() / (x**2).mean() * var + std**2)
+    assert got == pytest.approx(wanted, abs=5e-6)
+
+
+def test_cps_keeps_the_noise_share() -> None:
+    """A latent (1−σ)x0 + σe moves to (1−σ')x0 + √(σ'²−s²)e + sε: the noise's variance is σ'² again."""
+    sigma, sigma_next = 0.8, 0.5
+    clean, noise = X.double(), V.double()
+    mean, std = cps(
+        (1 - sigma) * clean + sigma * noise,
+        noise - clean,
+        sigma=sigma,
+        sigma_next=sigma_next,
+        noise_level=0.7,
+        sigma_max=1.0,
+    )
+    share = math.sqrt(sigma_next**2 - std**2)
+    torch.testing.assert_close(mean, (1 - sigma_next) * clean + share * noise)
+    assert std == pytest.approx(sigma_next * math.sin(0.35 * math.pi))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_log_prob_is_the_mean_gaussian_density(kernel: str) -> None:
+    transition = KERNELS[kernel](X, V, sigma=0.8, sigma_next=0.6, noise_level=0.7, sigma_max=0.9)
+    after = transition.mean_BNC + 0.3
+    reference = torch.distributions.Normal(transition.mean_BNC.double(), transition.std).log_prob(after.double())
+    torch.testing.assert_close(log_prob(after, transition).double(), reference.mean((1, 2)), rtol=1e-5, atol=1e-6)
+
+
+def test_kl_is_torchs() -> None:
+    first, second = Transition(X, 0.4), Transition(V, 0.4)
+    reference = torch.distributions.kl_divergence(
+        torch.distributions.Normal(X.double(), 0.4), torch.distributions.Normal(V.double(), 0.4)
+    )
+    torch.testing.assert_close(kl(first, second).double(), reference.mean((1, 2)), rtol=1e-5, atol=1e-6)

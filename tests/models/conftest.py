@@ -1,0 +1,19 @@
+"""Random tiny models: the real classes, weights that no test depends on."""
+
+import pytest
+import torch
+
+from pacorl.data.characters import vocabulary
+from pacorl.models import tiny
+from pacorl.models.flux import FluxPolicy
+
+
+@pytest.fixture(scope="session")
+def flux() -> FluxPolicy:
+    """A tiny FLUX whose output depends on everything (the zero-initialised layers are drawn)."""
+    torch.manual_seed(0)
+    pipeline = tiny.tiny_flux(vocabulary())
+    for parameter in pipeline.transformer.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return FluxPolicy(pipeline, guidance=3.5, text_tokens=48)
