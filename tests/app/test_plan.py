@@ -303,6 +303,16 @@ def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Pat
         plan(tiny_run(checkpoints, f"prompts.train={file}"))
 
 
+def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rewards: 'beauty' is none of consistency, panel_match"):
+        plan(tiny_run(checkpoints, "rewards=[{name: beauty}]"))
+
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "A 1x1 grid. [ONE]: a lone hero."}) + "\n")
+    with pytest.raises(ValueError, match="consistency needs at least two panels"):
+        plan(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
+
+
 # --- showing it ------------------------------------------------------------------------------------------------
 
 

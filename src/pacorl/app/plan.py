@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -24,10 +24,13 @@ from pacorl.config import ConfigError, PolicyRun
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import Row as SampleRow
 from pacorl.engine.rollout import assign_groups
+from pacorl.rewards import build_rewards, check_rewards
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pacorl.models.judge import Judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,14 @@ def plan(config: PolicyRun) -> Plan:
     """Checks a config against its data and this machine, and measures what it needs.
 
     Absent data and weights are listed; the published architecture stands in for absent weights. Raises ConfigError
-    where a size or the number of samples does not divide, and ValueError, with file and line, where a prompt is bad.
+    where a size or the number of samples does not divide, and ValueError where a reward is unknown or a prompt is bad
+    (with file and line) or lacks what a reward needs.
     """
     _check_samples(config)
+    check_rewards(config.rewards)
     train = _prompts("prompts.train", config.prompts.train, limit=None)
     evaluation = _prompts("prompts.evaluation", config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    _check_prompts(config, [*train, *evaluation])
     generator, judge = sources.generator(config), sources.judge(config)
     policy = policy_on_meta(config, generator.parts)
     needed = rows(config, policy=policy, judge=judge.parts, prompts=[*train, *evaluation])
@@ -93,8 +99,8 @@ def print_plan(found: Plan, console: Console | None = None) -> None:
         total = found.phase_bytes(phase)
         table.add_row(f"device, {title}", "", _size(total), "peak" if total == found.peak_bytes else "")
     console.print(table)
-    card = f" of {_size(found.device_bytes)}" if found.device_bytes else ""
-    console.print(f"device: {found.device}; {_size(found.peak_bytes)}{card} needed, and about 1 GiB for CUDA itself")
+    card = f" of {_size(found.device_bytes)} needed, and about 1 GiB for CUDA" if found.device_bytes else " needed"
+    console.print(f"device: {found.device}; {_size(found.peak_bytes)}{card}")
     for absence in found.absences:
         console.print(f"[yellow]absent[/] {absence.key} = {absence.source}: {absence.remedy}", highlight=False)
     for warning in found.warnings:
@@ -114,6 +120,12 @@ def _check_samples(config: PolicyRun) -> None:
         assign_groups(samples, batch=config.sampling.batch, updates=updates, world=world, rank=0)
     except ValueError as error:
         raise ConfigError(f"sampling.batch: {error}") from None
+
+
+def _check_prompts(config: PolicyRun, prompts: Sequence[Prompt]) -> None:
+    """Whether the prompts hold what the rewards need of them, which takes no judge."""
+    for reward in build_rewards(config.rewards, judge=cast("Judge", None)).values():
+        reward.check(prompts)
 
 
 def _prompts(key: str, source: str, *, limit: int | None) -> Sequence[Prompt]:
