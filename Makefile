@@ -61,7 +61,7 @@ $(BIN)/python:
 			&& python=$$candidate; \
 	done; \
 	[ -n "$$python" ] || { echo "pacorl needs Python 3.11 or newer with its venv module (on Debian: apt-get install" \
-		"python3-venv); found $$(python3 --version 2>&1). Name one: make PYTHON=/path/to/python" >&2; exit 1; }; \
+		"python3-venv); found $$(python3 --version 2>/dev/null || echo no python3). Name one: make PYTHON=/path/to/python" >&2; exit 1; }; \
 	"$$python" -m venv $(VENV_ARGS) $(VENV)
 
 # A torch that is there and fits pyproject.toml's range stays: the pin gives way to its version.
