@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.app.score import PacoReward, Scores, cut, open_images, questions_about, rank, read_criteria, score_set
+from pacorl.app.score_page import summary, table, write_page
+from pacorl.data.images import ImageError
+from pacorl.types import Grid, Question, Verdict
+
+SHADES = [100, 110, 240, 105]
+IMAGES = [Image.new("RGB", (16, 16), (shade, shade, shade)) for shade in SHADES]
+
+
+class GreyJudge:
+    """Says how alike two grey images are; a brighter first image costs .1, a question with "strict" halves."""
+
+    def __init__(self, *, silent_about: str = "nothing") -> None:
+        self.silent_about = silent_about
+        self.calls: list[list[Question]] = []
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        self.calls.append(list(questions))
+        return [self._verdict(question) for question in questions]
+
+    def _verdict(self, question: Question) -> Verdict:
+        if self.silent_about in question.text:
+            return Verdict(None, "it fell silent")
+        first, second = (image.getpixel((0, 0))[0] for image in question.images)
+        p = 1 - abs(first - second) / 255 - 0.1 * (first > second)
+        return Verdict(p / 2 if "strict" in question.text else p)
+
+    def explain(self, question: Question) -> str:
+        return f"Asked: {question.text[:10]}"
+
+
+def p(first: int, second: int) -> float:
+    return 1 - abs(SHADES[first] - SHADES[second]) / 255 - 0.1 * (SHADES[first] > SHADES[second])
+
+
+def test_a_set_is_scored_in_one_call_pair_by_pair() -> None:
+    judge = GreyJudge()
+    scores = score_set(judge, IMAGES)
+    assert len(judge.calls) == 1
+    assert len(judge.calls[0]) == len(scores.pairs) == 6
+    assert scores.matrix[0][1] == scores.matrix[1][0] == pytest.approx(p(0, 1))
+    assert [scores.matrix[i][i] for i in range(4)] == [None] * 4
+    assert scores.mean == pytest.approx(sum(p(a, b) for a, b in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]) / 6)
+
+
+def test_the_odd_one_out_is_the_image_that_fits_least() -> None:
+    odd = score_set(GreyJudge(), IMAGES).odd_one_out
+    assert odd is not None
+    assert odd.image == 2
+    assert odd.with_others == pytest.approx((p(0, 2) + p(1, 2) + p(2, 3)) / 3)
+    assert odd.among_others == pytest.approx((p(0, 1) + p(0, 3) + p(1, 3)) / 3)
+    assert score_set(GreyJudge(), IMAGES[:2]).odd_one_out is None
+
+
+def test_symmetric_takes_the_mean_of_both_orders_and_reports_the_gap() -> None:
+    (pair,) = score_set(GreyJudge(), IMAGES[:2], symmetric=True).pairs
+    assert pair.p_yes == pytest.approx((p(0, 1) + p(1, 0)) / 2)
+    assert pair.order_gap == pytest.approx(0.1)
+    assert score_set(GreyJudge(), IMAGES[:2]).pairs[0].order_gap is None
+
+
+def test_several_questions_are_averaged_and_kept_apart() -> None:
+    asked = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
+    (pair,) = score_set(GreyJudge(), IMAGES[:2], asked=asked).pairs
+    assert pair.by_question == pytest.approx((p(0, 1), p(0, 1) / 2, p(0, 1)))
+    assert pair.p_yes == pytest.approx(sum(pair.by_question) / 3)
+
+
+def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
+    asked = questions_about(criteria={"a": "strict", "b": "loose"})
+    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, asked=asked, symmetric=True)
+    assert scores.mean is None
+    assert len(scores.missing) == 6
+    assert scores.pairs[0].error == "it fell silent"
+    assert scores.odd_one_out is None
+
+
+def test_ranking_compares_with_the_first_only() -> None:
+    scores = rank(GreyJudge(), IMAGES, names="wxyz")
+    assert [scores.names[pair.second] for pair in scores.ranked] == ["z", "x", "y"]
+    assert scores.matrix[1][2] is None
+    assert summary(scores, ranking=True) == [f"Closest to w: z, {p(0, 3):.4f}."]
+
+
+@pytest.mark.parametrize("how", [score_set, rank])
+def test_one_image_is_not_enough(how: object) -> None:
+    with pytest.raises(ValueError, match=r"two or more|at least one candidate"):
+        how(GreyJudge(), IMAGES[:1])  # type: ignore[operator]
+
+
+def test_a_theme_and_criteria_become_questions() -> None:
+    assert [asked.label for asked in questions_about()] == ["consistent"]
+    theme, hat = questions_about("a fox", {"Identity / Hat": "Same hat."})
+    assert 'theme: "a fox"' in theme.text
+    assert "Same hat." in hat.text
+
+
+def test_criteria_are_read_from_words_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"criteria": {"Style": {"Palette": "One palette."}, "Logic": {"Time": "In order."}}}))
+    assert read_criteria([str(path), "Same hat."]) == {
+        "Style / Palette": "One palette.",
+        "Logic / Time": "In order.",
+        "Same hat.": "Same hat.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "not JSON"), ("[]", "no criteria"), ('{"a": {"b": 3}}', "a.b is 3")]
+)
+def test_a_faulty_criteria_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"c\.json: .*{message}"):
+        read_criteria([str(path)])
+
+
+# --- pictures --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, image in zip("abcd", IMAGES, strict=True):
+        image.save(tmp_path / f"{name}.png")
+    (tmp_path / "bad.png").write_bytes(b"hello")
+    return tmp_path
+
+
+def test_every_unusable_picture_is_named_at_once(folder: Path) -> None:
+    with pytest.raises(ImageError, match=r"(?s)bad\.png: not an image.*none\.png: No such file"):
+        open_images([folder / "a.png", folder / "bad.png", folder / "none.png"])
+
+
+def test_keep_going_leaves_them_out_and_says_so(folder: Path) -> None:
+    names, images, refused = open_images([folder / "a.png", folder / "bad.png"], keep_going=True)
+    assert (names, len(images), list(refused)) == ((str(folder / "a.png"),), 1, [str(folder / "bad.png")])
+    with pytest.raises(ImageError, match=r"bad\.png"):
+        open_images([folder / "bad.png"], keep_going=True)
+
+
+def test_a_picture_given_twice_keeps_two_names(folder: Path) -> None:
+    names, _, _ = open_images([folder / "a.png"] * 3)
+    assert names == (f"{folder}/a.png", f"{folder}/a.png (2)", f"{folder}/a.png (3)")
+
+
+def test_a_sheet_is_cut() -> None:
+    names, panels = cut("sheet", Image.new("RGB", (64, 32)), Grid(1, 2))
+    assert names == ("sheet[1]", "sheet[2]")
+    assert [panel.size for panel in panels] == [(32, 32)] * 2
+    with pytest.raises(ImageError, match="panel 1 of sheet"):
+        cut("sheet", Image.new("RGB", (64, 32)), Grid(16, 1))
+
+
+# --- words -----------------------------------------------------------------------------------------------------
+
+
+def scored() -> Scores:
+    return score_set(GreyJudge(), IMAGES, names="wxyz", reasons=True)
+
+
+def test_the_terminal_shows_matrix_odd_one_and_reasons() -> None:
+    text = table(scored())
+    assert f"{p(0, 1):.4f}" in text
+    assert "Fits least: y" in text
+    assert "w and x: " in text
+    assert "Asked: Do the two" in text
+
+
+def test_two_pictures_make_one_line() -> None:
+    text = table(score_set(GreyJudge(), IMAGES[:2]))
+    assert text == f"P(Yes), the two pictures belong together: {p(0, 1):.4f}."
+
+
+def test_a_missing_pair_is_said() -> None:
+    assert "No score: image 1 and image 2 (it fell silent)." in table(
+        score_set(GreyJudge(silent_about="Do"), IMAGES[:2])
+    )
+
+
+def test_the_json_names_images() -> None:
+    document = json.loads(json.dumps(scored().to_dict()))
+    assert document["odd_one_out"]["image"] == "y"
+    assert document["pairs"][0]["images"] == ["w", "x"]
+    assert document["pairs"][0]["reasons"].startswith("Asked")
+    assert document["matrix"][0][0] is None
+
+
+@pytest.mark.parametrize("ranking", [False, True])
+def test_the_page_is_self_contained_and_escapes(tmp_path: Path, ranking: bool) -> None:
+    names = ["<b>w</b>", "x", "y", "z"]
+    scores = (rank if ranking else score_set)(GreyJudge(), IMAGES, names=names, reasons=True, symmetric=True)
+    path = write_page(
+        tmp_path / "page.html", scores, judge="grey", theme="<grey>", ranking=ranking, refused={"q": "q: bad"}
+    )
+    page = path.read_text()
+    assert "&lt;b&gt;w&lt;/b&gt;" in page
+    assert "<b>w</b>" not in page
+    assert "&lt;grey&gt;" in page
+    assert page.count("data:image/png") >= 4
+    assert ("http://" in page or "https://" in page) is False
+    assert ('class="matrix"' in page) is not ranking
+    assert "Asked: Do the two" in page
+    assert "q: bad" in page
+
+
+# --- the Python door -------------------------------------------------------------------------------------------
+
+
+def test_a_script_scores_two_pictures(folder: Path) -> None:
+    reward = PacoReward(GreyJudge())
+    assert reward.score(folder / "a.png", IMAGES[1]) == pytest.approx(p(0, 1))
+    assert reward.rank([folder / "a.png", *IMAGES[1:]]).ranked[0].second == 3
+    assert reward.explain(IMAGES[0], IMAGES[1], theme="grey") == "Asked: Given two "
+    with pytest.raises(RuntimeError, match="it fell silent"):
+        PacoReward(GreyJudge(silent_about="Do")).score(*IMAGES[:2])
+
+
+def test_an_adapter_at_a_server_is_a_model() -> None:
+    with pytest.raises(ValueError, match="name one as the model"):
+        PacoReward.from_pretrained("http://127.0.0.1:1", adapter="lora", model="judge")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+import uvicorn
+from typer.testing import CliRunner, Result
+
+from pacorl.cli.score import INCOMPLETE, register
+from pacorl.core.questions import consistent, same_theme
+from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
+from pacorl.data.images import open_image
+from pacorl.models.judge import LocalJudge
+from pacorl.models.tiny import tiny_judge
+from pacorl.serve.builtin import create_app
+from pacorl.types import Grid, Question
+
+PANELS = list(all_panels()[::1500])
+
+
+@pytest.fixture(scope="module")
+def judge_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A judge whose weights are random: what it says does not matter here."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("judge")
+    for part in tiny_judge(vocabulary()):
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def judge(judge_folder: Path) -> LocalJudge:
+    return LocalJudge.from_pretrained(judge_folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = [folder / f"{number}.png" for number in range(4)]
+    for path, panel in zip(paths, PANELS, strict=True):
+        draw(panel, 32).save(path)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def url(judge: LocalJudge) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(create_app({"tiny": judge}), port=0, log_level="critical", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def run(*arguments: object) -> Result:
+    app = typer.Typer()
+    register(app)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def p_yes(judge: LocalJudge, paths: list[Path], text: str) -> float:
+    value = judge.verdicts([Question(tuple(map(open_image, paths)), text)])[0].p_yes
+    assert value is not None
+    return value
+
+
+def test_two_pictures(judge_folder: Path, judge: LocalJudge, pictures: list[Path]) -> None:
+    result = run(*pictures[:2], "--judge", judge_folder, "--json", "--theme", "a red hero")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["mean"] == pytest.approx(p_yes(judge, pictures[:2], same_theme("a red hero")), abs=1e-6)
+    assert document["note"] == ""
+
+
+def test_a_server_says_the_same(url: str, judge: LocalJudge, pictures: list[Path]) -> None:
+    result = run(*pictures, "--judge", url, "--model", "tiny", "--json", "--symmetric")
+    assert result.exit_code == 0, result.output
+    both = [p_yes(judge, order, consistent()) for order in (pictures[:2], pictures[1::-1])]
+    assert json.loads(result.stdout)["matrix"][0][1] == pytest.approx(sum(both) / 2, abs=1e-6)
+
+
+def test_a_grid_is_cut_and_shown(judge_folder: Path, tmp_path: Path) -> None:
+    draw_grid(PANELS, Grid(2, 2), 32).save(tmp_path / "sheet.png")
+    page = tmp_path / "page.html"
+    result = run(tmp_path / "sheet.png", "--grid", "2x2", "--judge", judge_folder, "--report", page)
+    assert result.exit_code == 0, result.output
+    assert "sheet.png[3]" in result.stdout
+    assert "Fits least" in result.stdout
+    assert "sheet.png[4]" in page.read_text()
+
+
+def test_ranking(judge_folder: Path, pictures: list[Path]) -> None:
+    result = run("--rank", *pictures, "--judge", judge_folder)
+    assert result.exit_code == 0, result.output
+    values = [float(line.split()[0]) for line in result.stdout.splitlines()[:3]]
+    assert values == sorted(values, reverse=True)
+
+
+def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"")
+    result = run(*pictures[:2], bad, "--judge", judge_folder, "--keep-going", "--json")
+    assert result.exit_code == INCOMPLETE
+    assert json.loads(result.stdout)["left_out"] == {str(bad): f"{bad}: empty"}
+    assert str(run(*pictures[:2], bad, "--judge", judge_folder).exception) == f"{bad}: empty"
+
+
+def test_a_grid_is_of_one_picture(judge_folder: Path, pictures: list[Path]) -> None:
+    assert "cuts one picture, 4 are given" in str(run(*pictures, "--grid", "2x2", "--judge", judge_folder).exception)
+
+
+def test_a_wrong_model_name_lists_the_served_ones(url: str, pictures: list[Path]) -> None:
+    assert "it serves tiny" in str(run(*pictures, "--judge", url, "--model", "paco").exception)
