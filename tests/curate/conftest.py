@@ -11,33 +11,33 @@ import pytest
 
 from pacorl.curate.manifest import write_atomic, write_jsonl
 from pacorl.curate.pictures import png_bytes
-from pacorl.curate.records import PromptRecord, write_prompts
+from pacorl.curate.records import PromptRecord, read_prompts
 from pacorl.data.characters import Panel, character_prompts, draw_grid, redrawn
 
 
-def tiny_records(count: int) -> list[PromptRecord]:
-    prompts = character_prompts("train", count)
-    return [
-        PromptRecord(
-            idx=f"{prompt.id:04d}",
-            prompt=prompt.text,
-            layout="2x2",
-            theme=prompt.theme,
-            category="Character",
-            task_name="Multi-Scenario",
-            criteria={dimension: dict(named) for dimension, named in prompt.criteria.items()},
-        )
-        for prompt in prompts
+def write_tiny_prompts(path: Path, count: int) -> None:
+    rows = [
+        {
+            "idx": f"{prompt.id:04d}",
+            "prompt": prompt.text,
+            "layout": "2x2",
+            "theme": prompt.theme,
+            "category": "Character",
+            "task_name": "Multi-Scenario",
+            "criteria": {dimension: dict(named) for dimension, named in prompt.criteria.items()},
+        }
+        for prompt in character_prompts("train", count)
     ]
+    write_jsonl(path, rows)
 
 
 def write_grids(folder: Path, records: list[PromptRecord], *, grids: int, panel_size: int = 32) -> None:
     rng, rows = random.Random(7), []
     for record in records:
-        panels = [Panel.parse(text) for text in record.panels]
+        panels = [Panel.parse(text) for text in record.prompt.panels]
         for number in range(grids):
             name = f"grids/{record.idx}/{number}.png"
-            sheet = draw_grid(redrawn(panels, chance=0.35, rng=rng), record.grid, panel_size)
+            sheet = draw_grid(redrawn(panels, chance=0.35, rng=rng), record.prompt.grid, panel_size)
             content = png_bytes(sheet)
             write_atomic(folder / name, content)
             rows.append({"group": record.idx, "number": number, "file": name, "sha256": sha256(content).hexdigest()})
@@ -50,10 +50,9 @@ def dataset(tmp_path: Path) -> Callable[..., Path]:
 
     def make(prompts: int = 3, grids: int = 3, *, paired: bool = True) -> Path:
         folder = tmp_path / "dataset"
-        records = tiny_records(prompts)
         for name in ("prompts.jsonl", "diverse.jsonl"):
-            write_prompts(folder / name, records)
-        write_grids(folder, records, grids=grids)
+            write_tiny_prompts(folder / name, prompts)
+        write_grids(folder, read_prompts(folder / "diverse.jsonl"), grids=grids)
         if paired:
             from pacorl.curate.pair import pair
 

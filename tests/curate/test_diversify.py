@@ -22,6 +22,7 @@ from pacorl.curate.diversify import (
 from pacorl.curate.embed import embedder, unit
 from pacorl.curate.records import PromptRecord, read_prompts
 from pacorl.curate.thinning import compare, diversify
+from pacorl.types import Prompt
 
 pytest.importorskip("faiss", reason="faiss is not installed")
 
@@ -57,7 +58,8 @@ def test_farthest_point_is_within_twice_the_best():
     vectors = unit(np.random.default_rng(1).normal(size=(12, 3)))
     chord = np.sqrt(2 * (1 - vectors @ vectors.T).clip(0))  # a metric, in the same order as the distance
     best = max(
-        min(chord[a, b] for a, b in itertools.combinations(chosen, 2)) for chosen in itertools.combinations(range(12), 4)
+        min(chord[a, b] for a, b in itertools.combinations(chosen, 2))
+        for chosen in itertools.combinations(range(12), 4)
     )
     kept = farthest_point(vectors, Goal(number=4))
     assert min(chord[a, b] for a, b in itertools.combinations(kept, 2)) >= best / 2
@@ -127,10 +129,12 @@ def test_goals_that_make_no_sense(options, message):
 
 def test_beats_chance_also_in_an_embedding_that_did_not_select():
     rng = np.random.default_rng(0)
-    subjects = [f"a {a} {b} {c}" for a in "red blue old new tiny grey".split() for b in "fox ship house king lamp".split()
+    subjects = [f"a {a} {b} {c}" for a in ["red", "blue", "old", "new", "tiny", "grey"] for b in ["fox", "ship", "house", "king", "lamp"]
                 for c in ("in snow", "at sea", "by night", "on a hill")]  # fmt: skip
     texts = [subjects[i] for i in (rng.zipf(1.4, 250) - 1) % len(subjects)]
-    records = [PromptRecord(idx=f"{i}", prompt=f"A 1x2 set of {text}, take {i}.") for i, text in enumerate(texts)]
+    records = [
+        PromptRecord(f"{i}", Prompt(id=i, text=f"A 1x2 set of {text}, take {i}."), {}) for i, text in enumerate(texts)
+    ]
     assert_beats_chance(records, number=25)
 
 

@@ -8,8 +8,8 @@ import pytest
 from pacorl.curate.export import export
 from pacorl.curate.importing import import_folder
 from pacorl.curate.manifest import read_jsonl, write_jsonl
-from pacorl.curate.pictures import open_image
 from pacorl.curate.records import Answer, read_answers, read_instances, read_pairs, write_answers
+from pacorl.data.images import open_image
 
 SHARES = {"train": 0.5, "test": 0.5}
 
@@ -22,9 +22,7 @@ def ranked(dataset):
     write_answers(
         folder / "rankings.jsonl",
         [
-            Answer(
-                one.id, who, one.group, one.reference, tuple(rng.sample(one.candidates, 3)), one.theme, one.category
-            )
+            Answer(one.id, who, one.group, one.reference, tuple(rng.sample(one.candidates, 3)), one.theme, one.category)
             for one in read_instances(folder / "instances.jsonl")
             for who in ("ann", "ben")
         ],

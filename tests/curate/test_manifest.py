@@ -82,9 +82,10 @@ def test_bad_prompts_are_named(tmp_path):
     cases = [
         ([good, good], "already taken"),
         ([{**good, "idx": "../x"}], "cannot name a folder"),
-        ([{**good, "layout": "1x3"}], "has 3 panels, the prompt describes 4"),
-        ([{"idx": "1"}], "prompt: Field required"),
-        ([{"idx": "1", "prompt": "no layout"}], "no layout such as"),
+        ([{**good, "layout": "1x3"}], "3 panels and the prompt describes 4"),
+        ([{"idx": "1"}], r"p\.jsonl:1: 'prompt' is missing"),
+        ([{"prompt": "x"}], "'idx' is missing"),
+        ([{"idx": "1", "prompt": "x", "layout": "square"}], "no layout such as"),
     ]
     for rows, message in cases:
         write_jsonl(path, rows)

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from pacorl.core.grid import split
+from pacorl.core.grid import parse_layout, split
 from pacorl.curate.manifest import write_atomic
 from pacorl.curate.pair import instances_of, pair, panel_path
-from pacorl.curate.pictures import open_image
 from pacorl.curate.records import PromptRecord, read_instances
+from pacorl.data.images import open_image
+from pacorl.types import Prompt
 
 
 def record(idx: str, layout: str = "2x2") -> PromptRecord:
-    return PromptRecord(idx=idx, prompt="A set.", layout=layout)
+    return PromptRecord(idx, Prompt(id=0, text="A set.", grid=parse_layout(layout)), {})
 
 
 def test_paper_arithmetic():
@@ -21,7 +22,9 @@ def test_paper_arithmetic():
     assert len({one.id for one in instances}) == 33_984
 
 
-@pytest.mark.parametrize(("layout", "grids", "count"), [("1x3", 2, 2 * 3 * 2), ("2x4", 5, 5 * 8 * 7), ("1x2", 6, 6 * 2)])
+@pytest.mark.parametrize(
+    ("layout", "grids", "count"), [("1x3", 2, 2 * 3 * 2), ("2x4", 5, 5 * 8 * 7), ("1x2", 6, 6 * 2)]
+)
 def test_other_layouts(layout, grids, count):
     assert len(list(instances_of(record("a", layout), grids=grids))) == count
 
@@ -45,7 +48,7 @@ def test_pair_cuts_what_split_cuts(dataset):
     folder = dataset(prompts=2, grids=3)
     instances = read_instances(folder / "instances.jsonl")
     assert len(instances) == 2 * 3 * 4 * 3
-    panels = split(open_image(folder / "grids/0001/2.png"), record("x").grid)
+    panels = split(open_image(folder / "grids/0001/2.png"), record("x").prompt.grid)
     for position, panel in enumerate(panels):
         assert open_image(folder / panel_path("0001", 2, position)).tobytes() == panel.tobytes()
 

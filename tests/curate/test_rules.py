@@ -26,7 +26,10 @@ def test_majority_over_annotators_and_ties_dropped():
     answers = [answer("x", "abcd"), answer("y", "abdc"), answer("z", "cbad")]
     pairs, balance = label_pairs(answers)
     # a: 2 Yes. d: 2 No. c: 1 Yes, 1 No, so it is dropped. b: no vote.
-    assert {frozenset(pair.images): pair.consistent for pair in pairs} == {frozenset("ra"): True, frozenset("rd"): False}
+    assert {frozenset(pair.images): pair.consistent for pair in pairs} == {
+        frozenset("ra"): True,
+        frozenset("rd"): False,
+    }
     assert balance.as_dict() == {"rankings": 3, "annotators": 3, "votes": 6, "yes": 1, "no": 1, "tied": 1}
 
 

@@ -260,7 +260,9 @@ class Spread:
 def spread(vectors_NC: Vectors, kept: Sequence[int]) -> Spread:
     """Measures a selection, exactly. Raises ValueError where fewer than two are kept."""
     if len(kept) < 2:
-        raise ValueError(f"{len(kept)} prompts are kept, and a spread needs two; raise the number or lower the distance")
+        raise ValueError(
+            f"{len(kept)} prompts are kept, and a spread needs two; raise the number or lower the distance"
+        )
     nearest_M = nearest_kept(vectors_NC, kept)
     first = int(np.argmin(nearest_M))
     chosen = vectors_NC[np.asarray(kept)]

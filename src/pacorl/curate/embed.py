@@ -83,7 +83,9 @@ class TransformerEmbedder:
     def _length(self) -> int:
         positions = getattr(self.model.config, "max_position_embeddings", 512)
         # RoBERTa counts two positions for padding; tokenizers without a limit report an astronomical one.
-        return int(min(self.tokenizer.model_max_length, positions - (2 if self.model.config.model_type == "roberta" else 0)))
+        return int(
+            min(self.tokenizer.model_max_length, positions - (2 if self.model.config.model_type == "roberta" else 0))
+        )
 
 
 def _pools_first(checkpoint: str) -> bool:

@@ -50,7 +50,9 @@ class Export:
         """Brings a picture into the export; returns its path there."""
         source, target = inside(self.folder, name), self.out / name
         if not source.is_file():
-            raise ValueError(f"{self.folder / name} is missing, and the export needs it; put it back or drop its rankings")
+            raise ValueError(
+                f"{self.folder / name} is missing, and the export needs it; put it back or drop its rankings"
+            )
         link_or_copy(source, target)
         return name
 
@@ -88,7 +90,10 @@ def write_sharegpt(export: Export) -> list[Path]:
             "formatting": "sharegpt",
             "columns": {"messages": "messages", "images": "images"},
             "tags": {
-                "role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant",
+                "role_tag": "role",
+                "content_tag": "content",
+                "user_tag": "user",
+                "assistant_tag": "assistant",
             },
         }
     write_atomic(export.out / "dataset_info.json", json.dumps(info, indent=2) + "\n")
@@ -150,14 +155,18 @@ def write_consistency_rank(export: Export) -> list[Path]:
     rows = []
     for answer in rankings:
         # Candidates in the order of their names: the order in which they are listed must not give the answer away.
-        names = {name: _benchmark_picture(export, root, answer.group, name) for name in
-                 (answer.reference, *sorted(answer.candidates))}
-        rows.append({
-            "folder": answer.group,
-            "ref_image": names[answer.reference],
-            "comp_images": [names[name] for name in sorted(answer.candidates)],
-            "rank_images": [names[name] for name in answer.candidates],
-        })
+        names = {
+            name: _benchmark_picture(export, root, answer.group, name)
+            for name in (answer.reference, *sorted(answer.candidates))
+        }
+        rows.append(
+            {
+                "folder": answer.group,
+                "ref_image": names[answer.reference],
+                "comp_images": [names[name] for name in sorted(answer.candidates)],
+                "rank_images": [names[name] for name in answer.candidates],
+            }
+        )
     write_jsonl(root / "consistency_full_rank.jsonl", rows)
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
 
@@ -186,9 +195,13 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme") ->
 
     Control questions never become pairs: their answers are known beforehand.
     """
-    sources = [path for path in (folder / "rankings.jsonl", *sorted(folder.glob("imported/*/*.jsonl"))) if path.is_file()]
+    sources = [
+        path for path in (folder / "rankings.jsonl", *sorted(folder.glob("imported/*/*.jsonl"))) if path.is_file()
+    ]
     if not sources:
-        raise ValueError(f"{folder} has no rankings.jsonl and nothing imported; rank with `pacorl dataset annotate` first")
+        raise ValueError(
+            f"{folder} has no rankings.jsonl and nothing imported; rank with `pacorl dataset annotate` first"
+        )
     step = Step(folder, "label", inputs=sources, options={"rule": rule, "question": question})
     known = step.counts_if_done()
     if known is not None:
@@ -247,12 +260,12 @@ def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPa
     """The pairs with the reasons of explanations.jsonl, where they have some that do not contradict the label."""
     path = folder / "explanations.jsonl"
     rows = {row["key"]: row for row in read_jsonl(path)} if path.is_file() else {}
-    reasons = {
-        key: row["reasons"] for key, row in rows.items() if row["status"] == "explained"
-    }
+    reasons = {key: row["reasons"] for key, row in rows.items() if row["status"] == "explained"}
     labels = {key: row["consistent"] for key, row in rows.items()}
     return [
-        replace(pair, reasons=reasons[pair.key]) if pair.key in reasons and labels[pair.key] == pair.consistent else pair
+        replace(pair, reasons=reasons[pair.key])
+        if pair.key in reasons and labels[pair.key] == pair.consistent
+        else pair
         for pair in pairs
     ]
 

@@ -61,7 +61,9 @@ def import_benchmark(bundle: Import) -> Iterator[Answer]:
 
 def _benchmark_picture(bundle: Import, group: str, name: str, where: str) -> str:
     # The released loader joins images/FOLDER with a bare name; some copies carry the folder in the name.
-    relative = name if name.startswith("images/") else f"images/{name if name.startswith(f'{group}/') else f'{group}/{name}'}"
+    relative = (
+        name if name.startswith("images/") else f"images/{name if name.startswith(f'{group}/') else f'{group}/{name}'}"
+    )
     return bundle.picture(relative, where=where)
 
 
@@ -86,7 +88,9 @@ def _sharegpt_pair(
     names = _key(row, columns["images"], where)
     question, answer = said.get(user, ""), said.get(assistant, "")
     if question.count("<image>") != len(names) or len(names) != 2:
-        raise ValueError(f"{where}: a pair shows two pictures, this has {len(names)} and {question.count('<image>')} <image> tags")
+        raise ValueError(
+            f"{where}: a pair shows two pictures, this has {len(names)} and {question.count('<image>')} <image> tags"
+        )
     word, _, reasons = answer.partition(".") if "." in answer[:5] else answer.partition(" ")
     if word.strip(" ,") not in ("Yes", "No"):
         raise ValueError(f"{where}: the answer must begin with Yes or No, it is {answer[:40]!r}")

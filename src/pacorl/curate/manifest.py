@@ -58,7 +58,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(f"{path} is missing; run the step that makes it first, or name another file")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # splitlines() would cut at U+2028 inside a text.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
             rows.append(_object(line, where=f"{path}:{number}"))
     return rows

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pacorl.core.grid import split
+from pacorl.core.grid import shared_text, split
 from pacorl.curate.manifest import Progress, Step, digest, read_jsonl, silent, write_atomic
-from pacorl.curate.pictures import open_image, png_bytes
-from pacorl.curate.records import Instance, PromptRecord, plain_criteria, read_prompts, write_instances
+from pacorl.curate.pictures import png_bytes
+from pacorl.curate.records import Instance, PromptRecord, read_prompts, write_instances
+from pacorl.data.images import open_image
 from pacorl.types import Grid
 
 
@@ -27,9 +28,11 @@ def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
 
     Raises ValueError where there is nothing to compare: fewer than two grids or positions.
     """
-    positions = record.grid.count
+    positions = record.prompt.grid.count
     if grids < 2 or positions < 2:
-        raise ValueError(f"{record.idx}: {grids} grids of {record.grid} give nothing to rank; at least two of each are needed")
+        raise ValueError(
+            f"{record.idx}: {grids} grids of {record.prompt.grid} give nothing to rank; at least two of each are needed"
+        )
     for grid in range(grids):
         for position in range(positions):
             for other in range(positions):
@@ -43,10 +46,10 @@ def _instance(record: PromptRecord, *, grid: int, position: int, other: int, gri
         group=record.idx,
         reference=panel_path(record.idx, grid, position),
         candidates=tuple(panel_path(record.idx, candidate, other) for candidate in range(grids)),
-        theme=record.shared_text,
-        category=record.category,
-        task=record.task_name,
-        criteria=plain_criteria(record.criteria),
+        theme=shared_text(record.prompt.text),
+        category=record.prompt.category,
+        task=record.prompt.task,
+        criteria=record.prompt.criteria,
     )
 
 
@@ -61,16 +64,18 @@ def pair(
     grids = grids_of(folder)
     absent = [idx for idx in records if idx not in grids]
     if absent:
-        raise ValueError(f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end")
+        raise ValueError(
+            f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
+        )
     instances = [one for idx, record in records.items() for one in instances_of(record, grids=len(grids[idx]))]
-    panels = sum(len(grids[idx]) * record.grid.count for idx, record in records.items())
+    panels = sum(len(grids[idx]) * record.prompt.grid.count for idx, record in records.items())
     counts = {"prompts": len(records), "panels": panels, "instances": len(instances)}
     step = Step(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
     if dry_run or (step.counts_if_done() == counts and _all_cut(folder, instances)):
         return counts
     for done, record in enumerate(records.values(), 1):
         for number, name in enumerate(grids[record.idx]):
-            cut(folder, name, record.idx, number, grid=record.grid)
+            cut(folder, name, record.idx, number, grid=record.prompt.grid)
         progress(done, len(records))
     write_instances(folder / "instances.jsonl", instances)
     return step.finish(outputs=[folder / "instances.jsonl"], counts=counts)
@@ -81,7 +86,9 @@ def grids_of(folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in sorted(read_jsonl(folder / "grids.jsonl"), key=lambda row: (row["group"], row["number"])):
         if digest(folder / row["file"]) != row["sha256"]:
-            raise ValueError(f"{folder / row['file']} is not the picture that was painted; run `pacorl dataset generate` again")
+            raise ValueError(
+                f"{folder / row['file']} is not the picture that was painted; run `pacorl dataset generate` again"
+            )
         found.setdefault(row["group"], []).append(row["file"])
     return found
 

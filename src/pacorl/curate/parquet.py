@@ -21,7 +21,12 @@ def write_pairs_parquet(path: Path, pairs: Sequence[LabelledPair], *, root: Path
     """One row per pair, pictures inside the file. Raises ValueError where pyarrow or a picture is missing."""
     pa, pq = arrow()
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    fields = [("image_1", picture), ("image_2", picture), ("consistent", pa.bool_()), *((name, pa.string()) for name in TEXTS)]
+    fields = [
+        ("image_1", picture),
+        ("image_2", picture),
+        ("consistent", pa.bool_()),
+        *((name, pa.string()) for name in TEXTS),
+    ]
     schema = pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": _features()}})})
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")

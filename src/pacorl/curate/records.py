@@ -5,103 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
-
-from pacorl.core.grid import panel_texts, parse_layout
 from pacorl.curate.manifest import read_jsonl, safe_name, write_jsonl
-from pacorl.types import Grid, Prompt, Size
+from pacorl.data.records import load_prompts
+from pacorl.types import Prompt
 
-Criteria = dict[str, dict[str, str | None] | None]
 
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """One line of prompts.jsonl: the prompt, and the whole T2IS record, whose other keys travel along unread."""
 
-class PromptRecord(BaseModel):
-    """One T2IS record; keys that are not named here travel along unread."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    idx: Annotated[str, BeforeValidator(str), AfterValidator(safe_name)]
+    idx: str
     """Names the prompt's folder of images, and is its group in every split."""
-    prompt: str
-    layout: str = ""
-    theme: str = ""
-    category: str = ""
-    task_name: str = ""
-    criteria: Criteria = {}
-    """dimension → name → text; the published files hold a few nulls."""
-    height: int | None = None
-    width: int | None = None
-
-    @property
-    def grid(self) -> Grid:
-        return parse_layout(self.layout or self.prompt)
-
-    @property
-    def panels(self) -> tuple[str, ...]:
-        return panel_texts(self.prompt)
-
-    @property
-    def shared_text(self) -> str:
-        return self.theme or self.prompt
-
-    def to_prompt(self, number: int) -> Prompt:
-        """The prompt that a generator reads; `number` is its integer id."""
-        return Prompt(
-            id=number,
-            text=self.prompt,
-            theme=self.theme,
-            grid=self.grid,
-            panels=self.panels,
-            criteria=plain_criteria(self.criteria),
-            size=Size(self.height, self.width) if self.height and self.width else None,
-            category=self.category,
-            task=self.task_name,
-        )
-
-
-def plain_criteria(criteria: Criteria) -> dict[str, dict[str, str]]:
-    """The criteria without their nulls."""
-    return {
-        dimension: {name: text for name, text in named.items() if text} for dimension, named in criteria.items() if named
-    }
+    prompt: Prompt
+    row: Mapping[str, Any]
 
 
 def read_prompts(path: Path) -> list[PromptRecord]:
     """The records of a T2IS JSONL file.
 
-    Raises ValueError with file and line for a record that is malformed, whose panels do not fit its layout, or whose
-    idx an earlier line has.
+    Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or no name for a folder.
     """
+    prompts = load_prompts(path)
     records: dict[str, PromptRecord] = {}
-    for number, row in enumerate(read_jsonl(path), 1):
+    for number, (row, prompt) in enumerate(zip(read_jsonl(path), prompts, strict=True), 1):
         where = f"{path}, record {number}"
-        record = parse_record(row, where=where)
-        if record.idx in records:
-            raise ValueError(f"{where}: idx {record.idx!r} is already taken by an earlier record; ids must be unique")
-        records[record.idx] = record
+        idx = _name(row.get("idx"), where=where)
+        if idx in records:
+            raise ValueError(f"{where}: idx {idx!r} is already taken by an earlier record; ids must be unique")
+        records[idx] = PromptRecord(idx, prompt, row)
     return list(records.values())
 
 
-def parse_record(row: Mapping[str, Any], *, where: str) -> PromptRecord:
-    """A checked record. Raises ValueError that says where and what."""
+def _name(idx: object, *, where: str) -> str:
+    if idx is None:
+        raise ValueError(f"{where}: 'idx' is missing; it names the prompt's folder of images")
     try:
-        record = PromptRecord.model_validate(row)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        key = ".".join(map(str, fault["loc"]))
-        raise ValueError(f"{where}: {key}: {fault['msg'].removeprefix('Value error, ')}") from None
-    try:
-        count = record.grid.count
+        return safe_name(str(idx))
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if record.panels and len(record.panels) != count:
-        raise ValueError(f"{where}: the layout {record.grid} has {count} panels, the prompt describes {len(record.panels)}")
-    return record
+        raise ValueError(f"{where}: idx {error}") from None
 
 
 def write_prompts(path: Path, records: Sequence[PromptRecord]) -> None:
-    write_jsonl(path, [record.model_dump(exclude_none=True) for record in records])
+    write_jsonl(path, [record.row for record in records])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +94,14 @@ def _instance(row: Mapping[str, Any], *, where: str) -> Instance:
     try:
         instance = Instance(**row)
     except TypeError as error:
-        raise ValueError(f"{where}: not a ranking instance ({str(error).removeprefix('Instance.__init__() ')})") from None
+        raise ValueError(
+            f"{where}: not a ranking instance ({str(error).removeprefix('Instance.__init__() ')})"
+        ) from None
     count = len(instance.candidates)
     if count < 2 or len(set(instance.candidates)) < count:
-        raise ValueError(f"{where}: an instance needs at least two different candidates, got {list(instance.candidates)}")
+        raise ValueError(
+            f"{where}: an instance needs at least two different candidates, got {list(instance.candidates)}"
+        )
     must = tuple((int(better), int(worse)) for better, worse in instance.must)
     if any(not 0 <= place < count for pair in must for place in pair):
         raise ValueError(f"{where}: `must` names candidates beyond the {count} that there are: {list(must)}")
@@ -211,7 +162,9 @@ def read_pairs(path: Path) -> list[LabelledPair]:
     pairs = []
     for number, row in enumerate(read_jsonl(path), 1):
         try:
-            pairs.append(LabelledPair(**{**row, "images": tuple(row["images"]), "votes": tuple(row.get("votes", (0, 0)))}))
+            pairs.append(
+                LabelledPair(**{**row, "images": tuple(row["images"]), "votes": tuple(row.get("votes", (0, 0)))})
+            )
         except (TypeError, KeyError) as error:
             raise ValueError(f"{path}, record {number}: not a labelled pair ({error})") from None
     return pairs

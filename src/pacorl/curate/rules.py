@@ -65,9 +65,7 @@ def label_pairs(
             key = pair_key(answer.reference, candidate)
             votes[key][consistent] += 1
             seen.setdefault(key, (answer, in_either_order(answer.reference, candidate)))
-    pairs = [
-        _pair(key, *seen[key], votes[key], ask) for key in sorted(votes) if votes[key][True] != votes[key][False]
-    ]
+    pairs = [_pair(key, *seen[key], votes[key], ask) for key in sorted(votes) if votes[key][True] != votes[key][False]]
     yes = sum(pair.consistent for pair in pairs)
     balance = Balance(
         rankings=len(answers),

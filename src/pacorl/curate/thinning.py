@@ -36,8 +36,8 @@ def diversify(
     records = read_prompts(source)
     if dry_run:
         return {"prompts": len(records), **options}
-    vectors = embedder(embed, seed=seed)([record.prompt for record in records])
-    categories = [record.category for record in records] if per_category else ()
+    vectors = embedder(embed, seed=seed)([record.prompt.text for record in records])
+    categories = [record.prompt.category for record in records] if per_category else ()
     kept = select(vectors, goal, method=method, categories=categories, seed=seed)
     measured = spread(vectors, kept)
     write_prompts(target, [records[index] for index in kept])
@@ -74,7 +74,7 @@ def compare(
     """
     if not 2 <= number < len(records):
         raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
-    vectors = {name: embedder(name, seed=seed)([record.prompt for record in records]) for name in embeds}
+    vectors = {name: embedder(name, seed=seed)([record.prompt.text for record in records]) for name in embeds}
     rows = []
     for method in SELECTIONS:
         for by in embeds:

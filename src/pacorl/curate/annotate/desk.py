@@ -1,0 +1,99 @@
+"""The step `pacorl dataset annotate`: opens the database, shares the work out, serves until it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from pacorl.curate.annotate.assign import Sharing, foreign_controls, share_out
+from pacorl.curate.annotate.store import Store, only_server
+from pacorl.curate.records import Instance, read_instances, write_answers
+
+ADMIN = "admin"
+
+
+def questions(folder: Path, *, controls: int, seed: int) -> list[Instance]:
+    """Everything there is to rank: instances.jsonl, controls.jsonl where there is one, and controls made from the data.
+
+    Raises ValueError for pictures that are gone, naming the first.
+    """
+    from pacorl.curate.annotate.server import missing_pictures
+
+    instances = read_instances(folder / "instances.jsonl")
+    own = folder / "controls.jsonl"
+    instances += read_instances(own) if own.is_file() else foreign_controls(instances, controls, seed=seed)
+    absent = missing_pictures(folder, instances)
+    if absent:
+        raise ValueError(f"{len(absent)} pictures are missing, {absent[0]} first; run `pacorl dataset pair` again")
+    return instances
+
+
+def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None) -> dict[str, int]:
+    """How many questions each person would get: what `--dry-run` prints."""
+    sharing = sharing or Sharing()
+    shares = share_out(questions(folder, controls=sharing.controls, seed=sharing.seed), people, sharing)
+    return {name: len(own) for name, own in shares.items()}
+
+
+def open_desk(
+    store: Store,
+    folder: Path,
+    people: Sequence[str],
+    *,
+    sharing: Sharing | None = None,
+    days: float = 30,
+    renew: Sequence[str] = (),
+) -> dict[str, str]:
+    """Adds whoever is new (and an administrator), renews links, and shares the work out.
+
+    sharing: None for what the database remembers (the defaults, for a new one). Returns name → path of a join link,
+    of those made now: only their hashes are kept.
+    """
+    sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
+    store.remember("sharing", asdict(sharing))
+    known = {*store.people(), *([ADMIN] if store.has_admin() else [])}
+    wanted = dict.fromkeys([ADMIN, *people, *renew])
+    links = {
+        name: f"/join/{store.add_person(name, is_admin=name == ADMIN, days=days)}"
+        for name in wanted
+        if name not in known or name in renew
+    }
+    store.share(questions(folder, controls=sharing.controls, seed=sharing.seed), sharing)
+    return links
+
+
+def serve(
+    folder: Path,
+    people: Sequence[str],
+    *,
+    sharing: Sharing | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    days: float = 30,
+    renew: Sequence[str] = (),
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serves the page until SIGINT or SIGTERM. Raises ValueError where another server has the database."""
+    import uvicorn
+
+    from pacorl.curate.annotate.server import make_app
+
+    database, url = folder / "annotations.db", f"http://{host}:{port}"
+    with only_server(database, url=url), Store(database) as store:
+        links = open_desk(store, folder, people, sharing=sharing, days=days, renew=renew)
+        for name, link in links.items():
+            announce(f"{name}\t{url}{link}")
+        announce(f"serving {folder} at {url}")
+        uvicorn.run(make_app(folder, store), host=host, port=port, log_level="warning", access_log=False)
+
+
+def collect(folder: Path) -> int:
+    """annotations.db → rankings.jsonl; returns the number of rankings. Safe while the page is being used."""
+    database = folder / "annotations.db"
+    if not database.is_file():
+        raise ValueError(f"{database} is missing; run `pacorl dataset annotate` first")
+    with Store(database) as store:
+        answers = store.answers()
+    write_answers(folder / "rankings.jsonl", answers)
+    return len(answers)

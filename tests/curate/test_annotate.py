@@ -1,0 +1,478 @@
+"""The store, the sharing-out and the HTTP API, the latter through a real server in this process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+import time
+from collections import Counter
+from itertools import permutations
+
+import pytest
+
+from pacorl.curate.annotate.agreement import agreement, kendall_w, krippendorff_alpha
+from pacorl.curate.annotate.assign import Sharing, foreign_controls, share_out
+from pacorl.curate.annotate.client import Client
+from pacorl.curate.annotate.desk import collect, open_desk, plan, serve
+from pacorl.curate.annotate.simulate import simulate
+from pacorl.curate.annotate.store import Person, RefusedError, Store, only_server, public_key
+from pacorl.curate.records import Answer, Instance, read_answers, read_instances
+
+NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
+
+
+def instances(count: int, *, candidates: int = 4) -> list[Instance]:
+    return [
+        Instance(f"i{n}", f"g{n % 5}", f"images/g{n % 5}/{n}.png", tuple(f"images/g{n % 5}/{n}_{c}.png" for c in range(candidates)))
+        for n in range(count)
+    ]  # fmt: skip
+
+
+# --- agreement -------------------------------------------------------------------------------------------------
+
+
+def test_kendall_w_by_hand():
+    assert kendall_w([[1, 2, 3], [1, 2, 3]]) == 1
+    assert kendall_w([[1, 2], [2, 1]]) == 0
+    # Sums 6, 7, 10, 7 around 7.5: S = 9; 12·9 / (9·60)
+    assert kendall_w([[1, 2, 3, 4], [1, 2, 4, 3], [4, 3, 3, 0]]) == pytest.approx(12 * 9 / 540)
+
+
+def test_krippendorff_published_example():
+    """Krippendorff (2011), example C: four observers, twelve units, missing values; ordinal α = .815."""
+    table = [
+        "1 2 3 3 2 1 4 1 2 . . .",
+        "1 2 3 3 2 2 4 1 2 5 . 3",
+        ". 3 3 3 2 3 4 2 2 5 1 .",
+        "1 2 3 3 2 4 4 1 2 5 1 .",
+    ]
+    units = [
+        [int(value) for value in column if value != "."] for column in zip(*(row.split() for row in table), strict=True)
+    ]
+    assert krippendorff_alpha(units) == pytest.approx(0.815, abs=5e-4)
+
+
+def test_krippendorff_says_nothing_of_nothing():
+    assert krippendorff_alpha([[1], [2]]) is None
+    assert krippendorff_alpha([[1, 1], [1, 1]]) is None
+
+
+def test_agreement_of_everyone_on_everything_and_of_chance():
+    def answers(order_of):
+        return [Answer(f"i{n}", who, "g", "r", order_of(n, who)) for n in range(24) for who in range(2)]
+
+    perfect = agreement(answers(lambda n, who: tuple("abcd")))
+    assert perfect == {"instances": 24, "kendall_w": 1.0, "krippendorff_alpha": 1.0}
+    orders = list(permutations("abcd"))
+    chance = agreement(answers(lambda n, who: orders[n] if who else orders[0]))
+    assert chance["krippendorff_alpha"] == pytest.approx(0, abs=0.05)
+    assert agreement([])["kendall_w"] is None
+
+
+# --- sharing out -----------------------------------------------------------------------------------------------
+
+
+def test_sharing_meets_the_overlap_and_is_fair():
+    shares = share_out(instances(200), ["a", "b", "c", "d"], Sharing(overlap=0.25, judges=3, control_every=0))
+    times = Counter(instance for own in shares.values() for instance in own)
+    assert Counter(times.values()) == {1: 150, 3: 50}
+    assert max(map(len, shares.values())) - min(map(len, shares.values())) <= 1
+    assert all(len(set(own)) == len(own) for own in shares.values())
+
+
+def test_one_person_alone_gets_everything_once():
+    assert len(share_out(instances(20), ["a"], Sharing(overlap=1.0, judges=3))["a"]) == 20
+
+
+def test_what_was_answered_is_not_dealt_to_another():
+    answered = {f"i{n}": {"a"} for n in range(10)}
+    shares = share_out(instances(30), ["a", "b"], NO_OVERLAP, answered=answered)
+    assert set(answered) <= set(shares["a"])
+    assert Counter(x for own in shares.values() for x in own).total() == 30
+
+
+def test_controls_are_spread_out_and_do_not_show():
+    data = instances(100)
+    controls = foreign_controls(data, 5)
+    shares = share_out([*data, *controls], ["a"], Sharing(overlap=0, control_every=20))
+    places = [place for place, name in enumerate(shares["a"]) if name.startswith("control")]
+    assert len(places) == 5
+    assert all(place // 21 == number for number, place in enumerate(places))
+    for one in controls:
+        foreign = [name for name in one.candidates if f"/{one.group}/" not in name]
+        worse = {one.candidates[pair[1]] for pair in one.must}
+        assert set(foreign) == worse
+        assert len(one.must) == 3
+
+
+@pytest.mark.parametrize("options", [{"overlap": 1.5}, {"judges": 1}, {"control_every": -1}])
+def test_impossible_sharing(options):
+    with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
+        Sharing(**options)
+
+
+# --- the store -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "annotations.db") as opened:
+        opened.add_person("ann")
+        opened.share(instances(6), NO_OVERLAP)
+        yield opened
+
+
+ANN = Person("ann", is_admin=False, expires=0)
+
+
+def key(store, person="ann"):
+    return public_key(store.next_tasks(person)[0].instance.id)
+
+
+def test_a_ranking_is_stored_as_it_was_shown(store):
+    task = store.next_tasks("ann")[0]
+    store.rank(ANN, public_key(task.instance.id), [2, 0, 3, 1], request="request-1")
+    answer = store.answers()[0]
+    assert answer.candidates == tuple(task.instance.candidates[task.slots[slot]] for slot in (2, 0, 3, 1))
+    assert store.progress("ann") == {"total": 6, "ranked": 1, "skipped": 0}
+
+
+def test_sent_again_it_is_counted_once(store):
+    first = key(store)
+    for _ in range(3):
+        store.rank(ANN, first, [0, 1, 2, 3], request="request-1")
+    assert len(store.answers()) == 1
+    with pytest.raises(RefusedError, match="answered already"):
+        store.rank(ANN, first, [0, 1, 2, 3], request="request-2")
+    with pytest.raises(RefusedError, match="used for something else"):
+        store.rank(ANN, key(store), [0, 1, 2, 3], request="request-1")
+
+
+def test_undo_shows_the_last_again_as_it_was(store):
+    order = [store.next_tasks("ann", limit=9)[n].instance.id for n in range(6)]
+    store.rank(ANN, key(store), [1, 0, 2, 3], request="request-1")
+    store.rank(ANN, key(store), [3, 2, 1, 0], request="request-2")
+    store.undo(ANN, request="request-3")
+    store.undo(ANN, request="request-3")  # sent again
+    task = store.next_tasks("ann")[0]
+    assert (task.instance.id, task.previous) == (order[1], (3, 2, 1, 0))
+    store.undo(ANN, request="request-4")
+    task = store.next_tasks("ann")[0]
+    assert (task.instance.id, task.previous) == (order[0], (1, 0, 2, 3))
+    assert [one.instance.id for one in store.next_tasks("ann", limit=9)] == order
+    with pytest.raises(RefusedError, match="nothing to undo"):
+        store.undo(ANN, request="request-5")
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4], []])
+def test_what_is_no_ranking_is_refused(store, slots):
+    with pytest.raises(RefusedError, match="each of the 4 candidates once"):
+        store.rank(ANN, key(store), slots, request="request-1")
+    assert store.progress("ann")["ranked"] == 0
+
+
+def test_skips_need_a_reason_and_are_not_rankings(store):
+    with pytest.raises(RefusedError, match="say why"):
+        store.skip(ANN, key(store), "  ", request="request-1")
+    store.skip(ANN, key(store), "all alike", request="request-1")
+    assert store.answers() == []
+    assert [one["reason"] for one in store.skips()] == ["all alike"]
+
+
+def test_nobody_answers_for_another(store):
+    store.add_person("ben")
+    with pytest.raises(RefusedError, match="for ben"):
+        store.rank(Person("ben", is_admin=False, expires=0), key(store), [0, 1, 2, 3], request="request-1")
+
+
+def test_sharing_again_changes_nothing_and_a_newcomer_gets_what_is_left(store):
+    before = [one.instance.id for one in store.next_tasks("ann", limit=9)]
+    store.share(instances(6), NO_OVERLAP)
+    assert [one.instance.id for one in store.next_tasks("ann", limit=9)] == before
+    for number in range(2):
+        store.rank(ANN, key(store), [0, 1, 2, 3], request=f"request-{number}")
+    store.add_person("ben")
+    store.share(instances(6), NO_OVERLAP)
+    left = {name: {one.instance.id for one in store.next_tasks(name, limit=9)} for name in ("ann", "ben")}
+    assert left["ann"] | left["ben"] == set(before[2:])
+    assert not left["ann"] & left["ben"]
+    assert store.progress("ann")["ranked"] == 2
+
+
+def test_the_same_id_with_other_pictures_is_refused(store):
+    with pytest.raises(ValueError, match=r"i0 is in .* with other pictures"):
+        store.share(instances(6, candidates=3), NO_OVERLAP)
+
+
+def test_control_questions_are_scored_and_stay_out_of_the_export(tmp_path):
+    data = instances(8)
+    with Store(tmp_path / "a.db") as store:
+        store.add_person("ann")
+        store.share([*data, *foreign_controls(data, 2)], Sharing(overlap=0, control_every=4))
+        right = True
+        for number in range(10):
+            task = store.next_tasks("ann")[0]
+            worst = {task.slots.index(worse) for _, worse in task.instance.must}
+            order = sorted(range(4), key=lambda slot: (slot in worst) == right)
+            if worst:
+                right = False
+            store.rank(ANN, public_key(task.instance.id), order, request=f"request-{number}")
+        assert store.controls_passed() == {"ann": (1, 2)}
+        assert len(store.answers()) == 8
+        assert len(store.answers(controls=True)) == 2
+
+
+def test_candidates_are_shown_in_each_persons_own_order():
+    from pacorl.curate.annotate.store import shown_order
+
+    orders = Counter(shown_order(f"p{n}", instances(1)[0]) for n in range(480))
+    assert len(orders) == 24
+    assert min(orders.values()) > 5
+
+
+def test_tokens_expire_and_are_renewed(tmp_path):
+    with Store(tmp_path / "a.db") as store:
+        old = store.add_person("ann", days=-1)
+        with pytest.raises(RefusedError, match="has expired") as refused:
+            store.who(old)
+        assert refused.value.status == 401
+        new = store.add_person("ann")
+        assert store.who(new).name == "ann"
+        with pytest.raises(RefusedError, match="not known"):
+            store.who(old)
+    assert new.encode() not in (tmp_path / "a.db").read_bytes()
+
+
+def test_a_second_server_is_refused_and_the_lock_ends_with_its_process(tmp_path):
+    database = tmp_path / "a.db"
+    with only_server(database, url="http://one"):
+        with (
+            pytest.raises(ValueError, match=r"already served \(process \d+ at http://one\)"),
+            only_server(database, url="http://two"),
+        ):
+            pass
+    with only_server(database, url="http://three"):
+        pass
+
+
+def test_a_broken_database_is_named(tmp_path):
+    (tmp_path / "a.db").write_bytes(b"not a database, but long enough to be one" * 100)
+    with pytest.raises(ValueError, match="cannot be used as a database"):
+        Store(tmp_path / "a.db")
+
+
+# --- the HTTP API ----------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A real server in a thread."""
+
+    def __init__(self, folder, people=("ann", "ben"), **options):
+        import uvicorn
+
+        from pacorl.curate.annotate.server import make_app
+
+        self.folder, self.store = folder, Store(folder / "annotations.db")
+        options = {"sharing": Sharing(overlap=0.5, judges=2, controls=4, control_every=5)} | options
+        links = open_desk(self.store, folder, list(people), **options)
+        self.tokens = {name: link.rpartition("/")[2] for name, link in links.items()}
+        self.server = uvicorn.Server(uvicorn.Config(make_app(folder, self.store), port=0, log_level="error"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def ask(self, method, path, body=None, *, token=None, **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        if isinstance(body, dict):
+            body, headers["Content-Type"] = json.dumps(body), "application/json"
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, content, dict(answer.getheaders())
+
+    def stop(self):
+        self.server.should_exit = True
+        self.thread.join()
+        self.store.close()
+
+
+@pytest.fixture
+def running(dataset):
+    server = Running(dataset(prompts=2, grids=3))
+    yield server
+    server.stop()
+
+
+def test_people_rank_to_the_end_and_the_export_has_it_all(running):
+    done = simulate(running.url, {name: running.tokens[name] for name in ("ann", "ben")}, noise=0.3)
+    total = len(read_instances(running.folder / "instances.jsonl"))
+    controls = sum(answered for _, answered in running.store.controls_passed().values())
+    assert sum(done.values()) == total + round(0.5 * total) + controls
+    assert collect(running.folder) == total + round(0.5 * total)
+    answers = read_answers(running.folder / "rankings.jsonl")
+    assert {answer.instance for answer in answers} == {
+        one.id for one in read_instances(running.folder / "instances.jsonl")
+    }
+    status, content, _ = running.ask("GET", "/api/admin", token=running.tokens["admin"])
+    seen = json.loads(content)
+    assert status == 200
+    assert seen["agreement"]["instances"] == round(0.5 * total)
+    assert seen["agreement"]["krippendorff_alpha"] > 0.4
+    assert all(one["ranked"] == one["total"] for one in seen["people"])
+    status, content, _ = running.ask("GET", "/api/admin/rankings.jsonl", token=running.tokens["admin"])
+    assert content.decode() == (running.folder / "rankings.jsonl").read_text()
+
+
+def test_nothing_tells_control_questions_apart(running):
+    client, names = Client(running.url, running.tokens["ann"]), set()
+    state = client.task()
+    while state["task"]:
+        names.add(re.sub("[0-9a-f]", "x", state["task"]["instance"]))
+        assert set(state["task"]) == {
+            "instance",
+            "theme",
+            "category",
+            "criteria",
+            "reference",
+            "candidates",
+            "previous",
+        }
+        assert "control" not in json.dumps(state)
+        state = client.rank(state["task"]["instance"], [0, 1, 2])
+    client.close()
+    assert names == {"x" * 20}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/task", 401),
+        ("GET", "/images/abc/0", 401),
+        ("POST", "/api/undo", 401),
+        ("GET", "/api/admin", 401),
+        ("GET", "/join/wrong", 401),
+        ("GET", "/page/..%2fserver.py", 404),
+        ("GET", "/page/../../server.py", 404),
+    ],
+)
+def test_strangers_see_nothing(running, method, path, status):
+    assert running.ask(method, path, {"request": "12345678"} if method == "POST" else None)[0] == status
+
+
+def test_annotators_are_no_administrators(running):
+    status, content, _ = running.ask("GET", "/api/admin", token=running.tokens["ann"])
+    assert (status, json.loads(content)["error"]) == (403, "ann is no administrator")
+
+
+def test_join_trades_the_link_for_a_cookie(running):
+    status, _, headers = running.ask("GET", f"/join/{running.tokens['ann']}")
+    assert (status, headers["location"]) == (303, "/")
+    assert "HttpOnly" in headers["set-cookie"]
+    assert "samesite=strict" in headers["set-cookie"].lower()
+    cookie = headers["set-cookie"].partition(";")[0]
+    status, content, _ = running.ask("GET", "/api/task", Cookie=cookie)
+    assert json.loads(content)["person"] == "ann"
+
+
+def test_an_expired_link_says_so(running):
+    old = running.store.add_person("ann", days=-1)
+    status, content, _ = running.ask("GET", "/api/task", token=old)
+    assert status == 401
+    assert json.loads(content)["error"] == "the link of ann has expired; ask for a new one. Nothing is lost"
+    status, content, _ = running.ask("POST", "/api/admin/people", {"name": "ann"}, token=running.tokens["admin"])
+    assert running.ask("GET", json.loads(content)["link"])[0] == 303
+
+
+def test_pictures_come_from_the_folder_only(running):
+    token = running.tokens["ann"]
+    state = json.loads(running.ask("GET", "/api/task", token=token)[1])
+    for address in (state["task"]["reference"], *state["task"]["candidates"]):
+        status, content, headers = running.ask("GET", address, token=token)
+        assert (status, content[:4], headers["content-type"]) == (200, b"\x89PNG", "image/png")
+    key = state["task"]["instance"]
+    for slot in ("3", "-1", "x", "..%2f..%2fannotations.db", "%00", "²"):
+        assert running.ask("GET", f"/images/{key}/{slot}".encode("ascii", "ignore").decode(), token=token)[0] == 404
+
+
+def test_instances_that_point_outside_are_refused_before_serving(dataset, tmp_path):
+    folder = dataset(prompts=2, grids=2)
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (folder / "images/0000/link.png").symlink_to(tmp_path / "secret.png")
+    for name in ("../secret.png", str(tmp_path / "secret.png"), "images/0000/link.png", "annotations.db"):
+        one = {"id": "x", "group": "g", "reference": name, "candidates": ["images/0000/0_0.png", "images/0000/0_1.png"]}
+        (folder / "instances.jsonl").write_text(json.dumps(one) + "\n")
+        with pytest.raises(ValueError, match="1 pictures are missing"):
+            plan(folder, ["ann"], sharing=NO_OVERLAP)
+
+
+def test_a_picture_deleted_under_the_page(running):
+    token = running.tokens["ann"]
+    state = json.loads(running.ask("GET", "/api/task", token=token)[1])
+    for path in (running.folder / "images").rglob("*.png"):
+        path.unlink()
+    status, content, _ = running.ask("GET", state["task"]["reference"], token=token)
+    assert status == 410
+    assert "is missing on the disk" in json.loads(content)["error"]
+    client = Client(running.url, token)
+    after = client.skip(state["task"]["instance"], "A picture is broken or missing")
+    client.close()
+    assert after["progress"]["skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"instance": "x", "order": [0], "request": "12345678"}, 404, "no instance"),
+        ({"instance": "x", "order": "abc", "request": "12345678"}, 422, "order"),
+        ({"instance": "x", "order": [0], "request": "12345678", "evil": 1}, 422, "evil"),
+        ({"instance": "x", "order": list(range(65)), "request": "12345678"}, 422, "order"),
+    ],
+)
+def test_malformed_rankings(running, body, status, message):
+    found, content, _ = running.ask("POST", "/api/rankings", body, token=running.tokens["ann"])
+    assert found == status
+    assert message in json.loads(content)["error"]
+
+
+def test_large_bodies_are_refused_unread(running):
+    assert running.ask("POST", "/api/rankings", "x" * 70_000, token=running.tokens["ann"])[0] == 413
+
+
+def test_pages_ask_nothing_of_other_machines(running):
+    for path in ("/", "/admin", "/page/page.js", "/page/admin.js", "/page/style.css"):
+        status, content, headers = running.ask("GET", path)
+        assert status == 200
+        assert not re.search(rb"https?://|//[a-z]+\.", content)
+        assert "default-src 'self'" in headers["content-security-policy"]
+
+
+def test_dry_run_says_what_each_would_get(dataset):
+    folder = dataset(prompts=2, grids=3)
+    shares = plan(folder, ["ann", "ben"], sharing=NO_OVERLAP)
+    assert sum(shares.values()) == 72
+    assert not (folder / "annotations.db").exists()
+
+
+def test_serving_twice_is_refused(dataset):
+    folder = dataset(prompts=2, grids=2)
+    with only_server(folder / "annotations.db", url="http://here"), pytest.raises(ValueError, match="already served"):
+        serve(folder, ["ann"], sharing=NO_OVERLAP)
+
+
+def test_how_work_is_shared_is_remembered(dataset):
+    folder = dataset(prompts=2, grids=2)
+    with Store(folder / "annotations.db") as store:
+        open_desk(store, folder, ["ann"], sharing=NO_OVERLAP)
+        before = store.progress("ann")
+        open_desk(store, folder, ["ann"])
+        assert store.progress("ann") == before == {"total": 48, "ranked": 0, "skipped": 0}
+        assert open_desk(store, folder, ["ann"], renew=["ann"]).keys() == {"ann"}

@@ -1,0 +1,128 @@
+"""Eight people rank at once while the server is killed and started again: what was acknowledged is there, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+
+import pytest
+
+from pacorl.curate.annotate.client import Client
+from pacorl.curate.annotate.desk import collect
+from pacorl.curate.annotate.store import Store, public_key, shown_order
+from pacorl.curate.manifest import write_atomic
+from pacorl.curate.records import Instance, read_answers, read_instances, write_instances
+
+PEOPLE = [f"person{number}" for number in range(8)]
+PICTURES = 12
+SERVE = "from pacorl.cli.dataset import app; app()"
+
+
+def start(folder, port):
+    options = [
+        "--annotators",
+        ",".join(PEOPLE),
+        "--overlap",
+        "1",
+        "--judges",
+        "8",
+        "--controls",
+        "0",
+        "--port",
+        str(port),
+    ]
+    command = [sys.executable, "-c", SERVE, "annotate", str(folder), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    links = {}
+    while "serving" not in (line := process.stdout.readline()):
+        assert line, "the server ended before it served"
+        name, _, link = line.strip().partition("\t")
+        links[name] = link.rpartition("/")[2]
+    wait_until_healthy(port)
+    return process, links
+
+
+def wait_until_healthy(port):
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def many_instances(folder, count):
+    """Questions over a few pictures: the database is what is tested."""
+    names = [f"images/g/{number}.png" for number in range(PICTURES)]
+    for name in names:
+        write_atomic(folder / name, b"\x89PNG")
+    orders = [tuple(names[(number + step) % PICTURES] for step in range(1, 5)) for number in range(count)]
+    write_instances(folder / "instances.jsonl", [Instance(f"i{n}", "g", names[0], orders[n]) for n in range(count)])
+
+
+def slots_of(instance, name):
+    """A ranking that everyone can recompute from the question's and the person's names."""
+    number = sum(map(ord, instance + name)) % 4
+    return [(number + step) % 4 for step in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"), [pytest.param(30, 1, id="short"), pytest.param(5000, 3, id="whole", marks=pytest.mark.slow)]
+)
+def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, kills):
+    many_instances(tmp_path, count)
+    port, acknowledged = free_port(), Counter()
+    process, tokens = start(tmp_path, port)
+
+    def work(name):
+        client = Client(f"http://127.0.0.1:{port}", tokens[name])
+        client.work(
+            lambda _, task: slots_of(task["instance"], name),
+            acknowledged=lambda instance, order: acknowledged.update([(name, instance)]),
+        )
+        client.close()
+
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in PEOPLE]
+    for thread in threads:
+        thread.start()
+    total = count * len(PEOPLE)
+    for kill in range(1, kills + 1):
+        while acknowledged.total() < total * kill // (kills + 1):
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process, fresh = start(tmp_path, port)
+        assert not fresh  # known people keep their links
+    for thread in threads:
+        thread.join()
+    process.terminate()
+    process.wait()
+    process.stdout.close()
+
+    assert collect(tmp_path) == total
+    exported = Counter((one.annotator, public_key(one.instance)) for one in read_answers(tmp_path / "rankings.jsonl"))
+    assert exported == acknowledged
+    assert set(exported.values()) == {1}
+    known = {one.id: one for one in read_instances(tmp_path / "instances.jsonl")}
+    for answer in read_answers(tmp_path / "rankings.jsonl"):
+        shown = shown_order(answer.annotator, known[answer.instance])
+        slots = slots_of(public_key(answer.instance), answer.annotator)
+        assert answer.candidates == tuple(known[answer.instance].candidates[shown[slot]] for slot in slots)
+    with Store(tmp_path / "annotations.db") as store:
+        assert all(store.progress(name)["ranked"] == count for name in PEOPLE)
