@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pacorl.models.judge import Judge
 
 TINY_NOTE = (
-    "judged by the embedded tiny judge, which knows the tiny world of drawn characters only: its scores of other "
-    "pictures mean nothing. Name a real one with --judge, e.g. X-GenGroup/PaCo-Reward-7B"
+    "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only: its scores of other "
+    "pictures mean nothing. Name a real one with --judge, e.g. X-GenGroup/PaCo-Reward-7B."
 )
 
 
@@ -410,18 +410,10 @@ class PacoReward:
 
 
 def _local(checkpoint: str, *, adapter: str, temperature: float) -> Judge:
-    import torch
-
     from pacorl.models.judge import LocalJudge
+    from pacorl.serve.servers import placement
 
-    on_gpu = torch.cuda.is_available()
-    return LocalJudge.from_pretrained(
-        checkpoint,
-        adapter=adapter,
-        dtype="bfloat16" if on_gpu and checkpoint != "tiny" else "float32",
-        device="cuda" if on_gpu else "cpu",
-        temperature=temperature,
-    )
+    return LocalJudge.from_pretrained(checkpoint, adapter=adapter, temperature=temperature, **placement(checkpoint))
 
 
 def _local_name(checkpoint: str, adapter: str) -> str:

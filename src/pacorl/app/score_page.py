@@ -6,10 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pacorl.app.score import PairScore, Scores
 from pacorl.report import pair_matrix_svg, render
-from pacorl.report.pictures import Picture, show
+from pacorl.report.pictures import Picture, data_url, show
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+THUMBNAIL = 192  # pixels of the longer side: twice what the page shows, for dense screens
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,8 @@ class Card:
     name: str
     role: str
     picture: Picture
+    thumbnail: str
+    """A small data URL: it is repeated in every pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +106,16 @@ def _cards(scores: Scores, *, ranking: bool) -> list[Card]:
             name,
             _role(scores, number, ranking=ranking, odd=odd is not None and odd.image == number),
             show(image),
+            data_url(_small(image)),
         )
         for number, (name, image) in enumerate(zip(scores.names, scores.images, strict=True))
     ]
+
+
+def _small(image: Image) -> Image:
+    small = image.copy()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return small
 
 
 def _role(scores: Scores, image: int, *, ranking: bool, odd: bool) -> str:

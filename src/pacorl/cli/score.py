@@ -62,7 +62,7 @@ def score(
         _check_complete(scores, keep_going=keep_going)
         name, note = reward.name, reward.note
     _print_json(scores, judge=name, note=note, refused=refused) if as_json else typer.echo(table(scores, ranking=rank))
-    for line in filter(None, [note and f"Note: {note}.", *refused.values()]):
+    for line in filter(None, [note, *refused.values()]):
         typer.echo(line, err=True)
     if report:
         write_page(report, scores, judge=name, note=note, theme=theme, ranking=rank, refused=refused)

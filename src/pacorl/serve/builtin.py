@@ -31,6 +31,7 @@ from pacorl.serve.conversation import Continuation, Conversations, Prompt, pick_
 from pacorl.serve.fetch import fetch_image
 from pacorl.serve.metrics import Metrics
 from pacorl.serve.schema import ChatRequest, ImagePart, TokenizeRequest
+from pacorl.serve.servers import Server, placement
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,6 +123,16 @@ def create_app(
             return JSONResponse(completion(request, continuation, model.conversations))
 
     return app
+
+
+def load_judges(server: Server, *, dtype: str = "auto") -> dict[str, LocalJudge]:
+    """The judges of one server by name; each adapter is merged into weights of its own."""
+    wanted = {**dict.fromkeys(server.names, ""), **server.adapters}
+    place = placement(server.checkpoint, dtype)
+    return {
+        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, **place)
+        for name, adapter in wanted.items()
+    }
 
 
 def run_builtin(

@@ -55,7 +55,7 @@ def vllm_command(
     server: Server, options: VllmOptions, *, gpus: int = 1, program: Sequence[str] = ("vllm",)
 ) -> list[str]:
     """The command line of one server. Raises ValueError for an adapter that vLLM would serve only in part."""
-    command = [*program, "serve", server.checkpoint]
+    command = [*program, "serve", _folder(server.checkpoint)]
     command += ["--served-model-name", *(server.names or (server.checkpoint,))]
     command += ["--host", server.host, "--port", str(server.port)]
     command += ["--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
@@ -226,7 +226,15 @@ def _shares(gpus: Sequence[str], servers: int) -> list[tuple[str, ...]]:
     return [tuple(gpus[i * each : (i + 1) * each]) for i in range(servers)]
 
 
-# --- adapters --------------------------------------------------------------------------------------------------
+# --- checkpoints and adapters ----------------------------------------------------------------------------------
+
+
+def _folder(checkpoint: str) -> str:
+    if checkpoint != "tiny":
+        return checkpoint
+    from pacorl.models.judge import TINY_JUDGE
+
+    return str(TINY_JUDGE)
 
 
 def _checked_rank(name: str, adapter: str) -> int:

@@ -1,0 +1,121 @@
+"""Asking a judge whether it is one: what it serves, one real question either way, token ids, versions, memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pacorl import __version__
+from pacorl.core.questions import same_theme
+from pacorl.data.characters import Panel, draw
+from pacorl.models.http_judge import HttpJudge
+from pacorl.models.judge import Judge, LocalJudge
+from pacorl.types import Question, Verdict
+
+PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the picture as it is
+RED_HERO = Panel(colour="red", shape="round", hat="crown", palette="sunset", pose="standing", prop="boat")
+BLUE_HERO = Panel(colour="blue", shape="tall", hat="top-hat", palette="night", pose="standing", prop="boat")
+LIBRARIES = ("torch", "transformers", "openai", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeProbe:
+    """What a judge showed of itself."""
+
+    judge: str
+    served: dict[str, tuple[str, ...]]
+    """Endpoint → model names; empty for a judge in this process."""
+    token_ids: dict[str, tuple[int, ...]]
+    """Of Yes and of No; empty where a server does not tell, and its answers are read by their text."""
+    p_yes_same: float | None
+    """P(Yes) of two pictures of one drawn hero."""
+    p_yes_different: float | None
+    """P(Yes) of two heroes that share nothing."""
+    seconds: float
+    """Both questions, the judge's first (a server may still warm up)."""
+    errors: tuple[str, ...]
+    versions: dict[str, str]
+    memory_gib: dict[str, float]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What keeps it from being a judge; empty where nothing does."""
+        if self.errors:
+            return self.errors
+        if self.p_yes_same is not None and self.p_yes_different is not None and self.p_yes_same > self.p_yes_different:
+            return ()
+        return ("it finds two pictures of one hero no more consistent than pictures of two; is it trained as a judge?",)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"problems": list(self.problems)}
+
+
+def probe(judge: Judge, *, name: str) -> JudgeProbe:
+    """Asks a judge two questions whose answers are plain. Raises what the judge raises where it cannot be asked."""
+    reports = judge.check() if isinstance(judge, HttpJudge) else []
+    start = time.perf_counter()
+    same, different = judge.verdicts(_questions())
+    seconds = time.perf_counter() - start
+    versions = _versions() | {f"server at {report.url}": report.version for report in reports if report.version}
+    return JudgeProbe(
+        judge=name,
+        served={report.url: report.served for report in reports},
+        token_ids=_local_ids(judge) if isinstance(judge, LocalJudge) else _served_ids(reports),
+        p_yes_same=same.p_yes,
+        p_yes_different=different.p_yes,
+        seconds=seconds,
+        errors=_errors([same, different]),
+        versions=versions,
+        memory_gib=_memory(judge),
+    )
+
+
+def _questions() -> list[Question]:
+    red, other_pose, blue = (
+        draw(panel, PROBE_SIZE)
+        for panel in (RED_HERO, Panel.parse(RED_HERO.text.replace("standing", "waving")), BLUE_HERO)
+    )
+    text = same_theme(RED_HERO.subject)
+    return [Question((red, other_pose), text), Question((red, blue), text)]
+
+
+def _errors(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(verdict.error for verdict in verdicts if not verdict.valid))
+
+
+def _local_ids(judge: LocalJudge) -> dict[str, tuple[int, ...]]:
+    return {"Yes": (judge.yes,), "No": (judge.no,)}
+
+
+def _served_ids(reports: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    told = [report for report in reports if report.yes_ids]
+    return {"Yes": told[0].yes_ids, "No": told[0].no_ids} if told else {}
+
+
+def _versions() -> dict[str, str]:
+    found = {"pacorl": __version__, "python": sys.version.split()[0]}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue  # not every installation has every one
+    return found
+
+
+def _memory(judge: Judge) -> dict[str, float]:
+    """What a judge in this process takes; a server's memory is its own."""
+    if not isinstance(judge, LocalJudge):
+        return {}
+    import torch
+
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in judge.model.parameters())
+    memory = {"weights": weights / 2**30}
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        memory |= {"GPU, most used": torch.cuda.max_memory_allocated() / 2**30, "GPU, free": free / 2**30}
+        memory["GPU, all"] = total / 2**30
+    return memory

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+from pacorl.cli.serve import doctor_judge, register
+from pacorl.data.characters import vocabulary
+from pacorl.models.endpoints import load_endpoints
+from pacorl.models.tiny import tiny_judge
+from pacorl.serve import builtin, vllm
+
+CALLS = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def judge_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("served") / "judge"
+    for part in tiny_judge(vocabulary()):
+        part.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
+    """What would be served, instead of serving it."""
+    seen: CALLS = {}
+    monkeypatch.setattr(builtin, "run_builtin", lambda judges, **options: seen.update(options, judges=judges))
+
+    def run_vllm(servers: Any, options: Any, **others: Any) -> int:
+        seen.update(others, servers=servers, options=options)
+        return 143
+
+    monkeypatch.setattr(vllm, "run_vllm", run_vllm)
+    monkeypatch.delenv("PACORL_API_KEY", raising=False)
+    return seen
+
+
+def run(*arguments: object) -> Result:
+    app = typer.Typer()
+    register(app)
+    app.command("doctor")(doctor_judge)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_built_in_server_gets_judges_and_limits(calls: CALLS, judge_folder: Path) -> None:
+    result = run("serve", judge_folder, "--name", "mine", "--port", 9001, "--max-images", 3, "--max-body-mib", 2)
+    assert result.exit_code == 0, result.output
+    assert list(calls["judges"]) == ["mine"]
+    assert (calls["host"], calls["port"], calls["allow_urls"]) == ("127.0.0.1", 9001, False)
+    assert (calls["limits"].images, calls["limits"].body_bytes) == (3, 2 * 2**20)
+    assert "serving mine at http://127.0.0.1:9001/v1" in result.stderr
+
+
+def test_vllm_gets_what_follows_the_dashes(calls: CALLS, tmp_path: Path) -> None:
+    path = tmp_path / "judges.yaml"
+    result = run(
+        *("serve", "org/Base-7B", "--backend", "vllm", "--adapter", "paco=org/lora", "--replicas", 2),
+        *("--gpus", "0,1", "--api-key", "secret", "--write", path, "--", "--seed", "1"),
+    )
+    assert result.exit_code == 143, result.output
+    assert [server.port for server in calls["servers"]] == [8000, 8001]
+    assert (calls["options"].gpus, calls["options"].extra) == (("0", "1"), ("--seed", "1"))
+    assert calls["api_key"] == "secret"
+    assert "secret" not in path.read_text()
+    assert load_endpoints(path).api_key_env == "PACORL_API_KEY"
+    assert load_endpoints(path).named("paco").adapter == "org/lora"
+
+
+def test_a_description_starts_its_own_servers(calls: CALLS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "judges.yaml"
+    path.write_text("api_key_env: MY_KEY\njudges: [{name: a, checkpoint: x, endpoints: ['http://127.0.0.1:7000']}]")
+    assert "MY_KEY" in str(run("serve", path, "--backend", "vllm").exception)
+    monkeypatch.setenv("MY_KEY", "hidden")
+    run("serve", path, "--backend", "vllm")
+    assert (calls["servers"][0].names, calls["api_key"]) == (("a",), "hidden")
+    assert "leave --name" in str(run("serve", path, "--name", "b").exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("x", "--backend", "ray"), "neither vllm nor builtin"),
+        (("x", "--replicas", "2"), "2 are described"),
+        (("x", "--adapter", "lora"), "NAME=FOLDER"),
+        (("x", "--", "--seed", "1"), "--seed 1 would be for vLLM"),
+    ],
+)
+def test_what_cannot_be_served_is_named(calls: CALLS, arguments: tuple[str, ...], message: str) -> None:
+    assert message in str(run("serve", *arguments).exception)
+    assert calls == {}
+
+
+def test_an_open_server_without_a_key_is_warned_about(calls: CALLS) -> None:
+    assert "asks for no key" in run("serve", "x", "--backend", "vllm", "--host", "0.0.0.0").stderr
+    assert "asks for no key" not in run("serve", "x", "--backend", "vllm", "--host", "0.0.0.0", "--api-key", "k").stderr
+
+
+def test_a_judge_is_probed_with_a_real_question(judge_folder: Path) -> None:
+    result = run("doctor", judge_folder, "--json")
+    found = json.loads(result.stdout)
+    assert 0 < found["p_yes_same"] < 1
+    assert found["errors"] == []
+    assert set(found["token_ids"]) == {"Yes", "No"}
+    assert found["versions"]["torch"] == torch.__version__
+    assert result.exit_code == (1 if found["problems"] else 0)
+    assert bool(found["problems"]) == (found["p_yes_same"] <= found["p_yes_different"])
