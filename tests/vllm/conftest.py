@@ -1,0 +1,110 @@
+"""One real vLLM per test run, serving a judge of random weights and a LoRA on it.
+
+`tests/vllm/install.sh` makes its environment; without it, or on a machine that cannot run it, these tests are
+skipped. VLLM_BIN names another `vllm` to test against.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacorl.data.characters import vocabulary
+from pacorl.models.judge import LocalJudge
+from pacorl.models.tiny import tiny_judge
+from pacorl.serve import vllm
+from pacorl.serve.servers import Server
+from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command
+
+ROOT = Path(__file__).parents[2]
+SHIMS = Path(__file__).with_name("shims")
+STARTUP_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Served:
+    """What runs, and the same judges in this process."""
+
+    url: str
+    base: LocalJudge
+    merged: LocalJudge
+
+
+def _program() -> Path:
+    program = Path(os.environ.get("VLLM_BIN", ROOT / ".venv-vllm" / "bin" / "vllm"))
+    if not program.is_file():
+        pytest.skip(f"{program} is not there; tests/vllm/install.sh makes it")
+    return program
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    program = _program()
+    folder = tmp_path_factory.mktemp("vllm")
+    checkpoint, adapter = _judge(folder / "judge"), folder / "adapter"
+    _adapter(checkpoint, adapter)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = Server(f"http://127.0.0.1:{port}/v1", str(checkpoint), ("judge",), {"judge-lora": str(adapter)})
+    options = VllmOptions(dtype="float32", max_model_len=2048, extra=("--enforce-eager", "--max-num-seqs", "16"))
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONPATH": str(SHIMS),
+    }
+    with vllm._process(vllm_command(server, options, program=[str(program)]), environment) as process:
+        deadline = time.monotonic() + STARTUP_SECONDS
+        while not is_healthy(server):
+            assert process.poll() is None, f"vLLM ended with code {process.returncode}; its log is above"
+            assert time.monotonic() < deadline, "vLLM was not healthy in time; its log is above"
+            time.sleep(0.5)
+        yield Served(
+            server.url,
+            LocalJudge.from_pretrained(checkpoint),
+            LocalJudge.from_pretrained(checkpoint, adapter=str(adapter)),
+        )
+
+
+def _judge(folder: Path) -> Path:
+    torch.manual_seed(0)
+    for part in tiny_judge(vocabulary()):
+        part.save_pretrained(folder)
+    _write_released_processor(folder)
+    return folder
+
+
+def _write_released_processor(folder: Path) -> None:
+    """The processor's files as the released checkpoints have them: vLLM's transformers loads the videos' part too."""
+    image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
+    named = image | {"processor_class": "Qwen2_5_VLProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(named))
+    video = named | {"video_processor_type": "Qwen2VLVideoProcessor"}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+    (folder / "processor_config.json").unlink()
+    tokenizer = folder / "tokenizer_config.json"
+    tokenizer.write_text(tokenizer.read_text().replace("ImageTextProcessor", "Qwen2_5_VLProcessor"))
+
+
+def _adapter(checkpoint: Path, folder: Path) -> None:
+    """A LoRA on the language model's attention whose B matrices are drawn, so that it changes the answers."""
+    from peft import LoraConfig, get_peft_model
+
+    model = LocalJudge.from_pretrained(checkpoint).model
+    targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj)"
+    adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+    torch.manual_seed(1)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    adapted.save_pretrained(folder)
