@@ -53,8 +53,10 @@ def serve(
         write_endpoints(description, write)
         typer.echo(f"endpoints: {write}", err=True)
     if backend == "builtin":
-        from pacorl.serve.builtin import Limits
-
+        try:
+            from pacorl.serve.builtin import Limits
+        except ModuleNotFoundError as error:
+            raise ValueError(f"the built-in server needs {error.name}: pip install 'pacorl[serve]'") from None
         limits = Limits(body_bytes=max_body_mib * 2**20, images=max_images, pixels=max_pixels)
         _refuse_extra(context.args)
         _run_builtin(servers, limits, dtype=dtype, api_key=key, allow_urls=allow_urls)

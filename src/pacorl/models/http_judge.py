@@ -391,7 +391,10 @@ class HttpJudge:
         return text.replace(self._key, "***") if self._key else text
 
     def _endpoint(self, url: str, limit: int) -> _Endpoint:
-        from openai import AsyncOpenAI
+        try:
+            from openai import AsyncOpenAI
+        except ModuleNotFoundError:
+            raise ValueError("a judge over HTTP needs the openai client: pip install 'pacorl[serve]'") from None
 
         # A key for other services must not travel to this one, so the client never looks for one itself.
         client = AsyncOpenAI(base_url=url, api_key=self._key or "none", max_retries=0, timeout=self.timeout)
