@@ -238,6 +238,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if document is None:
@@ -256,7 +258,10 @@ def _apply(document: dict[str, Any], override: str) -> None:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section")
-    document[last] = yaml.safe_load(value)
+    try:
+        document[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _explain(kind: type[Section], fault: Mapping[str, Any]) -> str:

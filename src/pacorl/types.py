@@ -73,11 +73,6 @@ class Prompt:
     category: str = ""
     task: str = ""
 
-    @property
-    def shared_text(self) -> str:
-        """The theme where there is one, else the text itself."""
-        return self.theme or self.text
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -125,7 +120,6 @@ class Rollout:
     row_B: list[int]
     """Global row of each sample in its epoch: the only source of its seed."""
     size: Size
-    conditioning: Conditioning
     sigmas_T: Tensor
     """(T+1,)"""
     steps_S: list[int]

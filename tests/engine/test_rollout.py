@@ -101,12 +101,14 @@ def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpoin
     )
     toggle()
     policy.transformer.train()
-    rollout = collect(policy, rows(), sampler=sampler, cache=ConditioningCache(policy), seed=1, epoch=0)
+    cache = ConditioningCache(policy)
+    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0)
     policy.transformer.zero_grad()
     metrics = accumulate_gradients(
         policy,
         [Batch(rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]))],
         sampler=sampler,
+        cache=cache,
         objective=grpo_clip,
         clip_range=1e-4,
         kl_weight=0.0,

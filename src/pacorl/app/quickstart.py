@@ -77,7 +77,7 @@ def judge_accuracy(judge: LocalJudge, *, pairs: int = 200, seed: int = 0) -> dic
             second = characters.redrawn_once(second, rng)
         size = rng.choice((32, 64))
         images = (characters.draw(first, size), characters.draw(second, size))
-        asked.append(Question(images, questions.same_theme(first.subject)))
+        asked.append(Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}.")))
         truth.append(first.kept == second.kept)
     said = [(verdict.p_yes or 0.0) > 0.5 for verdict in judge.verdicts(asked)]
     return {"pair_accuracy": fmean(a == b for a, b in zip(said, truth, strict=True)), "pairs": float(pairs)}

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from pacorl.cli import policy, quickstart, tiny
+from pacorl.cli import policy, quickstart, score, tiny
 
 app = typer.Typer(
     name="pacorl",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 quickstart.register(app)
 policy.register(app)
+score.register(app)
 app.add_typer(tiny.app, name="tiny")
 
 

@@ -8,21 +8,21 @@ import typer
 
 app = typer.Typer(help="Train the tiny checkpoints again (docs/tiny.md).", no_args_is_help=True)
 OUT = typer.Option(Path("runs/tiny"), help="Folder for the checkpoints.")
-STEPS = typer.Option(0, help="Training steps; 0 for the documented number.")
+SHARE = typer.Option(1.0, help="Share of the documented training steps, for a quick try.")
 
 
 @app.command()
-def vae(out: Path = OUT, steps: int = STEPS) -> None:
+def vae(out: Path = OUT, share: float = SHARE) -> None:
     """The autoencoder (about 13 CPU minutes)."""
     from pacorl.app.threads import use_cores
     from pacorl.train.pretrain import pretrain_vae
 
     use_cores()
-    pretrain_vae(out / "vae", **({"steps": steps} if steps else {}))
+    pretrain_vae(out / "vae", share=share)
 
 
 @app.command()
-def generator(out: Path = OUT, steps: int = STEPS) -> None:
+def generator(out: Path = OUT, share: float = SHARE) -> None:
     """The generator, from `vae` (about 95 CPU minutes)."""
     from diffusers import AutoencoderKL
 
@@ -31,11 +31,11 @@ def generator(out: Path = OUT, steps: int = STEPS) -> None:
 
     use_cores()
     autoencoder = AutoencoderKL.from_pretrained(out / "vae")
-    pretrain_generator(out / "flux", vae=autoencoder, **({"steps": steps} if steps else {}))
+    pretrain_generator(out / "flux", vae=autoencoder, share=share)
 
 
 @app.command()
-def judge(out: Path = OUT, steps: int = STEPS) -> None:
+def judge(out: Path = OUT, share: float = SHARE) -> None:
     """The judge, from `vae` (about 30 CPU minutes)."""
     from diffusers import AutoencoderKL
 
@@ -44,12 +44,12 @@ def judge(out: Path = OUT, steps: int = STEPS) -> None:
 
     use_cores()
     autoencoder = AutoencoderKL.from_pretrained(out / "vae")
-    pretrain_judge(out / "judge", vae=autoencoder, **({"steps": steps} if steps else {}))
+    pretrain_judge(out / "judge", vae=autoencoder, share=share)
 
 
 @app.command("all")
-def everything(out: Path = OUT) -> None:
+def everything(out: Path = OUT, share: float = SHARE) -> None:
     """All three, in order."""
-    vae(out, 0)
-    generator(out, 0)
-    judge(out, 0)
+    vae(out, share)
+    generator(out, share)
+    judge(out, share)

@@ -103,7 +103,7 @@ def coefficient_of_variation(score_RB: Tensor) -> Tensor:
 
 def _group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
     """Each row's sum over its group."""
-    _, place_B = group_B.unique(return_inverse=True)
+    _, place_B = torch.unique(group_B, return_inverse=True)
     sums = torch.zeros(int(place_B.max()) + 1 if len(place_B) else 0, dtype=value_B.dtype)
     return sums.index_add(0, place_B, value_B)[place_B]
 

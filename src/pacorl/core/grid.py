@@ -31,8 +31,8 @@ def parse_layout(text: str) -> Grid:
 def panel_texts(prompt: str) -> tuple[str, ...]:
     """The texts behind the panel tags of a T2IS prompt, in order; empty where it has no tags."""
     tags = list(PANEL_TAG.finditer(prompt))
-    ends = [tag.start() + 1 for tag in tags[1:]] + [len(prompt)]
-    return tuple(prompt[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=True))
+    ends = [*(tag.start() + 1 for tag in tags[1:]), len(prompt)]
+    return tuple(prompt[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=bool(tags)))
 
 
 def shared_text(prompt: str) -> str:

@@ -251,7 +251,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
 def set_of(kept: Sequence[str], count: int, rng: random.Random) -> list[Panel]:
     """`count` panels of one subject in different scenes (scenes repeat only where there are too few)."""
     scenes = [scene for _ in range(-(-count // len(SCENES))) for scene in rng.sample(SCENES, len(SCENES))]
-    return [Panel(*kept, *scene) for scene in scenes[:count]]
+    return [Panel(*kept, *scene) for scene in scenes[:count]]  # type: ignore[call-arg]
 
 
 def write_prompt(number: int, panels: Sequence[Panel], grid: Grid) -> Prompt:
@@ -391,4 +391,4 @@ def _majority(values: Sequence[str]) -> str | None:
 
 def _pixels(image: Image.Image) -> NDArray[np.float32]:
     small = image.convert("RGB").resize((TEMPLATE_SIZE, TEMPLATE_SIZE), Image.Resampling.BOX)
-    return np.asarray(small, dtype=np.float32).reshape(-1) / 255
+    return np.asarray(small, dtype=np.float32).reshape(-1) / np.float32(255)

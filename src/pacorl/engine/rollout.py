@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -80,21 +80,29 @@ def assign_groups(rows: Sequence[Row], *, batch: int, updates: int, world: int, 
 
 
 class ConditioningCache:
-    """Each (prompt, size) encoded once per run, kept on the CPU."""
+    """Each (prompt, size) encoded once per run, kept on the CPU.
+
+    Known by text and sources, not by id: training and evaluation prompts are numbered apart.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._known: dict[tuple[int, Size], Conditioning] = {}
+        self._known: dict[tuple[Any, ...], Conditioning] = {}
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
         self.prepare(prompts, size)
-        return self._policy.collate([self._known[prompt.id, size] for prompt in prompts])
+        return self._policy.collate([self._known[_key(prompt, size)] for prompt in prompts])
 
     def prepare(self, prompts: Sequence[Prompt], size: Size) -> None:
         """Encodes what is not known yet."""
-        unknown = list({prompt.id: prompt for prompt in prompts if (prompt.id, size) not in self._known}.values())
-        for prompt, conditioning in zip(unknown, self._policy.encode(unknown, size), strict=True):
-            self._known[prompt.id, size] = conditioning
+        wanted = {_key(prompt, size): prompt for prompt in prompts}
+        unknown = {key: prompt for key, prompt in wanted.items() if key not in self._known}
+        if unknown:
+            self._known |= dict(zip(unknown, self._policy.encode(list(unknown.values()), size), strict=True))
+
+
+def _key(prompt: Prompt, size: Size) -> tuple[Any, ...]:
+    return prompt.text, prompt.sources, size
 
 
 @torch.no_grad()
@@ -122,7 +130,6 @@ def collect(
         prompts=prompts,
         row_B=[row.number for row in rows],
         size=sampler.size,
-        conditioning=conditioning.to("cpu"),
         sigmas_T=sigmas,
         steps_S=list(sampler.noise_steps),
         before_BSNC=torch.stack(before, 1).cpu(),

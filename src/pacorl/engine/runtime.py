@@ -35,19 +35,19 @@ class Runtime:
 
     @property
     def device(self) -> torch.device:
-        return self.accelerator.device
+        return torch.device(self.accelerator.device)
 
     @property
     def world(self) -> int:
-        return self.accelerator.num_processes
+        return int(self.accelerator.num_processes)
 
     @property
     def rank(self) -> int:
-        return self.accelerator.process_index
+        return int(self.accelerator.process_index)
 
     @property
     def is_main(self) -> bool:
-        return self.accelerator.is_main_process
+        return bool(self.accelerator.is_main_process)
 
     def gather_rows(self, rows: Mapping[int, Any]) -> dict[int, Any]:
         """Global row → value from every rank, on every rank, in the order of rows."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 TINY_FLUX = Path(__file__).parents[1] / "checkpoints" / "flux"
 
+ENCODE_BATCH = 8
+"""Prompts per pass of the text encoders; T5-XXL's activations stay small."""
+
 LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
@@ -30,7 +36,7 @@ LORA_TARGETS = (
 class FluxPolicy:
     """A `FluxPipeline` behind the policy seam."""
 
-    lora_targets = LORA_TARGETS
+    lora_targets: tuple[str, ...] = LORA_TARGETS
 
     def __init__(self, pipeline: FluxPipeline, *, guidance: float = 3.5, text_tokens: int = 512) -> None:
         self.pipeline = pipeline
@@ -57,7 +63,7 @@ class FluxPolicy:
         from diffusers import FluxPipeline
 
         source = TINY_FLUX if str(checkpoint) == "tiny" else checkpoint
-        pipeline = FluxPipeline.from_pretrained(source, torch_dtype=getattr(torch, dtype))
+        pipeline = FluxPipeline.from_pretrained(source, dtype=getattr(torch, dtype))
         return cls(pipeline.to(device), guidance=guidance, text_tokens=text_tokens)
 
     def check_size(self, size: Size) -> None:
@@ -69,14 +75,33 @@ class FluxPolicy:
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """One conditioning per prompt, on the CPU: T5's tokens (1, L, D) and CLIP's pooled vector (1, D')."""
-        encoded = []
-        for prompt in prompts:
-            tokens, pooled, _ = self.pipeline.encode_prompt(
-                prompt=prompt.text, prompt_2=None, max_sequence_length=self.text_tokens
-            )
-            encoded.append(Conditioning({"tokens": tokens, "pooled": pooled}).to("cpu"))
+        """One conditioning per prompt, on the CPU: T5's tokens (1, L, D) and CLIP's pooled vector (1, D').
+
+        CLIP reads 77 tokens and no more, as ever; a prompt that T5 cannot read whole is warned of.
+        """
+        self._warn_of_long(prompts)
+        encoded: list[Conditioning] = []
+        with _quiet():
+            for start in range(0, len(prompts), ENCODE_BATCH):
+                tokens, pooled, _ = self.pipeline.encode_prompt(
+                    prompt=[prompt.text for prompt in prompts[start : start + ENCODE_BATCH]],
+                    prompt_2=None,
+                    max_sequence_length=self.text_tokens,
+                )
+                rows = zip(tokens.cpu().split(1), pooled.cpu().split(1), strict=True)
+                encoded += [Conditioning({"tokens": token, "pooled": pool}) for token, pool in rows]
         return encoded
+
+    def _warn_of_long(self, prompts: Sequence[Prompt]) -> None:
+        lengths = [len(self.pipeline.tokenizer_2(prompt.text, truncation=False).input_ids) for prompt in prompts]
+        longest = max(lengths, default=0)
+        if longest > self.text_tokens:
+            cut = sum(length > self.text_tokens for length in lengths)
+            warnings.warn(
+                f"{cut} of {len(prompts)} prompts have more than model.text_tokens = {self.text_tokens} tokens "
+                f"(up to {longest}); their ends are not read",
+                stacklevel=3,
+            )
 
     def free_encoders(self) -> None:
         """Moves the text encoders off the device."""
@@ -109,7 +134,8 @@ class FluxPolicy:
         )
         scheduler = type(self.pipeline.scheduler).from_config(config)
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps), mu=shift)
-        return scheduler.sigmas.float().cpu()
+        sigmas: Tensor = scheduler.sigmas
+        return sigmas.float().cpu()
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         """(B, N, C) fp32 on the device, one seed per row, drawn on the CPU as the pipeline draws it."""
@@ -149,3 +175,17 @@ class FluxPolicy:
         pixels = vae.decode(codes / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
         images: list[Image] = self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return images
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps diffusers and transformers from printing each prompt that CLIP truncates."""
+    loggers = [logging.getLogger(name) for name in ("diffusers.pipelines.flux.pipeline_flux", "transformers")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.processing_utils import ProcessorMixin
 
 
-class ImageTextProcessor(Qwen2_5_VLProcessor):
+class ImageTextProcessor(Qwen2_5_VLProcessor):  # type: ignore[misc]
     """`Qwen2_5_VLProcessor` without videos; saves and loads like it."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from pacorl.core import questions
-from pacorl.core.grid import split
+from pacorl.core.grid import shared_text, split
 from pacorl.rewards.reward import mean_of
 from pacorl.types import Prompt, Question, Verdict
 
@@ -42,7 +42,7 @@ class Consistency:
         """The verdict of every pair of panels, in the order of `itertools.combinations`, per image."""
         asked = [
             [
-                Question(pair, questions.same_theme(prompt.shared_text))
+                Question(pair, questions.same_theme(shared_text(prompt.text)))
                 for pair in combinations(split(image, prompt.grid), 2)
             ]
             for prompt, image in zip(prompts, images, strict=True)

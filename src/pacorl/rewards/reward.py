@@ -51,4 +51,4 @@ def tempered(probability: float, temperature: float) -> float:
     if temperature == 1:
         return probability
     yes, no = probability ** (1 / temperature), (1 - probability) ** (1 / temperature)
-    return yes / (yes + no)
+    return float(yes / (yes + no))

@@ -139,6 +139,10 @@ def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
     if config.adapter.start:
         set_adapter_state(policy.transformer, load_lora(config.adapter.start))
+    cache = ConditioningCache(policy)
+    cache.prepare(train_prompts, Size(*config.sampling.size))
+    cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
+    policy.free_encoders()  # before the judge is loaded, so that both never lie on the device together
     judge = JUDGES[config.judge.backend](
         config.judge.checkpoint,
         adapter=config.judge.adapter,
@@ -168,7 +172,7 @@ def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
         average=MovingAverage(
             policy.transformer, decay=config.optimizer.ema_decay, interval=config.optimizer.ema_interval
         ),
-        cache=ConditioningCache(policy),
+        cache=cache,
         targets=tuple(targets),
     )
     if resume and existing:
@@ -200,13 +204,12 @@ def _build_policy(config: PolicyRun, runtime: Runtime) -> Policy:
 
 
 def _prepare_processes(training: Training) -> None:
-    runtime, policy = training.runtime, training.policy
-    training.cache.prepare(training.train_prompts, training.sampler.size)
-    training.cache.prepare(training.evaluation_prompts, training.evaluation_sampler.size)
-    policy.free_encoders()
+    policy = training.policy
     # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
     policy.transformer.train()
-    policy.transformer, training.optimizer = runtime.accelerator.prepare(policy.transformer, training.optimizer)
+    policy.transformer, training.optimizer = training.runtime.accelerator.prepare(
+        policy.transformer, training.optimizer
+    )
 
 
 def _run(training: Training, grade: Grade | None) -> None:
@@ -312,11 +315,11 @@ def _table(training: Training, scores: Mapping[int, list[float]], rows: Sequence
 def _update(training: Training, rollouts: Sequence[Rollout], advantage_B: Tensor) -> dict[str, float]:
     """One optimizer step; skipped, on all ranks alike, where a gradient is not finite."""
     config, accelerator = training.config, training.runtime.accelerator
-    training.optimizer.zero_grad(set_to_none=True)
     metrics = accumulate_gradients(
         training.policy,
         [Batch(rollout, advantage_B[rollout.row_B]) for rollout in rollouts],
         sampler=training.sampler,
+        cache=training.cache,
         objective=OBJECTIVES[config.objective.name],
         clip_range=config.objective.clip_range,
         kl_weight=config.objective.kl_weight,
@@ -324,14 +327,16 @@ def _update(training: Training, rollouts: Sequence[Rollout], advantage_B: Tensor
     )
     norm = accelerator.clip_grad_norm_(training.parameters, config.optimizer.max_grad_norm)
     metrics["grad_norm"] = float(norm)
-    if not all_finite(training.parameters):
+    skipped = not all_finite(training.parameters)
+    if skipped:
         _count_bad_step(training)
-        return metrics | {"skipped": 1.0}
-    training.bad_steps = 0
-    training.optimizer.step()
-    training.step += 1
-    training.average.follow(training.step)
-    return metrics | {"skipped": 0.0}
+    else:
+        training.bad_steps = 0
+        training.optimizer.step()
+        training.step += 1
+        training.average.follow(training.step)
+    training.optimizer.zero_grad(set_to_none=True)
+    return metrics | {"skipped": float(skipped)}
 
 
 def _count_bad_step(training: Training) -> None:

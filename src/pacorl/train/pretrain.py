@@ -98,11 +98,17 @@ def tile(panels_BPCHW: Tensor) -> Tensor:
 # --- the autoencoder -------------------------------------------------------------------------------------------
 
 
-def pretrain_vae(out: Path, *, steps: int = 1800, batch: int = 8, lr: float = 2e-3, seed: int = 0) -> AutoencoderKL:
-    """Trains the tiny VAE on sheets, half of them encoded panel by panel (as the generator's data is)."""
+def pretrain_vae(
+    out: Path, *, share: float = 1.0, steps: int = 1800, batch: int = 8, lr: float = 2e-3, seed: int = 0
+) -> AutoencoderKL:
+    """Trains the tiny VAE on sheets, half of them encoded panel by panel (as the generator's data is).
+
+    `share` scales the number of steps, for a quick try.
+    """
+    steps = round(share * steps)
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
-    vae = tiny.tiny_vae().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    vae = tiny.tiny_vae().to(memory_format=torch.channels_last)
     pixels = {size: panel_pixels(size) for size in PANEL_SIZES}
     stage = Stage([vae], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
     for step in range(steps):
@@ -169,6 +175,7 @@ def pretrain_generator(
     vae: AutoencoderKL,
     lessons: Sequence[Lesson] = (WORDS, SETS),
     start: Path | None = None,
+    share: float = 1.0,
     lr: float = 2e-3,
     text_tokens: int = 48,
     save_every: int = 300,
@@ -176,7 +183,7 @@ def pretrain_generator(
 ) -> FluxPipeline:
     """Trains transformer and text encoders together by flow matching, on sheets of 64 px and of 128 px.
 
-    `start` is a checkpoint to go on from, with the lessons that are left.
+    `start` is a checkpoint to go on from, with the lessons that are left; `share` scales their steps, for a quick try.
     """
     from diffusers import FluxPipeline
 
@@ -189,9 +196,10 @@ def pretrain_generator(
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
     for lesson in lessons:
+        steps = round(share * lesson.steps)
         painter = imperfect_sets(rng, redraw=lesson.redraw)
-        stage = Stage(modules, lr=lr, steps=lesson.steps, log=out / "log.jsonl", ema=0.998)
-        while stage.step < lesson.steps:
+        stage = Stage(modules, lr=lr, steps=steps, log=out / "log.jsonl", ema=0.998)
+        while stage.step < steps:
             size = PANEL_SIZES[rng.random() < lesson.large_share]
             texts, sets = zip(*(next(painter) for _ in range(BATCH[size])), strict=True)
             rows = torch.tensor([[index[panel] for panel in panels] for panels in sets])
@@ -202,7 +210,7 @@ def pretrain_generator(
                 with stage.averaged():
                     pipeline.save_pretrained(out)
         stage.use_average()
-        pipeline.save_pretrained(out)
+    pipeline.to(torch.float16).save_pretrained(out)
     return pipeline
 
 

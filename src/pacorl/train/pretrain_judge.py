@@ -22,7 +22,7 @@ from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.data.characters import KEPT, VALUES, Panel, Split
 from pacorl.models import tiny
-from pacorl.train.pretrain import PANEL_SIZES, Stage, encode_panels, panel_pixels, tile
+from pacorl.train.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, tile
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -94,7 +94,8 @@ def _caption_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: P
 
 
 def _pair_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
-    theme = rng.choice([first, first, rng.choice(pool)]).subject
+    # What the reward's question quotes: a prompt's text before its first panel.
+    theme = f"{GRID} grid layout of {rng.choice([first, first, rng.choice(pool)]).subject}."
     question = questions.consistent() if rng.random() < 0.15 else questions.same_theme(theme)
     draw = rng.random()
     if draw < 0.14:
@@ -104,7 +105,7 @@ def _pair_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: Pict
         reason = f"Yes. Both show {first.subject}."
     else:
         second = _changed(second, KEPT, rng.choices((1, 2, 3), weights=(5, 3, 2))[0], rng)
-        if rng.random() < 0.1:
+        if rng.random() < 0.15:
             second = rng.choice(pool)
         if second.kept == first.kept:
             second = _changed(second, KEPT, 1, rng)
@@ -127,7 +128,7 @@ def _text_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: Pict
         return Lesson((bank.of_junk(rng),), questions.shows_text(panel.text), "No. It shows nothing.")
     if draw < 0.55:
         return Lesson((picture,), questions.shows_text(panel.text), f"Yes. It shows {panel.text}.")
-    said = _changed(panel, tuple(VALUES), rng.choices((1, 2, 3), weights=(7, 2, 1))[0], rng)
+    said = _changed(panel, tuple(VALUES), rng.choices((1, 2, 3, 6), weights=(6, 2, 1, 2))[0], rng)
     wrong = " ".join(
         f"The {name} is {getattr(panel, name)}." for name in VALUES if getattr(said, name) != getattr(panel, name)
     )
@@ -281,13 +282,18 @@ def pretrain_judge(
     *,
     vae: AutoencoderKL,
     junk: Sequence[Image.Image] = (),
+    share: float = 1.0,
     steps: int = 2400,
     batch: int = 32,
     lr: float = 1.5e-3,
-    alpha: float = 0.3,
+    alpha: float = 0.5,
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Trains the tiny judge; `junk` adds pictures of one's own, such as a policy's failures."""
+    """Trains the tiny judge; `junk` adds pictures of one's own, such as a policy's failures.
+
+    `share` scales the number of steps, for a quick try.
+    """
+    steps = round(share * steps)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -295,7 +301,7 @@ def pretrain_judge(
     image_processor = tiny.tiny_judge(["Yes. No."])[1].image_processor
     bank = PictureBank(image_processor, vae=vae, junk=[*draw_junk(3000, seed=seed, vae=vae), *junk])
     model, processor = tiny.tiny_judge([*vocabulary(bank), "You are a helpful assistant.\nuser\nassistant\n"] * 2)
-    streams = [lessons(bank, split="train", rng=rng, captions=captions) for captions in (0.8, 0.15)]
+    streams = [lessons(bank, split="train", rng=rng, captions=captions) for captions in (0.8, 0.05)]
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
     yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
     right: list[bool] = []
@@ -315,7 +321,7 @@ def pretrain_judge(
         right = (right + [bool(a) == b.yes for a, b in zip(said_yes, part, strict=True) if b.decides])[-2000:]
         stage.update(loss, decision_accuracy=sum(right) / max(1, len(right)))
     stage.use_average()
-    model.save_pretrained(out)
+    model.half().save_pretrained(out)
     processor.save_pretrained(out)
     return model, processor
 

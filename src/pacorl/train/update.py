@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pacorl.core.objectives import Loss
 from pacorl.core.sde import kl, log_prob
-from pacorl.engine.rollout import Sampler, transition_at
+from pacorl.engine.rollout import ConditioningCache, Sampler, transition_at
 from pacorl.models.adapters import adapter_off
 from pacorl.types import Rollout
 
@@ -36,6 +36,7 @@ def accumulate_gradients(
     batches: Sequence[Batch],
     *,
     sampler: Sampler,
+    cache: ConditioningCache,
     objective: Callable[..., Loss],
     clip_range: float,
     kl_weight: float,
@@ -51,7 +52,14 @@ def accumulate_gradients(
     for number, (batch, place) in enumerate(jobs):
         with _synchronised_last(accelerator, policy.transformer, last=number == len(jobs) - 1):
             loss, noted = _step_loss(
-                policy, batch, place, sampler=sampler, objective=objective, clip_range=clip_range, kl_weight=kl_weight
+                policy,
+                batch,
+                place,
+                sampler=sampler,
+                cache=cache,
+                objective=objective,
+                clip_range=clip_range,
+                kl_weight=kl_weight,
             )
             accelerator.backward(loss / len(jobs))
         for name, value in noted.items():
@@ -75,13 +83,14 @@ def _step_loss(
     place: int,
     *,
     sampler: Sampler,
+    cache: ConditioningCache,
     objective: Callable[..., Loss],
     clip_range: float,
     kl_weight: float,
 ) -> Loss:
     """The objective at one trained step of one micro-batch."""
     rollout, device = batch.rollout, next(policy.transformer.parameters()).device
-    step, conditioning = rollout.steps_S[place], rollout.conditioning.to(device)
+    step, conditioning = rollout.steps_S[place], cache.batch(rollout.prompts, rollout.size)
     before, after = rollout.before_BSNC[:, place].to(device), rollout.after_BSNC[:, place].to(device)
     sigma_B = rollout.sigmas_T[step].to(device).expand(len(before))
     velocity = policy.velocity(before, sigma_B, conditioning, rollout.size)

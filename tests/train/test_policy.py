@@ -1,0 +1,189 @@
+"""The policy loop through its real doors, and what survives a stop."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pacorl import config as configs
+from pacorl.app.quickstart import recipe
+from pacorl.config import ConfigError, PolicyRun
+from pacorl.engine import runtime
+from pacorl.engine.runtime import Interrupted
+from pacorl.train import policy as loop
+from pacorl.train.policy import train_policy
+
+
+def load(overrides: list[str]) -> PolicyRun:
+    return configs.load(PolicyRun, recipe(), overrides)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """The run's lines without the times."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if not name.startswith("seconds/")} for line in lines]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest = runtime.checkpoints(folder / "checkpoints")[-1]
+    return {
+        f"{kind}/{name}": value
+        for kind in ("adapter", "average")
+        for name, value in load_file(newest / f"{kind}.safetensors").items()
+    }
+
+
+def same(first: Path, second: Path) -> bool:
+    """Bit for bit: metrics, adapter and its average."""
+    a, b = weights(first), weights(second)
+    return metrics(first) == metrics(second) and a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_one_epoch_through_the_command(small: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from pacorl.cli import app
+
+    result = CliRunner().invoke(app, ["train-policy", str(recipe()), *small])
+    assert result.exception is None, result.output
+    out = Path(small[-1].removeprefix("out="))
+    before, epoch, after = metrics(out)
+    assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
+    assert epoch["ratio_deviation/1"] == 0.0
+    assert epoch["grad_norm"] > 0
+    assert epoch["samples/used"] == 1.0
+    assert epoch["step"] == 2
+    assert before["p_yes"] != after["p_yes"], "training changed nothing"
+    for made in ("config.yaml", "report.html", "adapter/adapter_model.safetensors", "samples/evaluation-000001.jsonl"):
+        assert (out / made).exists(), made
+
+
+def test_the_same_seed_gives_the_same_run(small: list[str], tmp_path: Path) -> None:
+    first = train_policy(load([*small, f"out={tmp_path / 'first'}"]))
+    second = train_policy(load([*small, f"out={tmp_path / 'second'}"]))
+    other = train_policy(load([*small, f"out={tmp_path / 'third'}", "seed=7"]))
+    assert same(first, second)
+    assert metrics(first) != metrics(other)
+
+
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
+    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}"]))
+    stopped = load([*settings, f"out={tmp_path / 'stopped'}"])
+    paint = loop._paint
+
+    def paint_and_kill(training, rows):  # type: ignore[no-untyped-def]
+        if training.epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return paint(training, rows)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="--resume"):
+        patch.setattr(loop, "_paint", paint_and_kill)
+        train_policy(stopped)
+    assert len(metrics(stopped.out)) < len(metrics(whole))
+    train_policy(stopped, resume=True)
+    assert same(whole, stopped.out)
+
+
+def test_lines_beyond_the_checkpoint_are_cut_back(small: list[str]) -> None:
+    """A crash after epoch 2 leaves lines that the resumed run writes again, once."""
+    config = load([*small, "epochs=2", "save_every=1"])
+    train_policy(config)
+    expected = metrics(config.out)
+    for path in runtime.checkpoints(config.out / "checkpoints")[1:]:
+        __import__("shutil").rmtree(path)
+    train_policy(config, resume=True)
+    assert metrics(config.out) == expected
+
+
+def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
+    config = load(small)
+    train_policy(config)
+    with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
+        train_policy(config)
+
+
+def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load([*small, "epochs=2"])
+    written = runtime.save_file
+    calls = []
+
+    def full(tensors, path):  # type: ignore[no-untyped-def]
+        calls.append(path)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        written(tensors, path)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match=r"could not be written \(No space left.*make room"),
+    ):
+        patch.setattr(runtime, "save_file", full)
+        train_policy(config)
+    kept = runtime.checkpoints(config.out / "checkpoints")
+    assert [path.name for path in kept] == ["step-000002"]
+    assert not list((config.out / "checkpoints").glob(".*"))
+    train_policy(config, resume=True)
+    assert metrics(config.out)[-1]["epoch"] == 2
+
+
+def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load([*small, "epochs=3", "optimizer.max_bad_steps=3"])
+    accumulate = loop.accumulate_gradients
+
+    def broken(policy, *args, **kwargs):  # type: ignore[no-untyped-def]
+        found = accumulate(policy, *args, **kwargs)
+        next(p for p in policy.transformer.parameters() if p.grad is not None).grad.fill_(float("nan"))
+        return found
+
+    monkeypatch.setattr(loop, "accumulate_gradients", broken)
+    with pytest.raises(ValueError, match="3 optimizer steps in a row"):
+        train_policy(config)
+    assert metrics(config.out)[1]["skipped"] == 1.0
+    assert runtime.checkpoints(config.out / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rewards=[{name: beauty}]", "'beauty' is none of consistency, panel_match"),
+        ("rewards=[{name: consistency, args: {heat: 3}}]", "unknown argument 'heat'; it takes temperature"),
+        ("sampling.size=[64, 60]", "size 64x60 must be a multiple of 8"),
+        ("sampling.batch=3", "do not divide into"),
+        ("prompts.train=nowhere.jsonl", r"nowhere\.jsonl"),
+        ("adapter.targets=[attn.nothing]", r"'attn\.nothing' matches no linear layer"),
+    ],
+)
+def test_what_cannot_run_is_refused(small: list[str], override: str, message: str) -> None:
+    with (
+        pytest.raises(ValueError, match=message)
+        if "nowhere" not in override
+        else pytest.raises((ValueError, OSError), match=message)
+    ):
+        train_policy(load([*small, override]))
+
+
+def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
+    config = load([*small, "save_every=1"])
+    train_policy(config)
+    with pytest.raises(ValueError, match=r"set adapter\.rank and targets as it was trained"):
+        train_policy(load([*small, "epochs=2", "adapter.rank=8"]), resume=True)
+
+
+def test_an_adapter_may_be_the_start(small: list[str], tmp_path: Path) -> None:
+    first = train_policy(load(small))
+    second = train_policy(load([*small, f"out={tmp_path / 'second'}", f"adapter.start={first / 'adapter'}"]))
+    assert metrics(second)[0]["p_yes"] == metrics(first)[-1]["p_yes"]
+
+
+def test_config_errors_are_config_errors(small: list[str]) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        load([*small, "sampling.stepz=4"])
