@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from pacorl.models.http_judge import HttpJudge
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class LocalJudge:
         return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
 
 
-JUDGES: dict[str, Callable[..., Judge]] = {"local": LocalJudge.from_pretrained}
+JUDGES: dict[str, Callable[..., Judge]] = {"local": LocalJudge.from_pretrained, "http": HttpJudge.connect}
 
 
 def single_token(tokenizer: Any, word: str) -> int:
