@@ -21,6 +21,161 @@ SEED = typer.Option(0, help="Of everything that is drawn.")
 
 
 @app.command()
+def prompts(
+    folder: Path = FOLDER,
+    *,
+    count: int = typer.Option(2000, help="How many records."),
+    writer: str = typer.Option("llm", help="llm, or tiny for the tiny world (no network)."),
+    model: str = typer.Option("", help="The language model's name at its server."),
+    endpoint: str = typer.Option("", help="Base URL of an OpenAI-compatible API; empty for the client's default."),
+    key_env: str = typer.Option("OPENAI_API_KEY", help="The environment variable that holds the key."),
+    taxonomy: Path = typer.Option(None, help="A YAML of your own; see curate/taxonomy.yaml."),
+    layouts: str = typer.Option("2x2", help="Layouts that take turns, separated by commas."),
+    workers: int = typer.Option(8, help="Requests at a time."),
+    seed: int = SEED,
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Write prompts, balanced over a taxonomy."""
+    from pacorl.core.grid import parse_layout
+    from pacorl.curate.prompts import make_writer, write_all
+    from pacorl.curate.taxonomy import PAPER, TINY, read_taxonomy
+
+    path = taxonomy or (TINY if writer == "tiny" else PAPER)
+    options = {"writer": writer, "model": model, "taxonomy": path.read_text(encoding="utf-8")}
+    write = make_writer(writer, count=count, seed=seed, chat=None if dry_run else chat(model, endpoint, key_env))
+    with progress("writing") as advance:
+        counts = write_all(
+            folder,
+            write,
+            subjects=read_taxonomy(path),
+            count=count,
+            grids=[parse_layout(layout) for layout in names(layouts)],
+            options=options,
+            seed=seed,
+            workers=workers,
+            dry_run=dry_run,
+            progress=advance,
+        )
+    tell(counts, as_json=as_json)
+    if counts.get("failed"):
+        raise ValueError(
+            f"{len(counts['failed'])} records could not be written; run the command again to try them again"
+        )
+
+
+@app.command()
+def diversify(
+    folder: Path = FOLDER,
+    *,
+    number: int = typer.Option(None, help="Keep so many prompts."),
+    distance: float = typer.Option(None, help="Or keep them at least so far apart (1 − cosine)."),
+    method: str = typer.Option("independent_set", help="independent_set, farthest_point or facility_location."),
+    embed: str = typer.Option("tfidf", help="tfidf, letters, or transformers:CHECKPOINT."),
+    per_category: bool = typer.Option(False, "--per-category", help="Give every category an equal share."),
+    seed: int = SEED,
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Keep prompts that differ."""
+    from pacorl.curate.diversify import Goal
+    from pacorl.curate.thinning import diversify as run
+
+    goal = Goal(number=number, distance=distance)
+    counts = run(folder, goal=goal, method=method, embed=embed, per_category=per_category, seed=seed, dry_run=dry_run)
+    tell(counts, as_json=as_json)
+
+
+@app.command("compare-diversity")
+def compare_diversity(
+    files: list[Path] = typer.Argument(help="T2IS JSONL files, taken together."),
+    *,
+    number: int = typer.Option(100, help="How many prompts are chosen."),
+    embeds: str = typer.Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
+    draws: int = typer.Option(100, help="Random choices to compare with."),
+    seed: int = SEED,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Compare every selection with random choices of the same size, also in an embedding that did not select."""
+    from dataclasses import asdict
+
+    from pacorl.curate.records import read_prompts
+    from pacorl.curate.thinning import compare
+
+    records = [record for path in files for record in read_prompts(path)]
+    rows = compare(records, number=number, embeds=names(embeds), draws=draws, seed=seed)
+    if as_json:
+        tell({"prompts": len(records), "rows": [asdict(row) for row in rows]}, as_json=True)
+        return
+    print(f"{number} of {len(records)} prompts; distances are 1 − cosine; random: mean (best) of {draws} draws\n")
+    print(f"{'selection':<19}{'by':<10}{'measured in':<13}{'nearest pair':<18}{'mean nearest':<18}coverage")
+    for row in rows:
+        best = f" ({row.best_nearest:.3f})", f" ({row.best_mean_nearest:.3f})"
+        nearest, mean = (
+            (extra if row.best_nearest is not None else "" for extra in best) if row.best_nearest else ("", "")
+        )
+        print(
+            f"{row.selection:<19}{row.selected_by:<10}{row.measured_by:<13}{f'{row.nearest:.3f}{nearest}':<18}"
+            f"{f'{row.mean_nearest:.3f}{mean}':<18}{row.coverage:.3f}"
+        )
+
+
+@app.command()
+def generate(
+    folder: Path = FOLDER,
+    *,
+    checkpoint: str = typer.Option("black-forest-labs/FLUX.1-dev", help="A folder, a hub name, or tiny."),
+    adapter: str = typer.Option("", help="A LoRA folder in PEFT form."),
+    grids: int = typer.Option(4, help="Grids per prompt."),
+    size: str = typer.Option("", help="HEIGHTxWIDTH of a grid; empty for the records' own."),
+    steps: int = typer.Option(20, help="Sampling steps."),
+    guidance: float = typer.Option(3.5),
+    dtype: str = typer.Option("", help="float32 or bfloat16; bfloat16 unless the checkpoint is tiny."),
+    batch: int = typer.Option(4, help="Grids at a time."),
+    shard: str = typer.Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
+    prompts: str = typer.Option("diverse.jsonl", help="The prompts file inside the folder."),
+    seed: int = SEED,
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Paint grids of every prompt, going on where an earlier call stopped."""
+    from pacorl.core.grid import parse_layout
+    from pacorl.curate.generate import generate as run
+    from pacorl.types import Size
+
+    sides = parse_layout(size) if size else None
+    wanted = Size(sides.rows, sides.cols) if sides else None
+    paint, generator = painter(
+        checkpoint, adapter=adapter, size=wanted, steps=steps, guidance=guidance, batch=batch, dry_run=dry_run,
+        dtype=dtype or ("float32" if checkpoint == "tiny" else "bfloat16"),
+    )  # fmt: skip
+    index, count = (int(part) for part in shard.split("/"))
+    with progress("painting") as advance:
+        counts = run(
+            folder,
+            paint,
+            generator=generator,
+            grids=grids,
+            prompts=prompts,
+            batch=batch,
+            seed=seed,
+            shard=(index, count),
+            dry_run=dry_run,
+            progress=advance,
+        )
+    tell(counts, as_json=as_json)
+
+
+def painter(checkpoint: str, *, dry_run: bool, batch: int, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """The painter and its name; a dry run loads no weights."""
+    from pacorl.curate.painter import describe, policy_painter
+
+    if dry_run:
+        return None, describe(checkpoint, **options)
+    return policy_painter(checkpoint, batch=batch, **options)
+
+
+@app.command()
 def pair(
     folder: Path = FOLDER,
     *,
@@ -72,6 +227,110 @@ def annotate(
 def say(line: str) -> None:
     """Prints at once, whoever reads."""
     print(line, flush=True)
+
+
+@app.command()
+def simulate(
+    url: str = typer.Argument(help="Where the page is served."),
+    links: list[str] = typer.Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
+    noise: float = typer.Option(0.5, help="Standard deviation of their judgement, in attributes."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
+    from pacorl.curate.annotate.simulate import simulate as run
+
+    tokens = {name: link.rpartition("/")[2] for name, _, link in (one.partition("=") for one in links)}
+    tell(dict(run(url, tokens, noise=noise)), as_json=as_json)
+
+
+@app.command()
+def explain(
+    folder: Path = FOLDER,
+    *,
+    model: str = typer.Option("", help="The vision-language model's name at its server."),
+    endpoint: str = typer.Option("", help="Base URL of an OpenAI-compatible API; empty for the client's default."),
+    key_env: str = typer.Option("OPENAI_API_KEY", help="The environment variable that holds the key."),
+    rule: str = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves."),
+    question: str = typer.Option("theme", help="What the judge is asked: theme or plain."),
+    price: str = typer.Option("0/0", help="Per million prompt/completion tokens."),
+    limit: int = typer.Option(None, help="At most so many pairs."),
+    workers: int = typer.Option(8, help="Requests at a time."),
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Write reasons for the labelled pairs."""
+    from pacorl.curate.explain import explain as run
+
+    collect_rankings(folder)
+    prompt_price, completion_price = (float(part) for part in price.split("/"))
+    with progress("explaining") as advance:
+        counts = run(
+            folder,
+            chat(model, endpoint, key_env),
+            rule=rule,
+            question=question,
+            price=(prompt_price, completion_price),
+            limit=limit,
+            workers=workers,
+            dry_run=dry_run,
+            progress=advance,
+        )
+    tell(counts, as_json=as_json)
+
+
+@app.command()
+def export(
+    folder: Path = FOLDER,
+    *,
+    out: Path = typer.Option(None, help="Where to write; FOLDER/export unless named."),
+    formats: str = typer.Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
+    rule: str = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves."),
+    question: str = typer.Option("theme", help="What the judge is asked: theme or plain."),
+    test_share: float = typer.Option(0.1, help="Share of the prompts that is held out."),
+    seed: int = SEED,
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Turn rankings into training pairs and a held-out benchmark."""
+    from pacorl.curate.export import export as run
+
+    collect_rankings(folder)
+    shares = {"train": 1 - test_share, "test": test_share}
+    counts = run(
+        folder, out=out, formats=names(formats), shares=shares, rule=rule, question=question, seed=seed, dry_run=dry_run
+    )
+    tell(counts, as_json=as_json)
+
+
+@app.command("import")
+def import_(
+    folder: Path = FOLDER,
+    source: Path = typer.Argument(help="What was published, unpacked."),
+    *,
+    kind: str = typer.Option(..., help="sharegpt (PaCo-Dataset), consistency_rank, or sharegpt_4o_image."),
+    name: str = typer.Option("", help="What it is called here; the source folder's name unless given."),
+    dry_run: bool = DRY_RUN,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Bring in what others published."""
+    from pacorl.curate.importing import import_folder
+
+    tell(import_folder(folder, source, kind=kind, name=name, dry_run=dry_run), as_json=as_json)
+
+
+def collect_rankings(folder: Path) -> None:
+    """rankings.jsonl from the page's database, where there is one."""
+    from pacorl.curate.annotate.desk import collect
+
+    if (folder / "annotations.db").is_file():
+        collect(folder)
+
+
+def chat(model: str, endpoint: str, key_env: str) -> Any:
+    """The model that a command asks."""
+    from pacorl.curate.llm import ChatModel
+
+    return ChatModel(model, base_url=endpoint or None, key_variable=key_env)
 
 
 @contextmanager

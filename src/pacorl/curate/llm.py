@@ -1,0 +1,164 @@
+"""Asking a language model over an OpenAI-compatible API, with answers checked before anyone uses them.
+
+The key is read from an environment variable and never logged. Transport faults are retried by the client with
+backoff; an answer that is no JSON or breaks its schema is sent back with its fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+Message = dict[str, Any]
+Answer = TypeVar("Answer", bound=BaseModel)
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+class ChatError(ValueError):
+    """One question remains without a usable answer; others may fare better."""
+
+
+class ChatRefusedError(ValueError):
+    """No question will be answered: unknown model, refused key, no such server."""
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was asked so far, and what it took."""
+
+    calls: int = 0
+    malformed: int = 0
+    """Answers that had to be asked for again: no JSON, or not by the schema."""
+    contradicted: int = 0
+    failed: int = 0
+    """Questions that ended without a usable answer."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def cost(self, price: tuple[float, float]) -> float:
+        """In the currency of `price`, which is per million prompt and completion tokens."""
+        return (self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class ChatModel:
+    """A model behind an endpoint. Safe to use from several threads."""
+
+    model: str
+    base_url: str | None = None
+    """None for the client's own default."""
+    key_variable: str = KEY_VARIABLE
+    """The environment variable that holds the key; servers without keys need none."""
+    temperature: float = 1.0
+    max_tokens: int = 4096
+    timeout_seconds: float = 120.0
+    retries: int = 5
+    """Of transport faults (time-outs, 429, 5xx)."""
+    usage: Usage = field(default_factory=Usage)
+    _client: Any = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, messages: Sequence[Message]) -> str:
+        """The model's answer. Raises ChatError, or ChatRefusedError where no retry helps."""
+        import openai
+
+        try:
+            answer = self._connect().chat.completions.create(
+                model=self.model,
+                messages=list(messages),
+                temperature=self.temperature,
+                max_tokens=self.max_tokens,
+            )
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+            raise ChatRefusedError(f"the server refuses {self.model!r}: {_brief(error)}") from None
+        except openai.OpenAIError as error:
+            raise ChatError(f"no answer after {self.retries} retries ({_brief(error)})") from None
+        except json.JSONDecodeError as error:
+            raise ChatError(f"the server's answer is cut off ({error.msg})") from None
+        self._count(answer)
+        text = answer.choices[0].message.content if getattr(answer, "choices", None) else None
+        if not text:
+            raise ChatError("the answer is empty")
+        return str(text)
+
+    def ask_json(
+        self, messages: Sequence[Message], schema: type[Answer], *, check: Callable[[Answer], None], attempts: int = 3
+    ) -> Answer:
+        """An answer by `schema` that passes `check` (which raises ValueError); its faults are sent back to the model.
+
+        Raises ChatError with the last fault after `attempts`.
+        """
+        talk, fault = list(messages), ""
+        for _ in range(attempts):
+            text = self.ask(talk)
+            try:
+                answer = parse(text, schema)
+                check(answer)
+            except ValueError as error:
+                fault = str(error)
+                with self._lock:
+                    self.usage.malformed += 1
+                plea = f"That answer cannot be used: {fault}. Answer again, with the corrected JSON object only."
+                talk = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
+                continue
+            return answer
+        raise ChatError(f"{attempts} answers in a row could not be used; the last: {fault}")
+
+    def _connect(self) -> Any:
+        import openai
+
+        with self._lock:
+            if self._client is None:
+                # Servers without keys do not look at it, and the client insists on one.
+                key = os.environ.get(self.key_variable) or "none"
+                self._client = openai.OpenAI(
+                    api_key=key, base_url=self.base_url, timeout=self.timeout_seconds, max_retries=self.retries
+                )
+            return self._client
+
+    def _count(self, answer: Any) -> None:
+        used = getattr(answer, "usage", None)
+        with self._lock:
+            self.usage.calls += 1
+            self.usage.prompt_tokens += getattr(used, "prompt_tokens", 0) or 0
+            self.usage.completion_tokens += getattr(used, "completion_tokens", 0) or 0
+
+    def count_failure(self) -> None:
+        with self._lock:
+            self.usage.failed += 1
+
+    def count_contradiction(self) -> None:
+        with self._lock:
+            self.usage.contradicted += 1
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+def parse(text: str, schema: type[Answer]) -> Answer:
+    """The JSON object in an answer, fences and chatter around it aside. Raises ValueError that says what is wrong."""
+    start, end = text.find("{"), text.rfind("}")
+    if start < 0 or end < start:
+        raise ValueError(f"it holds no JSON object: {text[:60]!r}")
+    try:
+        return schema.model_validate(json.loads(text[start : end + 1]))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"its JSON breaks off or is malformed at character {error.pos} ({error.msg})") from None
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors()[:3]]
+        raise ValueError("; ".join(faults).replace("Value error, ", "")) from None
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,93 @@
+"""A policy as the painter that `generate` asks for: base or adapter, by the engine's own sampling loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pacorl.curate.generate import Paint
+from pacorl.curate.manifest import digest
+from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
+from pacorl.models.adapters import add_lora, load_lora, set_adapter_state
+from pacorl.models.flux import FluxPolicy
+from pacorl.models.policy import Policy
+from pacorl.types import Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+POLICIES: dict[str, Callable[..., Policy]] = {"flux": FluxPolicy.from_pretrained}
+
+
+def policy_painter(
+    checkpoint: str,
+    *,
+    kind: str = "flux",
+    adapter: str = "",
+    size: Size | None = None,
+    steps: int = 20,
+    guidance: float = 3.5,
+    dtype: str = "bfloat16",
+    batch: int = 4,
+) -> tuple[Paint, dict[str, Any]]:
+    """The painter, and what names it in a recipe (an adapter by its content).
+
+    size: for every prompt; None for the records' own. Raises ValueError for an unknown kind, an adapter that does not
+    fit, or a size that the policy cannot paint.
+    """
+    if kind not in POLICIES:
+        raise ValueError(f"unknown kind of policy {kind!r}; there are {', '.join(POLICIES)}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    policy = POLICIES[kind](checkpoint, dtype=dtype, device=device, guidance=guidance)
+    if adapter:
+        _put_on(policy, Path(adapter))
+    cache = ConditioningCache(policy)
+
+    def paint(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image]:
+        sizes = [_size_of(prompt, size) for prompt in prompts]
+        painted: dict[int, Image] = {}
+        for one in dict.fromkeys(sizes):
+            policy.check_size(one)
+            rows = [row for row, own in enumerate(sizes) if own == one]
+            images = sample_images(
+                policy,
+                [prompts[row] for row in rows],
+                sampler=Sampler(one, steps),
+                cache=cache,
+                seeds=[seeds[row] for row in rows],
+                batch=batch,
+            )
+            painted |= dict(zip(rows, images, strict=True))
+        return [painted[row] for row in range(len(prompts))]
+
+    return paint, describe(checkpoint, adapter=adapter, size=size, steps=steps, guidance=guidance, dtype=dtype)
+
+
+def describe(
+    checkpoint: str, *, adapter: str = "", size: Size | None = None, steps: int = 20, guidance: float = 3.5, dtype: str
+) -> dict[str, Any]:
+    """What names a generator in a recipe; needs no weights but the adapter's file."""
+    named = {"checkpoint": checkpoint, "steps": steps, "guidance": guidance, "dtype": dtype}
+    own = {"size": str(size)} if size else {}
+    return named | own | ({"adapter": digest(Path(adapter) / "adapter_model.safetensors")} if adapter else {})
+
+
+def _size_of(prompt: Prompt, size: Size | None) -> Size:
+    chosen = size or prompt.size
+    if chosen is None:
+        raise ValueError(f"prompt {prompt.id} says no size; give one with --size, e.g. 1024x1024")
+    return chosen
+
+
+def _put_on(policy: Policy, folder: Path) -> None:
+    """Adds a trained adapter to a policy."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; an adapter folder in PEFT form has one")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    add_lora(policy.transformer, rank=config["r"], alpha=config["lora_alpha"], targets=config["target_modules"])
+    set_adapter_state(policy.transformer, load_lora(folder))

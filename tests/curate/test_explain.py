@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pacorl.curate.explain import explain
+from pacorl.curate.export import export
+from pacorl.curate.llm import ChatRefusedError
+from pacorl.curate.manifest import read_jsonl
+from pacorl.curate.records import Answer, read_instances, read_pairs, write_answers
+
+
+@pytest.fixture
+def ranked(dataset):
+    folder = dataset(prompts=2, grids=2)
+    answers = [
+        Answer(one.id, "ann", one.group, one.reference, one.candidates, one.theme)
+        for one in read_instances(folder / "instances.jsonl")[:12]
+    ]
+    write_answers(folder / "rankings.jsonl", answers)
+    return folder
+
+
+def say(answer):
+    return json.dumps({"answer": answer, **dict.fromkeys(("style", "identity", "logic"), "Both show the same hat.")})
+
+
+def told(messages):
+    """The label that a request names."""
+    return "Yes" if "the answer is Yes" in messages[0]["content"][-1]["text"] else "No"
+
+
+def test_every_pair_gets_reasons_that_reach_the_export(ranked, llm):
+    server, model = llm(lambda messages, number: say(told(messages)))
+    counts = explain(ranked, model, price=(2.0, 8.0))
+    pairs = read_pairs(ranked / "pairs.jsonl")
+    assert counts["explained"] == len(pairs) == len(server.requests)
+    assert counts["usage"]["cost"] == pytest.approx(len(pairs) * (100 * 2 + 10 * 8) / 1e6)
+    content = server.requests[0][0]["content"]
+    assert [part["type"] for part in content] == ["image_url", "image_url", "text"]
+    assert content[0]["image_url"]["url"].startswith("data:image/png;base64,")
+    export(ranked, formats=["sharegpt"], shares={"train": 1.0})
+    rows = json.loads((ranked / "export/consistency_train.json").read_text())
+    assert all(row["messages"][1]["content"].endswith("Logic: Both show the same hat.") for row in rows)
+    assert {row["messages"][1]["content"].split(".")[0] for row in rows} == {"Yes", "No"}
+
+
+def test_a_second_call_asks_nothing(ranked, llm):
+    server, model = llm(lambda messages, number: say(told(messages)))
+    explain(ranked, model)
+    asked = len(server.requests)
+    assert explain(ranked, model)["explained"] == asked
+    assert len(server.requests) == asked
+
+
+def test_contradictions_are_retried_then_flagged_and_left_out(ranked, llm):
+    def stubborn(messages, number):
+        return say("Yes")
+
+    _, model = llm(stubborn)
+    counts = explain(ranked, model, attempts=2, workers=1)
+    pairs = {pair.key: pair for pair in read_pairs(ranked / "pairs.jsonl")}
+    no = sum(not pair.consistent for pair in pairs.values())
+    assert (counts["explained"], counts["contradicted"]) == (len(pairs) - no, no)
+    assert model.usage.contradicted == 2 * no
+    flagged = [row for row in read_jsonl(ranked / "explanations.jsonl") if row["status"] == "contradicted"]
+    assert {pairs[row["key"]].consistent for row in flagged} == {False}
+    splits = export(ranked, formats=["jsonl"], shares={"train": 1.0})["splits"]
+    assert splits["train"]["with_reasons"] == len(pairs) - no
+
+
+def test_a_contradiction_that_was_a_slip_is_mended(ranked, llm):
+    seen = set()
+
+    def slips_once(messages, number):
+        key = messages[0]["content"][0]["image_url"]["url"] + messages[0]["content"][1]["image_url"]["url"]
+        first = key not in seen
+        seen.add(key)
+        return say({"Yes": "No", "No": "Yes"}[told(messages)] if first else told(messages))
+
+    _, model = llm(slips_once)
+    counts = explain(ranked, model, workers=1)
+    assert counts["contradicted"] == counts["failed"] == 0
+    assert model.usage.contradicted > 0
+
+
+def test_failures_are_counted_and_tried_again(ranked, llm):
+    _, model = llm(lambda messages, number: (500, b"{}"), retries=0)
+    counts = explain(ranked, model)
+    assert counts["failed"] == counts["pairs"] == counts["usage"]["failed"]
+    _, model = llm(lambda messages, number: say(told(messages)))
+    assert explain(ranked, model)["explained"] == counts["pairs"]
+
+
+def test_a_wrong_model_name_stops_at_once(ranked, llm):
+    server, model = llm(lambda messages, number: (404, b'{"error": {"message": "no such model"}}'))
+    with pytest.raises(ChatRefusedError, match="no such model"):
+        explain(ranked, model, workers=1)
+    assert len(server.requests) <= 2
+
+
+def test_dry_run_says_what_it_would_cost(ranked, llm):
+    server, model = llm(lambda messages, number: say("Yes"))
+    counts = explain(ranked, model, price=(1.0, 1.0), dry_run=True)
+    assert counts["estimate"]["cost"] == pytest.approx(counts["to_explain"] * 2700 / 1e6)
+    assert server.requests == []
+    assert not (ranked / "explanations.jsonl").exists()

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from pacorl.curate.llm import ChatRefusedError, parse
+from pacorl.curate.manifest import read_jsonl
+from pacorl.curate.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
+from pacorl.curate.records import read_prompts
+from pacorl.curate.taxonomy import PAPER, TINY, Order, Subject, orders, read_taxonomy
+from pacorl.types import Grid
+
+SQUARE = Grid(2, 2)
+SUBJECTS = read_taxonomy(PAPER)
+
+
+def draft(count=4, dimensions=("Identity",), theme="A fox who travels by train."):
+    return {
+        "theme": theme,
+        "shared": "The same small red fox in a watercolour style",
+        "panels": [f"The fox waits at station number {n}" for n in range(count)],
+        "criteria": {name: {"Looks": "The fox has the same fur in all images."} for name in dimensions},
+    }
+
+
+def wanted(messages):
+    """What a request asks for: panels and dimensions."""
+    text = messages[0]["content"]
+    return int(re.search(r"set of (\d+) images", text)[1]), re.search(r"must keep: ([\w, ]+)\.", text)[1].split(", ")
+
+
+def obedient(messages, number):
+    count, dimensions = wanted(messages)
+    return "Here you are:\n```json\n" + json.dumps(draft(count, dimensions, f"Theme number {number}.")) + "\n```"
+
+
+def order(dimensions=("Identity",), grid=SQUARE):
+    return Order("k", Subject("Character", "Multi-pose", dimensions), grid, 0)
+
+
+def run(folder, writer, count=12, **options):
+    options = {"subjects": SUBJECTS, "grids": [SQUARE], "options": {}} | options
+    return write_all(folder, writer, count=count, **options)
+
+
+def test_the_papers_taxonomy():
+    assert len(SUBJECTS) == 32
+    assert Counter(subject.category for subject in SUBJECTS) == {
+        "Design Style": 5, "Story": 5, "Progression": 6, "Instruction": 6, "Character": 5, "Editing": 5,
+    }  # fmt: skip
+
+
+def test_orders_are_balanced():
+    found = orders(SUBJECTS, count=2000, grids=[SQUARE, Grid(1, 3)])
+    by_category = Counter(one.subject.category for one in found)
+    assert max(by_category.values()) - min(by_category.values()) <= 1
+    for category in by_category:
+        by_name = Counter(one.subject.name for one in found if one.subject.category == category)
+        assert max(by_name.values()) - min(by_name.values()) <= 1
+    assert len({one.key for one in found}) == 2000
+    layouts = Counter(one.grid for one in found)
+    assert min(layouts.values()) > 600
+
+
+@pytest.mark.parametrize("grid", [SQUARE, Grid(1, 2), Grid(1, 7), Grid(2, 4), Grid(3, 4)])
+def test_a_composed_record_reads_back(tmp_path, grid):
+    record = compose(Draft(**draft(grid.count)), order(grid=grid))
+    (tmp_path / "p.jsonl").write_text(json.dumps({"idx": "1", **record}) + "\n")
+    prompt = read_prompts(tmp_path / "p.jsonl")[0].prompt
+    assert prompt.grid == grid
+    assert list(prompt.panels) == [f"The fox waits at station number {n}." for n in range(grid.count)]
+    assert prompt.theme == "A fox who travels by train."
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"panels": ["Only one panel here"]}, "needs 4 panels, got 1"),
+        ({"criteria": {"Style": {"a": "Must hold in all images."}}}, "exactly Identity"),
+        ({"panels": ["It says. NOTE: this is no tag"] * 4}, "would be read as a panel's tag"),
+    ],
+)
+def test_drafts_that_do_not_fit(change, message):
+    with pytest.raises(ValueError, match=message):
+        compose(Draft(**draft() | change), order())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Sorry, no.", "no JSON object"),
+        ('{"theme": "x', "no JSON object"),
+        ('{"theme": }', "malformed"),
+        ("{}", "theme"),
+    ],
+)
+def test_answers_that_are_no_drafts(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse(text, Draft)
+
+
+def test_llm_writes_everything_and_a_second_call_asks_nothing(tmp_path, llm):
+    server, model = llm(obedient)
+    counts = run(tmp_path, LlmWriter(model), workers=4)
+    assert counts["records"] == 12
+    assert set(counts["by_category"].values()) == {2}
+    records = read_prompts(tmp_path / "prompts.jsonl")
+    assert [record.idx for record in records] == [f"{n:04d}" for n in range(12)]
+    assert run(tmp_path, LlmWriter(model)) == counts
+    assert len(server.requests) == 12
+    assert model.usage.prompt_tokens == 1200
+
+
+def test_malformed_answers_are_asked_for_again_with_their_fault(tmp_path, llm):
+    def clumsy(messages, number):
+        return obedient(messages, number) if len(messages) > 1 else "I would love to! But what about?"
+
+    server, model = llm(clumsy)
+    assert run(tmp_path, LlmWriter(model), count=3)["records"] == 3
+    assert model.usage.malformed == 3
+    assert (
+        "no JSON object" in server.requests[1][-1]["content"] or "no JSON object" in server.requests[2][-1]["content"]
+    )
+
+
+def test_what_stays_malformed_is_reported_and_tried_again(tmp_path, llm):
+    broken = {"now": True}
+
+    def moody(messages, number):
+        return "{" if broken["now"] and "Cooking" in messages[0]["content"] else obedient(messages, number)
+
+    _, model = llm(moody)
+    counts = run(tmp_path, LlmWriter(model, attempts=2), count=32)
+    assert counts["records"] == 31
+    assert list(counts["failed"]) == ["Progression/Cooking/0"]
+    assert "no JSON object" in counts["failed"]["Progression/Cooking/0"]
+    broken["now"] = False
+    assert run(tmp_path, LlmWriter(model), count=32)["records"] == 32
+
+
+def test_a_killed_run_goes_on(tmp_path, llm):
+    def dies(messages, number):
+        return obedient(messages, number) if number < 5 else (404, b'{"error": {"message": "no model stub"}}')
+
+    _, model = llm(dies)
+    with pytest.raises(ChatRefusedError, match="refuses 'stub'"):
+        run(tmp_path, LlmWriter(model))
+    server, model = llm(obedient)
+    assert run(tmp_path, LlmWriter(model))["records"] == 12
+    assert len(server.requests) == 7
+
+
+@pytest.mark.parametrize("trouble", [(500, b"{}"), (200, b"<html>"), (200, b'{"choices": []}')])
+def test_a_server_in_trouble_fails_records_and_no_more(tmp_path, llm, trouble):
+    _, model = llm(lambda messages, number: trouble, retries=0)
+    counts = run(tmp_path, LlmWriter(model), count=2)
+    assert counts["records"] == 0
+    assert len(counts["failed"]) == 2
+
+
+def test_a_theme_that_exists_is_asked_for_again(tmp_path, llm):
+    def dull(messages, number):
+        count, dimensions = wanted(messages)
+        return json.dumps(
+            draft(count, dimensions, "Always the same." if len(messages) == 1 else f"New {number} themes.")
+        )
+
+    _, model = llm(dull)
+    subjects = [Subject("Character", "Multi-pose", ("Identity",))]
+    run(tmp_path, LlmWriter(model), count=1, subjects=subjects)
+    run(tmp_path, LlmWriter(model), count=2, subjects=subjects)
+    themes = [row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")]
+    assert themes[0] == "Always the same."
+    assert themes[1].startswith("New")
+
+
+def test_dry_run_asks_nothing_and_estimates(tmp_path, llm):
+    server, model = llm(obedient)
+    counts = run(tmp_path, LlmWriter(model), dry_run=True)
+    assert counts["to_write"] == 12
+    assert counts["estimate"]["completion_tokens"] == 12 * 900
+    assert server.requests == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
+    from pacorl.data.characters import Panel
+
+    counts = run(tmp_path, TinyWriter(count=10), count=10, subjects=read_taxonomy(TINY), grids=[SQUARE, Grid(1, 3)])
+    assert counts["records"] == 10
+    for record in read_prompts(tmp_path / "prompts.jsonl"):
+        assert len({Panel.parse(text).kept for text in record.prompt.panels}) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("Story: [Comic]", "expected a mapping"),
+        ("Story:\n  Comic: [Colour]", r"name some of Style, Identity, Logic, got \['Colour'\]"),
+        ("Story: {", "not valid YAML"),
+        ("{}", "names no subcategories"),
+    ],
+)
+def test_bad_taxonomies_are_named(tmp_path, content, message):
+    (tmp_path / "t.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_taxonomy(tmp_path / "t.yaml")
+
+
+def test_unknown_writers_and_no_model(llm):
+    with pytest.raises(ValueError, match="there are llm and tiny"):
+        make_writer("gpt", count=1, seed=0, chat=None)
+    _, model = llm(obedient)
+    model.model = ""
+    with pytest.raises(ValueError, match="give --model"):
+        make_writer("llm", count=1, seed=0, chat=model)
