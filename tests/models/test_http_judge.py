@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -210,6 +211,28 @@ def test_a_fault_that_stays_makes_the_verdict_missing(server: FakeServer, name: 
         assert verdict.p_yes is None
         assert verdict.error
         assert (judge.counters.requests, judge.counters.missing) == (2, 1)
+
+
+def test_among_faults_of_every_kind_verdicts_are_right_or_missing(server: FakeServer) -> None:
+    quick = [fault for name, fault in FAULTS.items() if "slow" not in name]
+    draw = random.Random(0)
+
+    def behave(handler: Handler, number: int) -> bool:
+        fault = draw.choice([*quick, None, None, None])
+        if fault is not None:
+            fault(handler)
+        return fault is not None
+
+    server.served, server.behave = ("judge", "other"), behave
+    questions = [Question((RED, BLUE), str(number)) for number in range(80)]
+    with FakeServer(behave=behave).running() as other, judge_of(server, other, timeout=30, retries=1) as judge:
+        verdicts = judge.verdicts(questions)
+        right = [v for q, v in zip(questions, verdicts, strict=True) if v.p_yes == pytest.approx(truth(q), abs=1e-12)]
+        missing = [verdict for verdict in verdicts if verdict.p_yes is None]
+        assert len(right) + len(missing) == len(questions)
+        assert min(len(right), len(missing)) > 0
+        assert all(verdict.error for verdict in missing)
+        assert judge.counters.missing == len(missing)
 
 
 def test_a_failed_question_does_not_take_the_others_along(server: FakeServer) -> None:

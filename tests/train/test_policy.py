@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -78,10 +79,10 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     stopped = load([*settings, f"out={tmp_path / 'stopped'}"])
     paint = loop._paint
 
-    def paint_and_kill(training, rows):  # type: ignore[no-untyped-def]
+    def paint_and_kill(training, *rest):  # type: ignore[no-untyped-def]
         if training.epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return paint(training, rows)
+        return paint(training, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="--resume"):
         patch.setattr(loop, "_paint", paint_and_kill)
@@ -97,7 +98,7 @@ def test_lines_beyond_the_checkpoint_are_cut_back(small: list[str]) -> None:
     train_policy(config)
     expected = metrics(config.out)
     for path in runtime.checkpoints(config.out / "checkpoints")[1:]:
-        __import__("shutil").rmtree(path)
+        shutil.rmtree(path)
     train_policy(config, resume=True)
     assert metrics(config.out) == expected
 

@@ -72,7 +72,8 @@ def assign_groups(rows: Sequence[Row], *, batch: int, updates: int, world: int, 
     if len(rows) % (batch * updates * world):
         fitting = [size for size in range(1, len(rows) + 1) if len(rows) % (size * updates * world) == 0]
         raise ValueError(
-            f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × batches of {batch}; "
+            f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
+            f"batches of {batch}; "
             + (f"batches of {', '.join(map(str, fitting[:8]))} would" if fitting else "change the number of samples")
         )
     batches = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
@@ -125,7 +126,7 @@ def collect(
         chances.append(log_prob(drawn, transition))
         return drawn
 
-    final = _denoise(policy, starts, conditioning, sigmas, sampler, stochastic)
+    final = denoise(policy, starts, conditioning=conditioning, sigmas=sigmas, sampler=sampler, stochastic=stochastic)
     return Rollout(
         prompts=prompts,
         row_B=[row.number for row in rows],
@@ -157,7 +158,7 @@ def sample_images(
     for start in range(0, len(prompts), batch):
         part = slice(start, start + batch)
         conditioning = cache.batch(prompts[part], sampler.size)
-        final = _denoise(policy, seeds[part], conditioning, sigmas, sampler, None)
+        final = denoise(policy, seeds[part], conditioning=conditioning, sigmas=sigmas, sampler=sampler)
         images += policy.decode(final, sampler.size)
         progress(len(final))
     return images
@@ -175,15 +176,16 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
     )
 
 
-def _denoise(
+def denoise(
     policy: Policy,
     starts: Sequence[int],
+    *,
     conditioning: Conditioning,
     sigmas: Tensor,
     sampler: Sampler,
-    stochastic: Callable[[Tensor, Tensor, int], Tensor] | None,
+    stochastic: Callable[[Tensor, Tensor, int], Tensor] | None = None,
 ) -> Tensor:
-    """From noise to endpoint. `stochastic` takes the steps of `sampler.noise_steps`; all others are Euler's.
+    """From noise (one seed per row) to endpoints (B, N, C). `stochastic` takes the steps of `sampler.noise_steps`; all others are Euler's.
 
     Rows that start from one noise (and so have one prompt) are computed once until noise parts them.
     """

@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from pacorl import config as configs
@@ -29,6 +28,7 @@ from pacorl.core.advantages import advantages
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.records import prompts_from
 from pacorl.engine.logbook import Logbook
+from pacorl.engine.progress import Bars
 from pacorl.engine.rollout import (
     ConditioningCache,
     Row,
@@ -75,6 +75,7 @@ class Training:
     average: MovingAverage
     cache: ConditioningCache
     targets: tuple[str, ...]
+    bars: Bars
     epoch: int = 0
     """Finished epochs."""
     step: int = 0
@@ -174,6 +175,7 @@ def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
         ),
         cache=cache,
         targets=tuple(targets),
+        bars=Bars(total=config.epochs, done=0, shown=runtime.is_main),
     )
     if resume and existing:
         restore(training, existing[-1])
@@ -214,14 +216,13 @@ def _prepare_processes(training: Training) -> None:
 
 def _run(training: Training, grade: Grade | None) -> None:
     config, runtime = training.config, training.runtime
-    with _progress(disabled=not runtime.is_main) as progress:
-        task = progress.add_task("epochs", total=config.epochs, completed=training.epoch, note="")
+    with training.bars as bars:
+        bars.epoch(training.epoch, note="")
         if training.epoch == 0:
-            progress.update(task, note="evaluating before")
             evaluate(training, grade)
         while training.epoch < config.epochs:
             line = _epoch(training)
-            progress.update(task, completed=training.epoch, note=_note(line))
+            bars.epoch(training.epoch, note=_note(line))
             last = training.epoch == config.epochs
             every = config.evaluation.every
             if last or (every and training.epoch % every == 0):
@@ -251,8 +252,9 @@ def _epoch(training: Training) -> dict[str, float]:
         world=runtime.world,
         rank=runtime.rank,
     )
-    rollouts = [[_paint(training, part) for part in update] for update in updates]
-    with training.timed("reward"):
+    with training.bars.phase("sampling", total=len(rows) // runtime.world) as advance:
+        rollouts = [[_paint(training, part, advance) for part in update] for update in updates]
+    with training.timed("reward"), training.bars.phase("judging", total=1):
         scores = _score(training, [rollout for update in rollouts for rollout in update])
     found = advantages(
         _table(training, scores, rows),
@@ -264,10 +266,11 @@ def _epoch(training: Training) -> dict[str, float]:
         min_valid=config.advantages.min_valid,
     )
     metrics: dict[str, list[float]] = defaultdict(list)
-    for update in rollouts:
-        with training.timed("update"):
+    with training.timed("update"), training.bars.phase("updating", total=len(rollouts)) as advance:
+        for update in rollouts:
             for name, value in _update(training, update, found.value_B).items():
                 metrics[name].append(value)
+            advance(1)
     training.epoch += 1
     line = dict(found.stats) | {
         # The first update replays the rollout's own policy: any deviation there is an error of arithmetic.
@@ -281,9 +284,9 @@ def _epoch(training: Training) -> dict[str, float]:
     return line
 
 
-def _paint(training: Training, rows: Sequence[Row]) -> Rollout:
+def _paint(training: Training, rows: Sequence[Row], advance: Callable[[int], None]) -> Rollout:
     with training.timed("rollout"):
-        return collect(
+        rollout = collect(
             training.policy,
             rows,
             sampler=training.sampler,
@@ -291,6 +294,8 @@ def _paint(training: Training, rows: Sequence[Row]) -> Rollout:
             seed=training.config.seed,
             epoch=training.epoch,
         )
+    advance(len(rollout))
+    return rollout
 
 
 def _score(training: Training, rollouts: Sequence[Rollout]) -> dict[int, list[float]]:
@@ -360,7 +365,11 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
     own = jobs[runtime.rank :: runtime.world]
     spent = training.seconds["evaluation"]
-    with training.timed("evaluation"), training.average.applied():
+    with (
+        training.timed("evaluation"),
+        training.average.applied(),
+        training.bars.phase("evaluating", total=len(own)) as advance,
+    ):
         images = sample_images(
             training.policy,
             [prompt for prompt, _ in own],
@@ -368,6 +377,7 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
             cache=training.cache,
             seeds=[seed_of(config.seed, "evaluation", prompt.id, turn) for prompt, turn in own],
             batch=config.evaluation.batch,
+            progress=advance,
         )
         lines = [
             line | {"seed": turn, "picture": image}
@@ -466,17 +476,6 @@ def restore(training: Training, path: Path) -> None:
     training.optimizer.load_state_dict(optimizer)
     training.epoch, training.step = state["epoch"], state["step"]
     training.logbook.cut_back(training.epoch)
-
-
-def _progress(*, disabled: bool) -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        disable=disabled,
-    )
 
 
 def _note(line: Mapping[str, float]) -> str:

@@ -1,0 +1,109 @@
+"""What is asked of the judge, how often, and what becomes of its answers."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from pacorl.config import RewardConfig
+from pacorl.core import questions
+from pacorl.core.grid import panel_texts, shared_text
+from pacorl.data import characters
+from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards.consistency import Consistency, PanelMatch
+from pacorl.rewards.reward import mean_of, score, tempered
+from pacorl.types import Grid, Prompt, Question, Verdict
+
+
+class Notebook:
+    """A judge that writes down what it is asked, and answers from a list."""
+
+    def __init__(self, answers: Sequence[float | None]) -> None:
+        self.answers, self.asked = list(answers), []
+
+    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
+        self.asked += asked
+        return [Verdict(p, "" if p is not None else "no answer") for p in self.answers[: len(asked)]]
+
+    def explain(self, question: Question) -> str:
+        return question.text
+
+
+PROMPT = characters.character_prompts("dev", 1)[0]
+SHEET = characters.draw_grid([characters.Panel.parse(text) for text in PROMPT.panels], PROMPT.grid, 32)
+
+
+def test_consistency_asks_six_questions_of_a_sheet_of_four() -> None:
+    judge = Notebook([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert Consistency(judge)([PROMPT], [SHEET]) == [pytest.approx(0.35)]
+    assert len(judge.asked) == 6
+    assert {question.text for question in judge.asked} == {questions.same_theme(shared_text(PROMPT.text))}
+    first = judge.asked[0].images
+    drawn = [characters.draw(characters.Panel.parse(text), 32) for text in PROMPT.panels[:2]]
+    assert [image.tobytes() for image in first] == [image.tobytes() for image in drawn]
+
+
+def test_panel_match_asks_each_panel_for_its_own_text() -> None:
+    judge = Notebook([1.0, 0.0, 0.5, 0.5])
+    assert PanelMatch(judge)([PROMPT], [SHEET]) == [0.5]
+    assert [question.text for question in judge.asked] == [questions.shows_text(text) for text in PROMPT.panels]
+
+
+def test_a_missing_verdict_makes_a_missing_score() -> None:
+    judge = Notebook([0.9, None, 0.9, 0.9, 0.9, 0.9])
+    assert Consistency(judge)([PROMPT], [SHEET]) == [None]
+    table = score({"consistency": Consistency(judge)}, [PROMPT], [SHEET])
+    assert not table.valid_RB.any()
+
+
+def test_scores_stand_beside_their_samples() -> None:
+    judge = Notebook([0.0] * 6 + [1.0] * 6)
+    table = score({"consistency": Consistency(judge)}, [PROMPT, PROMPT], [SHEET, SHEET])
+    assert torch.equal(table.score_RB, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+    assert table.group_B.tolist() == [PROMPT.id] * 2
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.2, 0.5, 0.999, 1.0])
+def test_a_temperature_divides_the_logit(p: float) -> None:
+    logit = torch.logit(torch.tensor(p, dtype=torch.float64))
+    assert tempered(p, 4.0) == pytest.approx(float(torch.sigmoid(logit / 4)), abs=1e-12)
+
+
+def test_no_verdicts_no_mean() -> None:
+    assert mean_of([]) is None
+
+
+def test_a_reward_that_counts_wrong_is_named() -> None:
+    with pytest.raises(ValueError, match="'short' returned 0 scores for 1 images"):
+        score({"short": lambda prompts, images: []}, [PROMPT], [SHEET])  # type: ignore[dict-item]
+
+
+def test_prompts_that_do_not_serve_are_named() -> None:
+    single = Prompt(id=3, text="a fox", grid=Grid(1, 1))
+    with pytest.raises(ValueError, match="prompt 3 is a 1x1 grid"):
+        Consistency(Notebook([])).check([single])
+    with pytest.raises(ValueError, match="prompt 3 has 0 panel texts"):
+        PanelMatch(Notebook([])).check([single])
+
+
+def test_names_and_arguments_are_checked() -> None:
+    check_rewards([RewardConfig(name="consistency", args={"temperature": 2})])
+    with pytest.raises(ValueError, match="'beauty' is none of"):
+        check_rewards([RewardConfig(name="beauty")])
+    with pytest.raises(ValueError, match="unknown argument 'heat'"):
+        check_rewards([RewardConfig(name="panel_match", args={"heat": 2})])
+
+
+def test_rewards_are_built_in_order() -> None:
+    configs = [RewardConfig(name="panel_match"), RewardConfig(name="consistency", args={"temperature": 2})]
+    built = build_rewards(configs, judge=Notebook([]))
+    assert list(built) == ["panel_match", "consistency"]
+    assert isinstance(built["consistency"], Consistency)
+    assert built["consistency"].temperature == 2
+
+
+def test_example_prompts_serve_both_rewards() -> None:
+    for prompt in characters.character_prompts("test", 3, grid=Grid(1, 3)):
+        assert len(panel_texts(prompt.text)) == 3
+        Consistency(Notebook([])).check([prompt])
+        PanelMatch(Notebook([])).check([prompt])
