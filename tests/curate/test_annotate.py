@@ -24,10 +24,11 @@ NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
 
 
 def instances(count: int, *, candidates: int = 4) -> list[Instance]:
+    folders = [f"images/g{n % 5}" for n in range(count)]
     return [
-        Instance(f"i{n}", f"g{n % 5}", f"images/g{n % 5}/{n}.png", tuple(f"images/g{n % 5}/{n}_{c}.png" for c in range(candidates)))
-        for n in range(count)
-    ]  # fmt: skip
+        Instance(f"i{n}", f"g{n % 5}", f"{at}/{n}.png", tuple(f"{at}/{n}_{c}.png" for c in range(candidates)))
+        for n, at in enumerate(folders)
+    ]
 
 
 # --- agreement -------------------------------------------------------------------------------------------------
@@ -247,12 +248,9 @@ def test_tokens_expire_and_are_renewed(tmp_path):
 
 def test_a_second_server_is_refused_and_the_lock_ends_with_its_process(tmp_path):
     database = tmp_path / "a.db"
-    with only_server(database, url="http://one"):
-        with (
-            pytest.raises(ValueError, match=r"already served \(process \d+ at http://one\)"),
-            only_server(database, url="http://two"),
-        ):
-            pass
+    refused = pytest.raises(ValueError, match=r"already served \(process \d+ at http://one\)")
+    with only_server(database, url="http://one"), refused, only_server(database, url="http://two"):
+        pass
     with only_server(database, url="http://three"):
         pass
 
@@ -476,3 +474,12 @@ def test_how_work_is_shared_is_remembered(dataset):
         open_desk(store, folder, ["ann"])
         assert store.progress("ann") == before == {"total": 48, "ranked": 0, "skipped": 0}
         assert open_desk(store, folder, ["ann"], renew=["ann"]).keys() == {"ann"}
+
+
+def test_a_start_that_fails_hands_out_no_links(dataset):
+    folder = dataset(prompts=2, grids=2)
+    with Store(folder / "annotations.db") as store:
+        with pytest.raises(ValueError, match="name people"):
+            open_desk(store, folder, [])
+        assert not store.has_admin()
+        assert set(open_desk(store, folder, ["ann"], sharing=NO_OVERLAP)) == {"ann", "admin"}

@@ -129,8 +129,12 @@ def test_goals_that_make_no_sense(options, message):
 
 def test_beats_chance_also_in_an_embedding_that_did_not_select():
     rng = np.random.default_rng(0)
-    subjects = [f"a {a} {b} {c}" for a in ["red", "blue", "old", "new", "tiny", "grey"] for b in ["fox", "ship", "house", "king", "lamp"]
-                for c in ("in snow", "at sea", "by night", "on a hill")]  # fmt: skip
+    subjects = [
+        f"a {age} {who} {where}"
+        for age in ("red", "blue", "old", "new", "tiny", "grey")
+        for who in ("fox", "ship", "house", "king", "lamp")
+        for where in ("in snow", "at sea", "by night", "on a hill")
+    ]
     texts = [subjects[i] for i in (rng.zipf(1.4, 250) - 1) % len(subjects)]
     records = [
         PromptRecord(f"{i}", Prompt(id=i, text=f"A 1x2 set of {text}, take {i}."), {}) for i, text in enumerate(texts)

@@ -1,4 +1,4 @@
-"""Keeps prompts that differ: a similarity graph over text embeddings, then a selection on it (`pacorl dataset diversify`).
+"""Keeps prompts that differ: a similarity graph over text embeddings, then a selection on it.
 
 The paper thins 2,000 prompts to 708 by "graph-based diversification" and does not publish the algorithm. Three
 well-founded ones are offered, all deterministic:
@@ -115,7 +115,7 @@ def farthest_point(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[in
 
 def independent_set(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[int]:
     """A maximal set of prompts no two of which are closer than a distance; for a number, the distance is searched."""
-    similarity_NK, index_NK = neighbours(vectors_NC, seed=seed)
+    similarity_NK, _ = neighbours(vectors_NC, seed=seed)
     if goal.distance is not None:
         return _independent(vectors_NC, _crowding(similarity_NK, goal.distance), goal.distance)
     number = min(goal.number or 0, len(vectors_NC))

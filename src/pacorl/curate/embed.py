@@ -19,7 +19,7 @@ DIMENSIONS = 128
 
 
 def embedder(name: str, *, seed: int = 0) -> Embedder:
-    """`tfidf`, `letters`, or `transformers:CHECKPOINT` (a folder or a hub name). Raises ValueError for anything else."""
+    """`tfidf`, `letters`, or `transformers:CHECKPOINT` (a folder or a hub name). Raises ValueError for others."""
     kind, _, checkpoint = name.partition(":")
     if kind == "transformers" and checkpoint:
         return TransformerEmbedder(checkpoint)

@@ -106,7 +106,7 @@ def _explain_missing(
 
 
 def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> dict[str, Any]:
-    """One row of explanations.jsonl: `explained`, `contradicted` (flagged after `attempts`), or `failed` with its error."""
+    """One row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed` with its error."""
     row: dict[str, Any] = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
     messages = [{"role": "user", "content": [*pictures(folder, pair), {"type": "text", "text": request_text(pair)}]}]
     try:
@@ -127,7 +127,8 @@ def request_text(pair: LabelledPair) -> str:
     word = "Yes" if pair.consistent else "No"
     dimensions = ", ".join(f'"{name}": "<one or two sentences>"' for name in DIMENSIONS)
     return (
-        f"{pair.question}\n\nPeople compared these two images with others and found them {verdict}: the answer is {word}. "
+        f"{pair.question}\n\n"
+        f"People compared these two images with others and found them {verdict}: the answer is {word}. "
         "Say what can be seen that speaks for this, for style, for identity and for logic. Name concrete things in the "
         "images; do not mention the people or this note. If you are sure that the answer is wrong, say so by answering "
         "otherwise.\n"

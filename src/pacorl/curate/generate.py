@@ -103,11 +103,13 @@ def _list(
     counts = {"grids": len(wanted), "painted": painted, "missing": missing}
     if missing:
         return counts
-    rows = [
-        {"group": one.record.idx, "number": one.number, "file": one.file, "seed": one.seed, "sha256": digest(folder / one.file)}
-        for one in wanted
-    ]  # fmt: skip
+    rows = [_row(folder, sheet) for sheet in wanted]
     write_jsonl(folder / "grids.jsonl", rows)
     step = Step(folder, "generate", inputs=[folder / prompts], options={"generator": dict(generator)}, seed=seed)
     step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(wanted)})
     return counts
+
+
+def _row(folder: Path, sheet: Sheet) -> dict[str, Any]:
+    named = {"group": sheet.record.idx, "number": sheet.number, "file": sheet.file, "seed": sheet.seed}
+    return named | {"sha256": digest(folder / sheet.file)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -59,8 +59,8 @@ class ChatModel:
     """None for the client's own default."""
     key_variable: str = KEY_VARIABLE
     """The environment variable that holds the key; servers without keys need none."""
-    temperature: float = 1.0
-    max_tokens: int = 4096
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of a request, such as temperature; servers differ in what they take, so none is sent unless it is named."""
     timeout_seconds: float = 120.0
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
@@ -73,12 +73,7 @@ class ChatModel:
         import openai
 
         try:
-            answer = self._connect().chat.completions.create(
-                model=self.model,
-                messages=list(messages),
-                temperature=self.temperature,
-                max_tokens=self.max_tokens,
-            )
+            answer = self._connect().chat.completions.create(model=self.model, messages=list(messages), **self.options)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise ChatRefusedError(f"the server refuses {self.model!r}: {_brief(error)}") from None
         except openai.OpenAIError as error:

@@ -114,8 +114,8 @@ def request_text(order: Order, themes: Sequence[str]) -> str:
     return (
         f"Write one request for a set of {count} images that belong together.\n"
         f"Kind: {subject.category}, {subject.name}. What the set must keep: {dimensions}.\n"
-        "Be concrete and visual: name the subject, its looks, the style, the light. The panels must differ in what they "
-        "show and agree in what they keep.\n"
+        "Be concrete and visual: name the subject, its looks, the style, the light. The panels must differ in what "
+        "they show and agree in what they keep.\n"
         f"Answer with one JSON object and nothing else:\n"
         f'{{"theme": "<the request in one or two sentences>", "shared": "<what all images have in common>", '
         f'"panels": [<exactly {count} texts, one per image>], "criteria": {{{example}}}}}\n'

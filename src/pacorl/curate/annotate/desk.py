@@ -51,6 +51,9 @@ def open_desk(
     of those made now: only their hashes are kept.
     """
     sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
+    asked = questions(folder, controls=sharing.controls, seed=sharing.seed)
+    if not people and not store.people():
+        raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
     store.remember("sharing", asdict(sharing))
     known = {*store.people(), *([ADMIN] if store.has_admin() else [])}
     wanted = dict.fromkeys([ADMIN, *people, *renew])
@@ -59,7 +62,7 @@ def open_desk(
         for name in wanted
         if name not in known or name in renew
     }
-    store.share(questions(folder, controls=sharing.controls, seed=sharing.seed), sharing)
+    store.share(asked, sharing)
     return links
 
 

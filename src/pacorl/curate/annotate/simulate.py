@@ -1,4 +1,4 @@
-"""Annotators of the tiny world: they see what the oracle sees, with a noise of their own, through the page's real API."""
+"""Annotators of the tiny world: they see what the oracle sees, plus noise, through the page's real API."""
 
 from __future__ import annotations
 

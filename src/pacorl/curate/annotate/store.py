@@ -33,7 +33,8 @@ CREATE TABLE IF NOT EXISTS instances (
     id TEXT PRIMARY KEY, key TEXT UNIQUE NOT NULL, content TEXT NOT NULL, is_control INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS assignments (
     person TEXT NOT NULL, place INTEGER NOT NULL, instance TEXT NOT NULL REFERENCES instances(id),
-    PRIMARY KEY (person, place), UNIQUE (person, instance)) WITHOUT ROWID;
+    is_open INTEGER NOT NULL, PRIMARY KEY (person, place), UNIQUE (person, instance)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS open_assignments ON assignments (person, place) WHERE is_open;
 CREATE TABLE IF NOT EXISTS answers (
     person TEXT NOT NULL, instance TEXT NOT NULL, ranking TEXT, skipped TEXT, at REAL NOT NULL,
     seconds REAL, number INTEGER NOT NULL, PRIMARY KEY (person, instance)) WITHOUT ROWID;
@@ -190,8 +191,8 @@ class Store:
         rest = [instance for instance in own if instance not in set(answered)]
         db.execute("DELETE FROM assignments WHERE person = ?", (person,))
         db.executemany(
-            "INSERT INTO assignments VALUES (?, ?, ?)",
-            [(person, place, instance) for place, instance in enumerate([*answered, *rest])],
+            "INSERT INTO assignments VALUES (?, ?, ?, ?)",
+            [(person, place, instance, place >= len(answered)) for place, instance in enumerate([*answered, *rest])],
         )
 
     # --- ranking -----------------------------------------------------------------------------------------------
@@ -199,8 +200,8 @@ class Store:
     def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
         """The first unanswered instances, none where all is done. After an undo, the one that was undone is first."""
         rows = self._all(
-            "SELECT i.content FROM assignments a JOIN instances i ON i.id = a.instance WHERE a.person = ? AND NOT EXISTS "
-            "(SELECT 1 FROM answers b WHERE b.person = a.person AND b.instance = a.instance) ORDER BY a.place LIMIT ?",
+            "SELECT i.content FROM assignments a JOIN instances i ON i.id = a.instance "
+            "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?",
             person,
             limit,
         )
@@ -265,9 +266,11 @@ class Store:
                 raise RefusedError("this one is answered already; undo it to change it", status=409)
             ranking, skipped = (content, None) if kind == "rank" else (None, content)
             db.execute(
-                "INSERT INTO answers SELECT ?, ?, ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM answers WHERE person = ?",
+                "INSERT INTO answers SELECT ?, ?, ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM answers "
+                "WHERE person = ?",
                 (person, instance, ranking, skipped, time.time(), seconds, person),
             )
+            db.execute("UPDATE assignments SET is_open = 0 WHERE person = ? AND instance = ?", (person, instance))
             _log(db, request, person=person, kind=kind, instance=instance, content=content)
 
     def undo(self, person: Person, *, request: str) -> str:
@@ -288,7 +291,8 @@ class Store:
             first = db.execute("SELECT MIN(place) FROM assignments WHERE person = ?", (person.name,)).fetchone()[0]
             # It comes before everything unanswered; answered ones are never shown, so any place before them will do.
             db.execute(
-                "UPDATE assignments SET place = ? WHERE person = ? AND instance = ?", (first - 1, person.name, instance)
+                "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?",
+                (first - 1, person.name, instance),
             )
             _log(db, request, person=person.name, kind="undo", instance=instance, content=ranking)
             return str(instance)

@@ -1,0 +1,111 @@
+"""The tiny story through the commands themselves: prompts → diversify → grids → pair → people → explain → export."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from pacorl.cli.dataset import app
+from pacorl.curate.annotate.simulate import read, shared
+from pacorl.curate.manifest import read_jsonl
+from pacorl.data.characters import Panel, draw_grid, redrawn
+
+pytest.importorskip("faiss", reason="faiss is not installed")
+
+
+def run(*arguments: object) -> dict:
+    """One command, its result read as a program would."""
+    found = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert found.exit_code == 0
+    return json.loads(found.stdout)
+
+
+def paint(prompts, seeds):
+    """A painter as unreliable as the tiny generator, whose pictures the oracle can read."""
+    sets = [[Panel.parse(text) for text in prompt.panels] for prompt in prompts]
+    return [
+        draw_grid(redrawn(panels, chance=0.3, rng=random.Random(seed)), prompt.grid, 32)
+        for prompt, panels, seed in zip(prompts, sets, seeds, strict=True)
+    ]
+
+
+def serve_and_simulate(folder, people):
+    """People rank through a real server; returns how many rankings each made."""
+    import uvicorn
+
+    from pacorl.curate.annotate.assign import Sharing
+    from pacorl.curate.annotate.desk import open_desk
+    from pacorl.curate.annotate.server import make_app
+    from pacorl.curate.annotate.store import Store
+
+    with Store(folder / "annotations.db") as store:
+        links = open_desk(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
+        server = uvicorn.Server(uvicorn.Config(make_app(folder, store), port=0, log_level="error"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        try:
+            return run("simulate", url, *(f"{name}={url}{links[name]}" for name in people), "--noise", 0.3)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def reasons(messages, number):
+    label = "Yes" if "the answer is Yes" in messages[0]["content"][-1]["text"] else "No"
+    return json.dumps({"answer": label, **dict.fromkeys(("style", "identity", "logic"), "As can be seen here.")})
+
+
+def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
+    folder = tmp_path / "set"
+    assert run("prompts", folder, "--writer", "tiny", "--count", 20)["records"] == 20
+    assert run("diversify", folder, "--number", 6)["kept"] == 6
+    monkeypatch.setattr("pacorl.cli.dataset.painter", lambda *args, **options: (paint, {"checkpoint": "drawn"}))
+    assert run("generate", folder, "--grids", 3)["missing"] == 0
+    total = run("pair", folder)["instances"]
+    assert total == 6 * 3 * 4 * 3
+    assert sum(run("annotate", folder, "--annotators", "ann,ben", "--dry-run").values()) >= total
+    ranked = serve_and_simulate(folder, ["ann", "ben", "cat"])
+    assert sum(ranked.values()) >= total + round(0.2 * total)
+
+    server, model = llm(reasons)
+    explained = run("explain", folder, "--model", "stub", "--endpoint", server.url)
+    assert explained["explained"] == explained["pairs"] > 100
+    counts = run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank,parquet", "--test-share", 0.3)
+    assert counts["splits"]["train"]["with_reasons"] > 0
+    assert counts["splits"]["test"]["yes"] > 0
+    assert run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank,parquet", "--test-share", 0.3) == counts
+
+    # The labels say what the oracle says of the pictures.
+    rows = [row for split in ("train", "test") for row in read_jsonl(folder / f"export/comparisons_{split}.jsonl")]
+    agreement = {
+        label: [
+            shared(*(read((folder / "export" / name).read_bytes()) for name in row["images"]))
+            for row in rows
+            if row["consistent"] == label
+        ]
+        for label in (True, False)
+    }
+    means = {label: sum(values) / len(values) for label, values in agreement.items()}
+    assert means[True] > means[False] + 0.8
+    model.close()
+
+
+def test_a_dry_run_loads_no_weights(dataset):
+    counts = run("generate", dataset(prompts=2, grids=1, paired=False), "--dry-run")
+    assert counts == {"grids": 8, "to_paint": 8}
+
+
+def test_compare_diversity_prints_a_table(dataset):
+    path = dataset(prompts=30, grids=1, paired=False) / "prompts.jsonl"
+    rows = run("compare-diversity", path, "--number", 8, "--draws", 5)["rows"]
+    assert len(rows) == 3 * 2 * 2 + 2
+    told = CliRunner().invoke(app, ["compare-diversity", str(path), "--number", "8", "--draws", "5"])
+    assert "independent_set    tfidf     letters" in told.stdout
