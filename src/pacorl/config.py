@@ -58,7 +58,8 @@ class AdapterConfig(Section):
     def _no_dropout(self) -> AdapterConfig:
         if self.dropout:
             raise ValueError(
-                f"dropout {self.dropout} would make the policy that is trained differ from the one that sampled; set it to 0"
+                f"dropout {self.dropout} would make the policy that is trained differ from the one that sampled; "
+                "set it to 0"
             )
         return self
 

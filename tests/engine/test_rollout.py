@@ -1,12 +1,10 @@
 """Sampling for training: seeds, shared starts, and the ratio before any update."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.core.objectives import grpo_clip
+from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import ConditioningCache, Row, Sampler, assign_groups, collect, epoch_rows, seed_of
 from pacorl.models import tiny
 from pacorl.models.adapters import adapter_state, add_lora

@@ -193,7 +193,6 @@ def faulty(fault: Callable[[Handler], None], *, until: float) -> Callable[[Handl
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_passes_leaves_no_trace_but_a_retry(server: FakeServer, name: str) -> None:
-    server.served = ("judge", "other")
     server.behave = faulty(FAULTS[name], until=1)
     with judge_of(server, timeout=patience(name)) as judge:
         judge.check()
@@ -204,7 +203,6 @@ def test_a_fault_that_passes_leaves_no_trace_but_a_retry(server: FakeServer, nam
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_that_stays_makes_the_verdict_missing(server: FakeServer, name: str) -> None:
-    server.served = ("judge", "other")
     server.behave = faulty(FAULTS[name], until=math.inf)
     with judge_of(server, timeout=patience(name), retries=1) as judge:
         verdict = judge.verdicts(QUESTIONS[:1])[0]
@@ -223,7 +221,7 @@ def test_among_faults_of_every_kind_verdicts_are_right_or_missing(server: FakeSe
             fault(handler)
         return fault is not None
 
-    server.served, server.behave = ("judge", "other"), behave
+    server.behave = behave
     questions = [Question((RED, BLUE), str(number)) for number in range(80)]
     with FakeServer(behave=behave).running() as other, judge_of(server, other, timeout=30, retries=1) as judge:
         verdicts = judge.verdicts(questions)
@@ -332,6 +330,14 @@ def test_tokens_that_spell_the_same_are_added_up() -> None:
 def test_an_entry_that_is_repeated_counts_once() -> None:
     entries = [("Yes", math.log(0.3)), ("Yes", math.log(0.3)), ("No", math.log(0.3))]
     assert read_p_yes(chat_answer(entries)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["judge-2026-11-21", "org/judge", ""])
+def test_a_fuller_name_of_the_same_model_is_accepted(server: FakeServer, name: str) -> None:
+    answer = chat_answer([("Yes", math.log(0.8)), ("No", math.log(0.2))], model=name)
+    server.behave = lambda handler, number: handler.answer(answer) is None
+    with judge_of(server) as judge:
+        assert judge.verdicts(QUESTIONS[:1])[0].p_yes == pytest.approx(0.8)
 
 
 def test_temperature_divides_the_logit() -> None:

@@ -9,28 +9,27 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from pacorl import config as configs
 from pacorl.config import PolicyRun
 from pacorl.core import questions
-from pacorl.core.grid import split
+from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
-from pacorl.data.characters import GRADES, Oracle, Panel
+from pacorl.data.characters import GRADES, Majority, Oracle, Panel
 from pacorl.models.judge import LocalJudge
 from pacorl.report import write_report
 from pacorl.train.policy import train_policy
 from pacorl.types import Prompt, Question
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 METRICS = ("consistency", *GRADES, "diversity")
 BOOTSTRAP_DRAWS = 2000
@@ -53,7 +52,7 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     accuracy = judge_accuracy(LocalJudge.from_pretrained(config.judge.checkpoint, batch=config.judge.batch))
     oracle = Oracle()
 
-    def grade(prompts: Sequence[Prompt], images: Sequence[Image]) -> dict[str, float]:
+    def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
         graded = [
             oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)
         ]
@@ -90,7 +89,8 @@ def summarize(config: PolicyRun, oracle: Oracle, *, pair_accuracy: Mapping[str, 
     """Before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
     before, after = (_read_evaluation(path, oracle) for path in (evaluations[0], evaluations[-1]))
-    draws = np.random.default_rng(0).integers(0, len(before), (BOOTSTRAP_DRAWS, len(before)))
+    count = len(before.majorities)
+    draws = np.random.default_rng(0).integers(0, count, (BOOTSTRAP_DRAWS, count))
     tables = {"before": _intervals(before, draws), "after": _intervals(after, draws)}
     difference = {name: _difference(before, after, name, draws) for name in METRICS}
     return {
@@ -98,7 +98,7 @@ def summarize(config: PolicyRun, oracle: Oracle, *, pair_accuracy: Mapping[str, 
         "judge": dict(pair_accuracy),
         **tables,
         "difference": difference,
-        "prompts": len(before),
+        "prompts": count,
         "seconds": _seconds(config.out),
         "versions": {
             name: version(name) for name in ("pacorl", "torch", "diffusers", "transformers", "peft", "accelerate")
@@ -109,51 +109,44 @@ def summarize(config: PolicyRun, oracle: Oracle, *, pair_accuracy: Mapping[str, 
     }
 
 
-Graded = dict[str, Any]
-"""One picture: its grades, its consistency, and the panels that the oracle saw."""
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """An evaluation's pictures, graded: one value per picture and metric, and each set's majority values."""
+
+    values: dict[str, NDArray[np.float64]]
+    majorities: list[Majority]
+
+    def mean(self, name: str, rows: NDArray[np.int64]) -> float:
+        """The metric over some pictures."""
+        if name == "diversity":
+            return characters.evenness([self.majorities[row] for row in rows])
+        return float(self.values[name][rows].mean())
 
 
-def _read_evaluation(path: Path, oracle: Oracle) -> list[Graded]:
-    from PIL import Image
-
-    graded = []
+def _read_evaluation(path: Path, oracle: Oracle) -> Graded:
+    grades, majorities = [], []
     for line in map(json.loads, path.read_text().splitlines()):
         with Image.open(path.parent / line["image"]) as sheet:
-            panels = split(sheet.convert("RGB"), _grid_of(line["grid"]))
-        seen = oracle.read(panels)
-        grades = characters.grade([Panel.parse(text) for text in line["panels"]], seen)
+            seen = oracle.read(split(sheet.convert("RGB"), parse_layout(line["grid"])))
         known = [value for row in line["p_yes"] for value in row if value is not None]
-        graded.append({**grades, "consistency": fmean(known), "seen": seen})
-    return graded
+        wanted = [Panel.parse(text) for text in line["panels"]]
+        grades.append({"consistency": fmean(known), **characters.grade(wanted, seen)})
+        majorities.append(characters.majority(seen))
+    return Graded({name: np.array([one[name] for one in grades]) for name in grades[0]}, majorities)
 
 
-def _grid_of(text: str) -> Any:
-    from pacorl.core.grid import parse_layout
-
-    return parse_layout(text)
-
-
-def _statistic(name: str) -> Callable[[Sequence[Graded]], float]:
-    if name == "diversity":
-        return lambda rows: characters.diversity([row["seen"] for row in rows])
-    return lambda rows: fmean(row[name] for row in rows)
+def _intervals(graded: Graded, draws: NDArray[np.int64]) -> dict[str, dict[str, float]]:
+    everything = np.arange(len(graded.majorities))
+    return {
+        name: _interval(graded.mean(name, everything), [graded.mean(name, draw) for draw in draws]) for name in METRICS
+    }
 
 
-def _intervals(rows: Sequence[Graded], draws: NDArray[np.int64]) -> dict[str, dict[str, float]]:
-    table = {}
-    for name in METRICS:
-        statistic = _statistic(name)
-        table[name] = _interval(statistic(rows), [statistic([rows[i] for i in draw]) for draw in draws])
-    return table
-
-
-def _difference(
-    before: Sequence[Graded], after: Sequence[Graded], name: str, draws: NDArray[np.int64]
-) -> dict[str, float]:
+def _difference(before: Graded, after: Graded, name: str, draws: NDArray[np.int64]) -> dict[str, float]:
     """Paired: the same prompts are drawn on both sides."""
-    statistic = _statistic(name)
-    changes = [statistic([after[i] for i in draw]) - statistic([before[i] for i in draw]) for draw in draws]
-    return _interval(statistic(after) - statistic(before), changes)
+    everything = np.arange(len(before.majorities))
+    changes = [after.mean(name, draw) - before.mean(name, draw) for draw in draws]
+    return _interval(after.mean(name, everything) - before.mean(name, everything), changes)
 
 
 def _interval(mean: float, draws: Sequence[float]) -> dict[str, float]:

@@ -368,10 +368,26 @@ def diversity(sets: Sequence[Sequence[Panel | None]]) -> float:
 
     1 where all values are equally common as a set's majority, 0 where every set shows the same value.
     """
+    return evenness([majority(panels) for panels in sets])
+
+
+Majority = tuple[str | None, ...]
+"""The commonest value of each kept attribute among a set's valid panels; None where there are none."""
+
+
+def majority(panels: Sequence[Panel | None]) -> Majority:
+    """The majority of a set; of values that are equally common the first in the alphabet."""
+    shown = [panel.kept for panel in panels if panel]
+    return tuple(max(sorted(set(values)), key=values.count) for values in zip(*shown, strict=True)) or (None,) * len(
+        KEPT
+    )
+
+
+def evenness(majorities: Sequence[Majority]) -> float:
+    """`diversity` of sets by their majorities."""
     entropies = []
-    for name in KEPT:
-        majorities = [_majority([getattr(panel, name) for panel in panels if panel]) for panels in sets]
-        counts = np.array([majorities.count(value) for value in VALUES[name]], dtype=float)
+    for name, values in zip(KEPT, zip(*majorities, strict=True), strict=True):
+        counts = np.array([values.count(value) for value in VALUES[name]], dtype=float)
         shares = counts[counts > 0] / max(counts.sum(), 1)
         entropies.append(float(-(shares * np.log(shares)).sum() / np.log(len(VALUES[name]))))
     return float(np.mean(entropies))
@@ -383,10 +399,6 @@ def _agreement(first: Panel | None, second: Panel | None) -> float:
 
 def _share_equal(first: Panel, second: Panel, names: Sequence[str]) -> float:
     return float(np.mean([getattr(first, name) == getattr(second, name) for name in names]))
-
-
-def _majority(values: Sequence[str]) -> str | None:
-    return max(sorted(set(values)), key=values.count) if values else None
 
 
 def _pixels(image: Image.Image) -> NDArray[np.float32]:

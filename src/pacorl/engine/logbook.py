@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,14 +39,18 @@ class Logbook:
         aside.replace(path)
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """One line: `kind` is "epoch" or "evaluation"; `epoch` counts finished epochs."""
+        """One line: `kind` is "epoch" or "evaluation"; `epoch` counts finished epochs.
+
+        A value that is not finite is written as null.
+        """
         if not self.folder:
             return
-        line = {"kind": kind, "epoch": epoch, "step": step, **values}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self._tensorboard:
-            for name, value in values.items():
+            for name, value in finite.items():
                 self._tensorboard.add_scalar(name if kind == "epoch" else f"{kind}/{name}", value, epoch)
 
     def picture(self, name: str, image: Image) -> None:

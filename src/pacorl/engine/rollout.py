@@ -185,9 +185,10 @@ def denoise(
     sampler: Sampler,
     stochastic: Callable[[Tensor, Tensor, int], Tensor] | None = None,
 ) -> Tensor:
-    """From noise (one seed per row) to endpoints (B, N, C). `stochastic` takes the steps of `sampler.noise_steps`; all others are Euler's.
+    """From noise (one seed per row) to endpoints (B, N, C).
 
-    Rows that start from one noise (and so have one prompt) are computed once until noise parts them.
+    `stochastic` takes the steps of `sampler.noise_steps`; all others are Euler's. Rows that start from one noise (and
+    so have one prompt) are computed once until noise parts them.
     """
     parting = sampler.noise_steps[0] if stochastic and sampler.noise_steps else 0
     distinct = list(dict.fromkeys(starts)) if parting else list(starts)

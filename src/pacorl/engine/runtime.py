@@ -23,7 +23,7 @@ CHECKPOINT = re.compile(r"step-(\d{6})")
 
 
 class Interrupted(RuntimeError):
-    """The run was asked to stop, and has saved."""
+    """The run was asked to stop."""
 
 
 class Runtime:
@@ -54,10 +54,11 @@ class Runtime:
         parts: list[dict[int, Any]] = gather_object([dict(rows)])
         return dict(sorted(item for part in parts for item in part.items()))
 
-    def agree_to_stop(self) -> bool:
-        """Whether any rank was told to stop; the same answer on all."""
+    def check_stop(self) -> None:
+        """Raises Interrupted, on all ranks alike, where any of them was told to stop."""
         flag = torch.tensor([self.stop_requested], device=self.device, dtype=torch.int32)
-        return bool(self.accelerator.reduce(flag, "sum").item())
+        if self.accelerator.reduce(flag, "sum").item():
+            raise Interrupted("told to stop")
 
     def from_main(self, value: Any) -> Any:
         """The main process's value, on every rank."""

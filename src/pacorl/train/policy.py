@@ -76,6 +76,7 @@ class Training:
     cache: ConditioningCache
     targets: tuple[str, ...]
     bars: Bars
+    resumed: bool = False
     epoch: int = 0
     """Finished epochs."""
     step: int = 0
@@ -177,8 +178,11 @@ def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
         targets=tuple(targets),
         bars=Bars(total=config.epochs, done=0, shown=runtime.is_main),
     )
-    if resume and existing:
-        restore(training, existing[-1])
+    if resume:
+        if existing:
+            restore(training, existing[-1])
+        # What a crash left behind the checkpoint, or before the first one, is written again.
+        training.logbook.cut_back(training.epoch if existing else -1)
     _prepare_processes(training)
     if runtime.is_main:
         (config.out / "config.yaml").write_text(configs.dump(config))
@@ -215,27 +219,32 @@ def _prepare_processes(training: Training) -> None:
 
 
 def _run(training: Training, grade: Grade | None) -> None:
-    config, runtime = training.config, training.runtime
+    config = training.config
     with training.bars as bars:
         bars.epoch(training.epoch, note="")
-        if training.epoch == 0:
+        if not training.resumed:
             evaluate(training, grade)
         while training.epoch < config.epochs:
-            line = _epoch(training)
+            try:
+                line = _epoch(training)
+            except Interrupted:
+                save(training)
+                raise Interrupted(f"stopped after epoch {training.epoch}, and saved; go on with --resume") from None
             bars.epoch(training.epoch, note=_note(line))
             last = training.epoch == config.epochs
             every = config.evaluation.every
             if last or (every and training.epoch % every == 0):
                 evaluate(training, grade)
-            stopping = runtime.agree_to_stop()
-            if last or stopping or training.epoch % config.save_every == 0:
+            if last or training.epoch % config.save_every == 0:
                 save(training)
-            if stopping and not last:
-                raise Interrupted(f"stopped after epoch {training.epoch}; go on with --resume")
 
 
 def _epoch(training: Training) -> dict[str, float]:
-    """One epoch; returns its line in the log."""
+    """One epoch; returns its line in the log.
+
+    Told to stop while it paints, it is abandoned: nothing has changed yet, and a resumed run paints the same again.
+    Once it updates, it is finished.
+    """
     config, runtime = training.config, training.runtime
     started = dict(training.seconds)
     rows = epoch_rows(
@@ -285,6 +294,7 @@ def _epoch(training: Training) -> dict[str, float]:
 
 
 def _paint(training: Training, rows: Sequence[Row], advance: Callable[[int], None]) -> Rollout:
+    training.runtime.check_stop()
     with training.timed("rollout"):
         rollout = collect(
             training.policy,
@@ -474,8 +484,7 @@ def restore(training: Training, path: Path) -> None:
     set_adapter_state(training.policy.transformer, tensors["adapter"])
     training.average.load(tensors["average"])
     training.optimizer.load_state_dict(optimizer)
-    training.epoch, training.step = state["epoch"], state["step"]
-    training.logbook.cut_back(training.epoch)
+    training.epoch, training.step, training.resumed = state["epoch"], state["step"], True
 
 
 def _note(line: Mapping[str, float]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -210,8 +210,17 @@ def pretrain_generator(
                 with stage.averaged():
                     pipeline.save_pretrained(out)
         stage.use_average()
-    pipeline.to(torch.float16).save_pretrained(out)
+    publish(pipeline.to(torch.float16), out)
     return pipeline
+
+
+def publish(model: Any, out: Path) -> None:
+    """Saves a model or pipeline without the path that it came from."""
+    model.save_pretrained(out)
+    for file in out.rglob("*.json"):
+        config = json.loads(file.read_text())
+        if isinstance(config, dict) and config.pop("_name_or_path", None):
+            file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def pack(latents_BCHW: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.data.characters import KEPT, VALUES, Panel, Split
 from pacorl.models import tiny
-from pacorl.train.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, tile
+from pacorl.train.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -104,11 +104,11 @@ def _pair_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: Pict
     if draw < 0.57:
         reason = f"Yes. Both show {first.subject}."
     else:
-        second = _changed(second, KEPT, rng.choices((1, 2, 3), weights=(5, 3, 2))[0], rng)
+        second = changed(second, KEPT, rng.choices((1, 2, 3), weights=(5, 3, 2))[0], rng)
         if rng.random() < 0.15:
             second = rng.choice(pool)
         if second.kept == first.kept:
-            second = _changed(second, KEPT, 1, rng)
+            second = changed(second, KEPT, 1, rng)
         reason = f"No. {_differences(first, second)}"
     return Lesson((bank.of(number[first], rng), bank.of(number[second], rng)), question, reason)
 
@@ -128,7 +128,7 @@ def _text_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: Pict
         return Lesson((bank.of_junk(rng),), questions.shows_text(panel.text), "No. It shows nothing.")
     if draw < 0.55:
         return Lesson((picture,), questions.shows_text(panel.text), f"Yes. It shows {panel.text}.")
-    said = _changed(panel, tuple(VALUES), rng.choices((1, 2, 3, 6), weights=(6, 2, 1, 2))[0], rng)
+    said = changed(panel, tuple(VALUES), rng.choices((1, 2, 3, 6), weights=(6, 2, 1, 2))[0], rng)
     wrong = " ".join(
         f"The {name} is {getattr(panel, name)}." for name in VALUES if getattr(said, name) != getattr(panel, name)
     )
@@ -142,9 +142,9 @@ def _criterion_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank:
         return _junk_pair(first, question, rng, bank, number)
     second = _new_scene(first, rng)
     others = tuple(other for other in KEPT if other != name)
-    second = _changed(second, others, rng.randrange(len(others) + 1), rng)
+    second = changed(second, others, rng.randrange(len(others) + 1), rng)
     if rng.random() < 0.5:
-        second = _changed(second, (name,), 1, rng)
+        second = changed(second, (name,), 1, rng)
     value, other = getattr(first, name), getattr(second, name)
     reason = f"Yes. Both {name}s are {value}." if value == other else f"No. {_differences(first, second, (name,))}"
     return Lesson((bank.of(number[first], rng), bank.of(number[second], rng)), question, reason)
@@ -155,7 +155,7 @@ def _new_scene(panel: Panel, rng: random.Random) -> Panel:
     return replace(panel, pose=pose, prop=prop)
 
 
-def _changed(panel: Panel, names: Sequence[str], count: int, rng: random.Random) -> Panel:
+def changed(panel: Panel, names: Sequence[str], count: int, rng: random.Random) -> Panel:
     chosen = rng.sample(list(names), count)
     return replace(
         panel,
@@ -321,7 +321,7 @@ def pretrain_judge(
         right = (right + [bool(a) == b.yes for a, b in zip(said_yes, part, strict=True) if b.decides])[-2000:]
         stage.update(loss, decision_accuracy=sum(right) / max(1, len(right)))
     stage.use_average()
-    model.half().save_pretrained(out)
+    publish(model.half(), out)
     processor.save_pretrained(out)
     return model, processor
 

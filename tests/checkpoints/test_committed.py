@@ -1,0 +1,107 @@
+"""What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/tiny.md)."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pacorl.app.quickstart import judge_accuracy
+from pacorl.core import questions
+from pacorl.core.grid import split
+from pacorl.data import characters
+from pacorl.data.characters import GRADES, VALUES, Oracle
+from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
+from pacorl.models import flux as flux_module
+from pacorl.models import judge as judge_module
+from pacorl.models.flux import FluxPolicy
+from pacorl.models.judge import LocalJudge
+from pacorl.train.pretrain_judge import changed, draw_junk
+from pacorl.types import Question, Size
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def judge() -> LocalJudge:
+    return LocalJudge.from_pretrained("tiny", batch=64)
+
+
+@pytest.fixture(scope="module")
+def policy() -> FluxPolicy:
+    return FluxPolicy.from_pretrained("tiny", text_tokens=48)
+
+
+def test_they_are_small_and_in_fp16() -> None:
+    import safetensors
+
+    folders = [flux_module.TINY_FLUX, judge_module.TINY_JUDGE]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 14e6
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    assert len(weights) == 5
+    for file in weights:
+        with safetensors.safe_open(file, "pt") as stored:
+            assert {stored.get_slice(name).get_dtype() for name in stored.keys()} == {"F16"}  # noqa: SIM118
+
+
+def test_no_config_tells_where_it_was_made() -> None:
+    for folder in (flux_module.TINY_FLUX, judge_module.TINY_JUDGE):
+        for file in folder.rglob("*.json"):
+            assert "_name_or_path" not in file.read_text(), file
+
+
+def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:
+    assert judge_accuracy(judge, pairs=600)["pair_accuracy"] >= 0.97
+
+
+def test_the_judge_is_right_about_panels_and_texts(judge: LocalJudge) -> None:
+    rng = random.Random(0)
+    pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
+    asked, truth = [], []
+    for number in range(480):
+        panel = rng.choice(pool)
+        said = changed(panel, tuple(VALUES), 1, rng) if number % 2 else panel
+        asked.append(Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(said.text)))
+        truth.append(said == panel)
+    found = [(verdict.p_yes or 0) > 0.5 for verdict in judge.verdicts(asked)]
+    assert np.mean([a == b for a, b in zip(found, truth, strict=True)]) >= 0.95
+
+
+def ask_junk(judge: LocalJudge, junk: list[Image.Image]) -> float:
+    """The share of pairs of junk with P(Yes) < .1."""
+    subject = characters.character_prompts("test", 1)[0].theme
+    text = questions.same_theme(f"2x2 grid layout of {subject}.")
+    asked = [Question(pair, text) for pair in [*pairwise(junk), *((one, one.copy()) for one in junk)]]
+    return float(np.mean([(verdict.p_yes or 0) < 0.1 for verdict in judge.verdicts(asked)]))
+
+
+def test_the_judge_refuses_junk(judge: LocalJudge, policy: FluxPolicy) -> None:
+    junk = draw_junk(300, seed=12345, vae=policy.pipeline.vae)
+    assert ask_junk(judge, junk) >= 0.95
+
+
+def test_the_judge_refuses_what_a_lost_policy_paints(judge: LocalJudge, policy: FluxPolicy) -> None:
+    """Sheets that were denoised for two steps of twenty only: panels that the oracle calls invalid."""
+    prompts = characters.character_prompts("test", 12, seed=9)
+    size = Size(64, 64)
+    sheets = policy.decode(policy.noise(range(12), size) * 0.8, size)
+    panels = [panel for prompt, sheet in zip(prompts, sheets, strict=True) for panel in split(sheet, prompt.grid)]
+    oracle = Oracle()
+    lost = [panel for panel, seen in zip(panels, oracle.read(panels), strict=True) if seen is None]
+    assert len(lost) > 40
+    assert ask_junk(judge, lost) >= 0.95
+
+
+@pytest.mark.parametrize("pixels", [64, 128])
+def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -> None:
+    prompts, oracle = characters.character_prompts("test", 48), Oracle()
+    sampler = Sampler(size=Size(pixels, pixels), steps=10)
+    cache = ConditioningCache(policy)
+    images = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(48), batch=12)
+    graded = [oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
+    found = {name: float(np.mean([one[name] for one in graded])) for name in GRADES}
+    assert found["valid"] >= 0.9, found
+    assert found["prompt_match"] >= 0.7, found
+    assert 0.55 <= found["attribute_agreement"] <= 0.85, found
