@@ -247,8 +247,9 @@ class HttpJudge:
         return await self._ask(lambda endpoint: body | _by_id(endpoint), self._read)
 
     def _read(self, answer: Json, endpoint: _Endpoint) -> float:
-        name = answer.get("model")
-        if name != self.model and name in (endpoint.served or ()):
+        name = answer.get("model") or self.model
+        # Some servers answer with a dated or a qualified name: `judge-2026-11-21`, `org/judge`.
+        if not (str(name).startswith(self.model) or str(name).endswith(f"/{self.model}")):
             raise _TransientError(f"{name} answered instead of {self.model}")
         return read_p_yes(answer, self.words, ids=endpoint.ids, temperature=self.temperature)
 
