@@ -13,14 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pacorl.app.score import PacoReward
     from pacorl.data.records import load_prompts
+    from pacorl.models.http_judge import HttpJudge
     from pacorl.models.judge import LocalJudge
 
 __version__ = "0.1.0"
 
-__all__ = ["LocalJudge", "__version__", "load_prompts"]
+__all__ = ["HttpJudge", "LocalJudge", "PacoReward", "__version__", "load_prompts"]
 
 _HOMES = {
+    "HttpJudge": "pacorl.models.http_judge",
+    "PacoReward": "pacorl.app.score",
     "LocalJudge": "pacorl.models.judge",
     "load_prompts": "pacorl.data.records",
 }

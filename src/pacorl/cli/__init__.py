@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from pacorl.cli import policy, quickstart, score, tiny
+from pacorl.cli import dataset, policy, quickstart, score, serve, tiny
 
 app = typer.Typer(
     name="pacorl",
@@ -18,6 +18,9 @@ app = typer.Typer(
 quickstart.register(app)
 policy.register(app)
 score.register(app)
+serve.register(app)
+app.command("doctor")(serve.doctor_judge)
+app.add_typer(dataset.app, name="dataset")
 app.add_typer(tiny.app, name="tiny")
 
 

@@ -83,7 +83,7 @@ def lessons(bank: PictureBank, *, split: Split, rng: random.Random, captions: fl
     pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
     kinds: list[Callable[..., Lesson]] = [_pair_lesson, _text_lesson, _criterion_lesson]
     while True:
-        kind = _caption_lesson if rng.random() < captions else rng.choices(kinds, weights=(5, 3, 2))[0]
+        kind = _caption_lesson if rng.random() < captions else rng.choices(kinds, weights=(3, 6, 1.5))[0]
         yield kind(rng.choice(pool), pool, rng, bank, number)
 
 
