@@ -100,7 +100,7 @@ def compare_diversity(
     from dataclasses import asdict
 
     from pacorl.curate.records import read_prompts
-    from pacorl.curate.thinning import compare
+    from pacorl.curate.thinning import compare, table
 
     records = [record for path in files for record in read_prompts(path)]
     rows = compare(records, number=number, embeds=names(embeds), draws=draws, seed=seed)
@@ -108,16 +108,7 @@ def compare_diversity(
         tell({"prompts": len(records), "rows": [asdict(row) for row in rows]}, as_json=True)
         return
     print(f"{number} of {len(records)} prompts; distances are 1 − cosine; random: mean (best) of {draws} draws\n")
-    print(f"{'selection':<19}{'by':<10}{'measured in':<13}{'nearest pair':<18}{'mean nearest':<18}coverage")
-    for row in rows:
-        best = f" ({row.best_nearest:.3f})", f" ({row.best_mean_nearest:.3f})"
-        nearest, mean = (
-            (extra if row.best_nearest is not None else "" for extra in best) if row.best_nearest else ("", "")
-        )
-        print(
-            f"{row.selection:<19}{row.selected_by:<10}{row.measured_by:<13}{f'{row.nearest:.3f}{nearest}':<18}"
-            f"{f'{row.mean_nearest:.3f}{mean}':<18}{row.coverage:.3f}"
-        )
+    print(table(rows))
 
 
 @app.command()
@@ -215,7 +206,13 @@ def annotate(
     from pacorl.curate.annotate import desk
     from pacorl.curate.annotate.assign import Sharing
 
-    wishes = {"overlap": overlap, "judges": judges, "controls": controls, "control_every": control_every, "seed": seed}
+    wishes: dict[str, Any] = {
+        "overlap": overlap,
+        "judges": judges,
+        "controls": controls,
+        "control_every": control_every,
+        "seed": seed,
+    }
     given = {name: value for name, value in wishes.items() if value is not None}
     sharing, people = Sharing(**given) if given else None, names(annotators)
     if dry_run:

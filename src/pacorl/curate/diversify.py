@@ -66,21 +66,25 @@ def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -
 
 def _search(vectors_NC: Vectors, count: int, seed: int) -> tuple[Vectors, Indices]:
     try:
-        import faiss  # type: ignore[import-untyped]
+        import faiss
     except ImportError:
         raise ValueError("diversify needs faiss; install it with `pip install 'pacorl[data]'`") from None
     size, width = vectors_NC.shape
-    index = faiss.IndexFlatIP(width)
-    if size > EXACT_UP_TO:
-        cells = int(4 * np.sqrt(size))  # faiss' own rule of thumb
-        index = faiss.IndexIVFFlat(index, width, cells, faiss.METRIC_INNER_PRODUCT)
-        index.cp.seed, index.cp.max_points_per_centroid, index.nprobe = seed + 1, 64, max(8, cells // 32)
-        index.train(vectors_NC)
+    index = faiss.IndexFlatIP(width) if size <= EXACT_UP_TO else _inverted_file(faiss, vectors_NC, seed)
     index.add(vectors_NC)
     similarity, found = index.search(vectors_NC, count)
     # An inverted file that finds too few says −1: let that be anyone, at the least similarity.
     missing = found < 0
     return np.where(missing, -1, similarity), np.where(missing, (np.arange(size)[:, None] + 1) % size, found)
+
+
+def _inverted_file(faiss: Any, vectors_NC: Vectors, seed: int) -> Any:
+    size, width = vectors_NC.shape
+    cells = int(4 * np.sqrt(size))  # faiss' own rule of thumb
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
+    index.cp.seed, index.cp.max_points_per_centroid, index.nprobe = seed + 1, 64, max(8, cells // 32)
+    index.train(vectors_NC)
+    return index
 
 
 def nearest_kept(vectors_NC: Vectors, kept: Sequence[int]) -> Vectors:
@@ -140,8 +144,8 @@ def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_a
     for start in range(0, len(order), BLOCK):
         part = order[start : start + BLOCK]
         block = vectors_NC[part]
-        free = (block @ kept[: len(found)].T <= 1 - distance).all(1) if found else np.ones(len(part), bool)
-        near = block @ block.T > 1 - distance
+        free = np.asarray((block @ kept[: len(found)].T <= 1 - distance).all(1))  # all of none is True
+        near = np.asarray(block @ block.T > 1 - distance)
         for row in np.flatnonzero(free):
             if free[row]:
                 kept[len(found)] = block[row]

@@ -40,8 +40,8 @@ def write_pairs_parquet(path: Path, pairs: Sequence[LabelledPair], *, root: Path
 def arrow() -> tuple[Any, Any]:
     """pyarrow and its parquet module. Raises ValueError that says how to install them."""
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
     return pa, pq

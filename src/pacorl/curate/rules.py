@@ -11,9 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from typing import TypeVar
 
 from pacorl.core import questions
 from pacorl.curate.records import Answer, LabelledPair
+
+Choice = TypeVar("Choice")
 
 
 def best_worst(candidates: Sequence[str]) -> list[tuple[str, bool]]:
@@ -160,7 +163,7 @@ def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
     return list(found.values())
 
 
-def _choice(table: Mapping[str, Callable[..., object]], name: str, what: str) -> Callable[..., object]:
+def _choice(table: Mapping[str, Choice], name: str, what: str) -> Choice:
     if name not in table:
         raise ValueError(f"unknown {what} {name!r}; there are {', '.join(table)}")
     return table[name]

@@ -99,3 +99,27 @@ def _chance(measured_by: str, found: Sequence[Spread]) -> Comparison:
         best_nearest=max(one.nearest for one in found),
         best_mean_nearest=max(one.mean_nearest for one in found),
     )
+
+
+def table(rows: Sequence[Comparison]) -> str:
+    """The rows for people: one line each."""
+    head = ("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")
+    lines = [
+        (
+            row.selection,
+            row.selected_by or "–",
+            row.measured_by,
+            _with_best(row.nearest, row.best_nearest),
+            _with_best(row.mean_nearest, row.best_mean_nearest),
+            f"{row.coverage:.3f}",
+        )
+        for row in rows
+    ]
+    widths = [max(map(len, column)) + 2 for column in zip(head, *lines, strict=True)]
+    return "\n".join(
+        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in [head, *lines]
+    )
+
+
+def _with_best(value: float, best: float | None) -> str:
+    return f"{value:.3f}" if best is None else f"{value:.3f} ({best:.3f})"
