@@ -12,6 +12,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+RUN := $(VENV)/.pacorl-run
 READY := $(VENV)/.pacorl-ready
 PINS := $(VENV)/constraints.txt
 
@@ -30,7 +31,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## make .venv and install pacorl with its development tools
 
-quickstart: $(READY)  ## the whole story on this machine: judge, train, compare, a page that shows it
+quickstart: $(RUN)  ## the whole story on this machine: judge, train, compare, a page that shows it
 	$(BIN)/pacorl quickstart $(ARGS)
 
 lint: $(READY)  ## format, lint and types
@@ -65,9 +66,14 @@ $(BIN)/python:
 	"$$python" -m venv $(VENV_ARGS) $(VENV)
 
 # A torch that is there and fits pyproject.toml's range stays: the pin gives way to its version.
-$(READY): pyproject.toml constraints.txt | $(BIN)/python
+$(RUN): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Setting up $(VENV): a few minutes the first time …"
 	@$(BIN)/python .ci/torch_version.py >/dev/null || $(BIN)/pip install -q -c constraints.txt torch
 	@sed "s/^torch==.*/torch==$$($(BIN)/python .ci/torch_version.py)/" constraints.txt > $(PINS)
+	@$(BIN)/pip install -q -c $(PINS) -e .
+	@touch $@
+
+$(READY): $(RUN)
+	@echo "Adding the development tools …"
 	@$(BIN)/pip install -q -c $(PINS) -e '.[dev]'
 	@touch $@

@@ -132,10 +132,6 @@ class Rollout:
     mean_BSNC: Tensor | None = None
     """The sampler's means; kept only for objectives that compare means (Guard)."""
 
-    @property
-    def group_B(self) -> list[int]:
-        return [prompt.id for prompt in self.prompts]
-
     def __len__(self) -> int:
         return len(self.prompts)
 

@@ -84,9 +84,10 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
             os.kill(os.getpid(), signal.SIGTERM)
         return paint(training, *rest)
 
-    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="--resume"):
+    with monkeypatch.context() as patch:
         patch.setattr(loop, "_paint", paint_and_kill)
-        train_policy(stopped)
+        with pytest.raises(Interrupted, match="--resume"):
+            train_policy(stopped)
     assert len(metrics(stopped.out)) < len(metrics(whole))
     train_policy(stopped, resume=True)
     assert same(whole, stopped.out)
@@ -121,12 +122,10 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
             raise OSError(28, "No space left on device")
         written(tensors, path)
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(OSError, match=r"could not be written \(No space left.*make room"),
-    ):
+    with monkeypatch.context() as patch:
         patch.setattr(runtime, "save_file", full)
-        train_policy(config)
+        with pytest.raises(OSError, match=r"could not be written \(No space left.*make room"):
+            train_policy(config)
     kept = runtime.checkpoints(config.out / "checkpoints")
     assert [path.name for path in kept] == ["step-000002"]
     assert not list((config.out / "checkpoints").glob(".*"))

@@ -28,7 +28,7 @@ from pacorl.types import Conditioning, Size
 META = torch.device("meta")
 
 
-class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MemoryLedger(TorchDispatchMode):
     """Within the block, the bytes of all storages that operations made and nobody has let go.
 
     Storages that came in from outside (weights, inputs) are not counted.

@@ -17,8 +17,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
 from PIL import Image
+from transformers.utils import logging as transformers_logging
 
 from pacorl import config as configs
 from pacorl.config import PolicyRun
@@ -46,6 +48,8 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
 
     A finished run in `out` is made anew, an unfinished one is resumed.
     """
+    diffusers_logging.disable_progress_bar()  # the models load in a blink
+    transformers_logging.disable_progress_bar()
     if (out / "summary.json").exists():
         shutil.rmtree(out)
     config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -31,6 +32,7 @@ def options(debug: bool = typer.Option(False, "--debug", help="Show tracebacks."
 
 def main() -> None:
     """Runs the command line; faults become one line and exit code 1."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # torchvision is not missed
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
         app()

@@ -81,9 +81,9 @@ def lessons(bank: PictureBank, *, split: Split, rng: random.Random, captions: fl
     """
     number = {panel: index for index, panel in enumerate(bank.panels)}
     pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
-    kinds: list[Callable[..., Lesson]] = [_pair_lesson, _text_lesson, _criterion_lesson]
+    kinds: list[Callable[..., Lesson]] = [_pair_lesson, _text_lesson, _word_lesson, _criterion_lesson]
     while True:
-        kind = _caption_lesson if rng.random() < captions else rng.choices(kinds, weights=(3, 6, 1.5))[0]
+        kind = _caption_lesson if rng.random() < captions else rng.choices(kinds, weights=(3, 3, 3, 1.5))[0]
         yield kind(rng.choice(pool), pool, rng, bank, number)
 
 
@@ -133,6 +133,15 @@ def _text_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: Pict
         f"The {name} is {getattr(panel, name)}." for name in VALUES if getattr(said, name) != getattr(panel, name)
     )
     return Lesson((picture,), questions.shows_text(said.text), f"No. {wrong}")
+
+
+def _word_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
+    """One attribute alone: the first step towards a whole text."""
+    name = rng.choice(tuple(VALUES))
+    said = panel if rng.random() < 0.5 else changed(panel, (name,), 1, rng)
+    wanted, seen = getattr(said, name), getattr(panel, name)
+    answer = f"Yes. The {name} is {seen}." if wanted == seen else f"No. The {name} is {seen}."
+    return Lesson((bank.of(number[panel], rng),), questions.shows_text(wanted), answer)
 
 
 def _criterion_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
