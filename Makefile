@@ -24,7 +24,7 @@ export OMP_NUM_THREADS
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup quickstart lint test check clean distclean
+.PHONY: help setup quickstart lint test campaign test-vllm check clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +40,17 @@ lint: $(READY)  ## format, lint and types
 	$(BIN)/mypy
 
 check: lint  ## what must hold before a commit: lint and the fast tests
-	$(PYTEST) -m "not slow and not vllm" $(ARGS)
+	$(PYTEST) -m "not slow and not campaign and not vllm" $(ARGS)
 
-test: $(READY)  ## all tests but those that need a real vLLM
-	$(PYTEST) -m "not vllm" $(ARGS)
+test: $(READY)  ## all tests but the campaign's and those that need a real vLLM
+	$(PYTEST) -m "not campaign and not vllm" $(ARGS)
+
+campaign: $(READY)  ## long trials of what must survive anything (many minutes)
+	$(PYTEST) -m campaign $(ARGS)
+
+test-vllm: $(READY)  ## the judge against a real vLLM, in an environment of its own
+	PYTHON=$(BIN)/python tests/vllm/install.sh
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 0 -m vllm tests/vllm $(ARGS)
 
 clean:  ## remove build products and caches, keep .venv and runs
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

