@@ -65,7 +65,21 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     train_policy(config, resume=True, grade=grade)
     summary = summarize(config, oracle, pair_accuracy=accuracy)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    before_and_after(out).save(out / "before-after.png")
     return write_report(out), summary["verdict"]
+
+
+def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
+    """The first evaluation sheets, before above and after below; none of them chosen by eye."""
+    folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
+    sheets = [Image.open(path) for folder in (folders[0], folders[-1]) for path in sorted(folder.iterdir())[:columns]]
+    side, gap = 2 * sheets[0].width, 8
+    picture = Image.new("RGB", (columns * (side + gap) - gap, 2 * (side + gap) - gap), "white")
+    for number, sheet in enumerate(sheets):
+        row, column = divmod(number, columns)
+        large = sheet.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
+        picture.paste(large, (column * (side + gap), row * (side + gap)))
+    return picture
 
 
 def judge_accuracy(judge: LocalJudge, *, pairs: int = 200, seed: int = 0) -> dict[str, float]:
