@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,12 @@ from pacorl.curate.generate import Paint
 from pacorl.curate.manifest import digest
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.models.adapters import add_lora, load_lora, set_adapter_state
-from pacorl.models.flux import FluxPolicy
+from pacorl.models.policies import POLICIES
 from pacorl.models.policy import Policy
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-POLICIES: dict[str, Callable[..., Policy]] = {"flux": FluxPolicy.from_pretrained}
 
 
 def policy_painter(

@@ -41,8 +41,8 @@ from pacorl.engine.rollout import (
 )
 from pacorl.engine.runtime import Interrupted, Runtime, all_finite, checkpoints, load_checkpoint, prune, save_checkpoint
 from pacorl.models.adapters import MovingAverage, adapter_state, add_lora, load_lora, save_lora, set_adapter_state
-from pacorl.models.flux import FluxPolicy
 from pacorl.models.judge import JUDGES, Judge
+from pacorl.models.policies import POLICIES
 from pacorl.models.policy import Policy
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.consistency import Consistency
@@ -53,7 +53,6 @@ from pacorl.types import Prompt, RewardTable, Rollout, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-POLICIES: dict[str, Callable[..., Policy]] = {"flux": FluxPolicy.from_pretrained}
 
 Grade = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
 """Extra measures of an evaluation's pictures, such as an oracle's; they are logged and never rewarded."""
