@@ -1,6 +1,6 @@
 """Checks what a quickstart reached against the least that it must reach: `floors.py runs/quickstart/summary.json`.
 
-Prints a table and exits with 1 where a floor is missed. The metrics are defined in `docs/architecture.md`.
+Prints a table and exits with 1 where a floor is missed. The metrics are defined in `docs/metrics.md`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def ratio(before: float, after: float) -> float:
 
 
 FLOORS = (
-    Floor("attribute_agreement", "rise", rise, 0.10),
+    Floor("attribute_agreement", "rise", rise, 0.12),
     Floor("all_equal_pairs", "ratio", ratio, 1.6),
     Floor("prompt_match", "rise", rise, -0.03),
     Floor("valid", "rise", rise, -0.03),

@@ -129,8 +129,6 @@ class Rollout:
     log_prob_BS: Tensor
     final_BNC: Tensor
     images: list[Image]
-    mean_BSNC: Tensor | None = None
-    """The sampler's means; kept only for objectives that compare means (Guard)."""
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -142,7 +142,7 @@ class FluxPolicy:
         height, width = (side // self.pipeline.vae_scale_factor for side in (size.height, size.width))
         shape = (self._config.in_channels // 4, height, width)
         drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return rearrange(torch.stack(drawn), "b c (h p) (w q) -> b (h w) (c p q)", p=2, q=2).to(self.device)
+        return pack(torch.stack(drawn)).to(self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """The transformer's velocity in fp32: (B, N, C) at one sigma per row."""
@@ -175,6 +175,11 @@ class FluxPolicy:
         pixels = vae.decode(codes / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
         images: list[Image] = self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return images
+
+
+def pack(codes_BCHW: Tensor) -> Tensor:
+    """VAE codes → tokens of 2×2 patches, row-major: (B, C, H, W) → (B, H/2·W/2, 4C)."""
+    return rearrange(codes_BCHW, "b c (h p) (w q) -> b (h w) (c p q)", p=2, q=2)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from pacorl.data import characters
 from pacorl.data.characters import Panel
 from pacorl.models import tiny
+from pacorl.models.flux import pack
 from pacorl.types import Grid
 
 if TYPE_CHECKING:
@@ -221,13 +222,6 @@ def publish(model: Any, out: Path) -> None:
         config = json.loads(file.read_text())
         if isinstance(config, dict) and config.pop("_name_or_path", None):
             file.write_text(json.dumps(config, indent=2) + "\n")
-
-
-def pack(latents_BCHW: Tensor) -> Tensor:
-    """2×2 patches → tokens, FLUX's order: (B, C, H, W) → (B, H/2·W/2, 4C)."""
-    batch, channels, height, width = latents_BCHW.shape
-    patches = latents_BCHW.view(batch, channels, height // 2, 2, width // 2, 2)
-    return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, height // 2 * (width // 2), 4 * channels)
 
 
 def flow_matching_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor, *, text_tokens: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,11 +71,10 @@ def accumulate_gradients(
     }
 
 
-def _synchronised_last(accelerator: Accelerator, module: nn.Module, *, last: bool):  # type: ignore[no-untyped-def]
+def _synchronised_last(accelerator: Accelerator, module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """Gradients cross processes once per update, with its last backward."""
-    from contextlib import nullcontext
-
-    return nullcontext() if last else accelerator.no_sync(module)
+    unsynchronised: AbstractContextManager[None] = nullcontext() if last else accelerator.no_sync(module)
+    return unsynchronised
 
 
 def _step_loss(
