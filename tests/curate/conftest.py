@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from pacorl.curate.manifest import write_atomic, write_jsonl
-from pacorl.curate.pictures import png_bytes
 from pacorl.curate.records import PromptRecord, read_prompts
 from pacorl.data.characters import Panel, character_prompts, draw_grid, redrawn
+from pacorl.data.pictures import png_bytes
 
 
 def write_tiny_prompts(path: Path, count: int) -> None:

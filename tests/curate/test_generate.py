@@ -7,8 +7,8 @@ import pytest
 from pacorl.curate.generate import generate
 from pacorl.curate.manifest import read_jsonl
 from pacorl.curate.pair import pair
-from pacorl.curate.pictures import png_text
 from pacorl.data.characters import Panel, draw_grid, redrawn
+from pacorl.data.pictures import png_text
 
 
 class Painter:

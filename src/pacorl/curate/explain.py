@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.curate.export import label
 from pacorl.curate.llm import ChatError, ChatModel
 from pacorl.curate.manifest import Journal, Progress, Step, inside, silent
-from pacorl.curate.pictures import TYPES
 from pacorl.curate.records import LabelledPair, read_pairs
+from pacorl.data.pictures import TYPES
 
 DIMENSIONS = ("style", "identity", "logic")
 TOKENS_PER_PAIR = (2500, 200)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.curate.manifest import Progress, Step, digest, silent, write_atomic, write_jsonl
-from pacorl.curate.pictures import png_bytes, png_text
 from pacorl.curate.records import PromptRecord, read_prompts
+from pacorl.data.pictures import png_bytes, png_text
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.curate.annotate.agreement import agreement
 from pacorl.curate.annotate.store import Person, RefusedError, Store, Task, public_key, shown_order
 from pacorl.curate.manifest import inside
-from pacorl.curate.pictures import TYPES
 from pacorl.curate.records import Instance
+from pacorl.data.pictures import TYPES
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {"page.js": "text/javascript", "admin.js": "text/javascript", "style.css": "text/css"}
