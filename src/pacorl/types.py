@@ -162,11 +162,14 @@ class Comparison:
 
     images: tuple[Path, ...]
     question: str
+    """Follows the images, unless it says by `<image>` where each of them stands."""
     consistent: bool
     reasons: str = ""
     category: str = ""
     group: str = ""
     """The prompt that both come from: what a split into training and test must not cut through."""
+    answer: str = ""
+    """What the judge is taught to say, word for word, where the data gives it; else the label and `reasons`."""
 
 
 @dataclass(frozen=True, slots=True)
