@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pacorl.curate.manifest import write_atomic, write_jsonl
 from pacorl.curate.records import PromptRecord, read_prompts
 from pacorl.data.characters import Panel, character_prompts, draw_grid, redrawn
+from pacorl.data.files import write_atomic, write_jsonl
 from pacorl.data.pictures import png_bytes
 
 

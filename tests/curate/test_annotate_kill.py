@@ -17,8 +17,8 @@ import pytest
 from pacorl.curate.annotate.client import Client
 from pacorl.curate.annotate.desk import collect
 from pacorl.curate.annotate.store import Store, public_key, shown_order
-from pacorl.curate.manifest import write_atomic
 from pacorl.curate.records import Instance, read_answers, read_instances, write_instances
+from pacorl.data.files import write_atomic
 
 PEOPLE = [f"person{number}" for number in range(8)]
 PICTURES = 12

@@ -7,8 +7,8 @@ import pytest
 from pacorl.curate.explain import explain
 from pacorl.curate.export import export
 from pacorl.curate.llm import ChatRefusedError
-from pacorl.curate.manifest import read_jsonl
 from pacorl.curate.records import Answer, read_instances, read_pairs, write_answers
+from pacorl.data.files import read_jsonl
 
 
 @pytest.fixture

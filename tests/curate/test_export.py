@@ -7,8 +7,8 @@ import pytest
 
 from pacorl.curate.export import export
 from pacorl.curate.importing import import_folder
-from pacorl.curate.manifest import read_jsonl, write_jsonl
 from pacorl.curate.records import Answer, read_answers, read_instances, read_pairs, write_answers
+from pacorl.data.files import read_jsonl, write_jsonl
 from pacorl.data.images import open_image
 
 SHARES = {"train": 0.5, "test": 0.5}

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from pacorl.curate.generate import generate
-from pacorl.curate.manifest import read_jsonl
 from pacorl.curate.pair import pair
 from pacorl.data.characters import Panel, draw_grid, redrawn
+from pacorl.data.files import read_jsonl
 from pacorl.data.pictures import png_text
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pacorl.curate.manifest import Journal, Step, inside, read_jsonl, safe_name, write_atomic, write_jsonl
+from pacorl.curate.manifest import Step
 from pacorl.curate.records import read_instances, read_prompts
+from pacorl.data.files import Journal, inside, read_jsonl, safe_name, write_atomic, write_jsonl
 
 
 def step(folder, **options):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from pacorl.core.grid import parse_layout, split
-from pacorl.curate.manifest import write_atomic
 from pacorl.curate.pair import instances_of, pair, panel_path
 from pacorl.curate.records import PromptRecord, read_instances
+from pacorl.data.files import write_atomic
 from pacorl.data.images import open_image
 from pacorl.types import Prompt
 

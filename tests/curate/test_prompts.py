@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from pacorl.curate.llm import ChatRefusedError, parse
-from pacorl.curate.manifest import read_jsonl
 from pacorl.curate.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
 from pacorl.curate.records import read_prompts
 from pacorl.curate.taxonomy import PAPER, TINY, Order, Subject, orders, read_taxonomy
+from pacorl.data.files import read_jsonl
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
 from pacorl.curate.annotate.simulate import read, shared
-from pacorl.curate.manifest import read_jsonl
 from pacorl.data.characters import Panel, draw_grid, redrawn
+from pacorl.data.files import read_jsonl
 
 pytest.importorskip("faiss", reason="faiss is not installed")
 

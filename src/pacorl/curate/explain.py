@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.curate.export import label
 from pacorl.curate.llm import ChatError, ChatModel
-from pacorl.curate.manifest import Journal, Progress, Step, inside, silent
+from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import LabelledPair, read_pairs
+from pacorl.data.files import Journal, inside
 from pacorl.data.pictures import TYPES
 
 DIMENSIONS = ("style", "identity", "logic")

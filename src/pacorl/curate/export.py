@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.core.questions import same_theme
-from pacorl.curate.manifest import Step, inside, read_jsonl, write_atomic, write_jsonl
+from pacorl.curate.manifest import Step
 from pacorl.curate.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
 from pacorl.curate.rules import label_pairs, mean_rankings, split_groups
+from pacorl.data.files import inside, read_jsonl, write_atomic, write_jsonl
 
 SHARES = {"train": 0.9, "test": 0.1}
 

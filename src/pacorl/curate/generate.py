@@ -13,8 +13,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.curate.manifest import Progress, Step, digest, silent, write_atomic, write_jsonl
+from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import PromptRecord, read_prompts
+from pacorl.data.files import digest, write_atomic, write_jsonl
 from pacorl.data.pictures import png_bytes, png_text
 from pacorl.types import Prompt
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from pacorl.core import questions
 from pacorl.curate.export import link_or_copy
-from pacorl.curate.manifest import Step, inside, read_jsonl, safe_name
+from pacorl.curate.manifest import Step
 from pacorl.curate.records import Answer, LabelledPair, write_answers, write_pairs
 from pacorl.curate.rules import pair_key
+from pacorl.data.files import inside, read_jsonl, safe_name
 
 
 class Import:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pacorl.core.grid import shared_text, split
-from pacorl.curate.manifest import Progress, Step, digest, read_jsonl, silent, write_atomic
+from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import Instance, PromptRecord, read_prompts, write_instances
+from pacorl.data.files import digest, read_jsonl, write_atomic
 from pacorl.data.images import open_image
 from pacorl.data.pictures import png_bytes
 from pacorl.types import Grid

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pacorl.curate.manifest import inside
 from pacorl.curate.records import LabelledPair
+from pacorl.data.files import inside
 
 ROWS_PER_GROUP = 100
 """So many rows are in memory at a time, pictures included; also what the hub's viewer likes."""

@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import panel_texts, parse_layout
 from pacorl.curate.llm import ChatError, ChatModel
-from pacorl.curate.manifest import Journal, Progress, Step, silent, write_jsonl
+from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.taxonomy import Order, Subject, orders
 from pacorl.data.characters import Split, character_prompts
+from pacorl.data.files import Journal, write_jsonl
 from pacorl.types import Grid
 
 Record = dict[str, Any]

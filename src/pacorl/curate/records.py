@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pacorl.curate.manifest import read_jsonl, safe_name, write_jsonl
+from pacorl.data.files import read_jsonl, safe_name, write_jsonl
 from pacorl.data.records import load_prompts
 from pacorl.types import Prompt
 

@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.curate.annotate.agreement import agreement
 from pacorl.curate.annotate.store import Person, RefusedError, Store, Task, public_key, shown_order
-from pacorl.curate.manifest import inside
 from pacorl.curate.records import Instance
+from pacorl.data.files import inside
 from pacorl.data.pictures import TYPES
 
 PAGE = Path(__file__).parent / "page"
