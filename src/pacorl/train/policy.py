@@ -9,15 +9,9 @@ averaged adapter (arXiv 2512.04784, §3.3 and §7).
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import combinations
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,86 +23,19 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.records import prompts_from
 from pacorl.engine.logbook import Logbook
 from pacorl.engine.progress import Bars
-from pacorl.engine.rollout import (
-    ConditioningCache,
-    Row,
-    Sampler,
-    assign_groups,
-    collect,
-    epoch_rows,
-    sample_images,
-    seed_of,
-)
-from pacorl.engine.runtime import Interrupted, Runtime, all_finite, checkpoints, load_checkpoint, prune, save_checkpoint
-from pacorl.models.adapters import MovingAverage, adapter_state, add_lora, load_lora, save_lora, set_adapter_state
-from pacorl.models.judge import JUDGES, Judge
+from pacorl.engine.rollout import ConditioningCache, Row, assign_groups, collect, epoch_rows
+from pacorl.engine.runtime import Interrupted, Runtime, all_finite, checkpoints
+from pacorl.models.adapters import MovingAverage, add_lora, load_lora, set_adapter_state
+from pacorl.models.judge import JUDGES
 from pacorl.models.policies import POLICIES
 from pacorl.models.policy import Policy
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.rewards.consistency import Consistency
-from pacorl.rewards.reward import Reward, score
+from pacorl.rewards.reward import score
+from pacorl.train.evaluate import evaluate
+from pacorl.train.state import restore, save
+from pacorl.train.training import Grade, Training
 from pacorl.train.update import Batch, accumulate_gradients
-from pacorl.types import Prompt, RewardTable, Rollout, Size
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-
-Grade = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
-"""Extra measures of an evaluation's pictures, such as an oracle's; they are logged and never rewarded."""
-
-
-@dataclass
-class Training:
-    """A run's moving parts."""
-
-    config: PolicyRun
-    runtime: Runtime
-    policy: Policy
-    judge: Judge
-    rewards: Mapping[str, Reward]
-    train_prompts: list[Prompt]
-    evaluation_prompts: list[Prompt]
-    logbook: Logbook
-    optimizer: torch.optim.Optimizer
-    average: MovingAverage
-    cache: ConditioningCache
-    targets: tuple[str, ...]
-    bars: Bars
-    resumed: bool = False
-    epoch: int = 0
-    """Finished epochs."""
-    step: int = 0
-    """Optimizer steps taken."""
-    bad_steps: int = 0
-    """Consecutive steps skipped for a non-finite gradient."""
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    @property
-    def sampler(self) -> Sampler:
-        sampling = self.config.sampling
-        return Sampler(
-            size=Size(*sampling.size),
-            steps=sampling.steps,
-            kernel=sampling.kernel,
-            noise_level=sampling.noise_level,
-            noise_steps=sampling.noise_steps,
-            shared_noise=sampling.shared_noise,
-        )
-
-    @property
-    def evaluation_sampler(self) -> Sampler:
-        return Sampler(size=Size(*self.config.evaluation.size), steps=self.config.evaluation.steps)
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.policy.transformer.parameters() if p.requires_grad]
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[phase] += time.perf_counter() - started
+from pacorl.types import RewardTable, Rollout, Size
 
 
 def train_policy(config: PolicyRun, *, resume: bool = False, grade: Grade | None = None) -> Path:
@@ -361,129 +288,6 @@ def _count_bad_step(training: Training) -> None:
             f"{training.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
             "Lower optimizer.lr or look for a reward that is not finite"
         )
-
-
-# --- evaluation ------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]:
-    """Paints the evaluation prompts at full size without noise, judges and logs them."""
-    config, runtime = training.config, training.runtime
-    repeats = config.evaluation.samples_per_prompt
-    jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
-    own = jobs[runtime.rank :: runtime.world]
-    spent = training.seconds["evaluation"]
-    with (
-        training.timed("evaluation"),
-        training.average.applied(),
-        training.bars.phase("evaluating", total=len(own)) as advance,
-    ):
-        images = sample_images(
-            training.policy,
-            [prompt for prompt, _ in own],
-            sampler=training.evaluation_sampler,
-            cache=training.cache,
-            seeds=[seed_of(config.seed, "evaluation", prompt.id, turn) for prompt, turn in own],
-            batch=config.evaluation.batch,
-            progress=advance,
-        )
-        lines = [
-            line | {"seed": turn, "picture": image}
-            for line, (_, turn), image in zip(_judged(training, own, images), own, images, strict=True)
-        ]
-    gathered = runtime.gather_rows({runtime.rank + runtime.world * i: line for i, line in enumerate(lines)})
-    values = _keep_evaluation(training, list(gathered.values()))
-    if grade:
-        values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in gathered.values()])
-    values["seconds/evaluation"] = training.seconds["evaluation"] - spent
-    training.logbook.write("evaluation", epoch=training.epoch, step=training.step, values=values)
-    return values
-
-
-def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequence[Image]) -> list[dict[str, Any]]:
-    """A record per picture: its prompt, pair matrix and scores. Every question is asked once."""
-    prompts = [prompt for prompt, _ in jobs]
-    consistency = next((r for r in training.rewards.values() if isinstance(r, Consistency)), None)
-    pairs = (consistency or Consistency(training.judge)).pairs(prompts, images)
-    scores = {
-        name: consistency.reduce(pairs) if reward is consistency else reward(prompts, images)
-        for name, reward in training.rewards.items()
-    }
-    return [
-        {
-            "prompt_id": prompt.id,
-            "text": prompt.text,
-            "theme": prompt.theme,
-            "grid": str(prompt.grid),
-            "panels": list(prompt.panels),
-            "p_yes": _matrix([verdict.p_yes for verdict in pairs[row]], prompt.grid.count),
-            "scores": {name: column[row] for name, column in scores.items()},
-        }
-        for row, prompt in enumerate(prompts)
-    ]
-
-
-def _matrix(values: Sequence[float | None], count: int) -> list[list[float | None]]:
-    matrix: list[list[float | None]] = [[None] * count for _ in range(count)]
-    for (i, j), value in zip(combinations(range(count), 2), values, strict=True):
-        matrix[i][j] = matrix[j][i] = value
-    return matrix
-
-
-def _keep_evaluation(training: Training, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Writes pictures and records; returns the mean of each score."""
-    name = f"evaluation-{training.epoch:06d}"
-    for number, line in enumerate(lines):
-        training.logbook.picture(f"{name}/{number:04d}", line["picture"])
-    kept = [
-        {key: value for key, value in line.items() if key != "picture"} | {"image": f"{name}/{number:04d}.png"}
-        for number, line in enumerate(lines)
-    ]
-    training.logbook.records(name, kept)
-    columns = {reward: [line["scores"][reward] for line in lines] for reward in training.rewards}
-    columns["p_yes"] = [value for line in lines for row in line["p_yes"] for value in row]
-    return {
-        reward: fmean(known) for reward, column in columns.items() if (known := [v for v in column if v is not None])
-    }
-
-
-# --- state -----------------------------------------------------------------------------------------------------
-
-
-def save(training: Training) -> None:
-    """A checkpoint to resume from, and the averaged adapter for use elsewhere."""
-    runtime, config = training.runtime, training.config
-    runtime.accelerator.wait_for_everyone()
-    if not runtime.is_main:
-        return
-    transformer = runtime.accelerator.unwrap_model(training.policy.transformer)
-    save_checkpoint(
-        config.out / "checkpoints",
-        step=training.step,
-        tensors={"adapter": adapter_state(transformer), "average": training.average.state},
-        optimizer=training.optimizer.state_dict(),
-        state={"epoch": training.epoch, "step": training.step, "seed": config.seed},
-    )
-    prune(config.out / "checkpoints", keep=config.keep_checkpoints)
-    save_lora(
-        config.out / "adapter",
-        training.average.state,
-        rank=config.adapter.rank,
-        alpha=config.adapter.alpha,
-        targets=training.targets,
-    )
-
-
-def restore(training: Training, path: Path) -> None:
-    """Puts a checkpoint's state in place. Raises ValueError where it does not fit."""
-    tensors, optimizer, state = load_checkpoint(path)
-    if state["seed"] != training.config.seed:
-        raise ValueError(f"{path} was made with seed {state['seed']}, the config says {training.config.seed}")
-    set_adapter_state(training.policy.transformer, tensors["adapter"])
-    training.average.load(tensors["average"])
-    training.optimizer.load_state_dict(optimizer)
-    training.epoch, training.step, training.resumed = state["epoch"], state["step"], True
 
 
 def _note(line: Mapping[str, float]) -> str:
