@@ -105,8 +105,7 @@ class Journal:
 
 def _drop_torn_line(path: Path) -> str:
     content = path.read_bytes() if path.is_file() else b""
-    whole = content[: content.rfind(b"
-") + 1]
+    whole = content[: content.rfind(b"\n") + 1]
     if not path.is_file() or whole != content:
         write_atomic(path, whole)
     return content[len(whole) :].decode(errors="replace")
