@@ -80,7 +80,7 @@ FAULTS = [
     (["rewards=[]"], "config: rewards is empty, so there is nothing to learn from; name at least one"),
     (
         ["rewards=[{name: consistency}, {name: consistency}]"],
-        "config: rewards ['consistency', 'consistency'] name one reward twice; give it once with the sum",
+        "config: rewards ['consistency', 'consistency'] name one reward twice; give one of them another label",
     ),
     (
         ["group_size=2", "advantages.min_valid=3"],

@@ -103,23 +103,20 @@ class SamplingConfig(Section):
         return self
 
 
-class EvaluationConfig(Section):
-    """How the policy is judged: at full resolution, without noise."""
-
-    size: tuple[Positive, Positive] = (1024, 1024)
-    steps: Positive = 20
-    every: int = Field(10, ge=0)
-    """Epochs between evaluations; 0 for only before and after."""
-    samples_per_prompt: Positive = 1
-    batch: Positive = 1
-
-
 class RewardConfig(Section):
     """One reward by name, its weight, and its arguments (checked by the reward itself)."""
 
     name: str
+    """One of `rewards.REWARDS`, or `path/to/file.py:Name`."""
+    label: str = Field("", pattern=r"^[\w.-]*$")
+    """What its curves are called; the name where empty. Two rewards of one name need labels."""
     weight: float = 1.0
     args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """What it is called in tables and logs."""
+        return self.label or self.name.rpartition(":")[2]
 
 
 class JudgeConfig(Section):
@@ -131,6 +128,27 @@ class JudgeConfig(Section):
     adapter: str = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     batch: Positive = 32
+
+
+class EvaluationConfig(Section):
+    """How the policy is judged: at full resolution, without noise."""
+
+    size: tuple[Positive, Positive] = (1024, 1024)
+    steps: Positive = 20
+    every: int = Field(10, ge=0)
+    """Epochs between evaluations; 0 for only before and after."""
+    samples_per_prompt: Positive = 1
+    batch: Positive = 1
+    rewards: tuple[RewardConfig, ...] = ()
+    """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
+    judge: JudgeConfig | None = None
+    """Who answers for them: another model than the one that rewards, or, where none is given, the same."""
+
+    @model_validator(mode="after")
+    def _judge_has_work(self) -> EvaluationConfig:
+        if self.judge and not self.rewards:
+            raise ValueError("evaluation.judge is given and evaluation.rewards is empty, so it would not be asked")
+        return self
 
 
 class AdvantageConfig(Section):
@@ -198,17 +216,23 @@ class PolicyRun(Section):
 
     @model_validator(mode="after")
     def _rewards_make_sense(self) -> PolicyRun:
-        names = [reward.name for reward in self.rewards]
-        if not names:
+        if not self.rewards:
             raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
-        if len(set(names)) < len(names):
-            raise ValueError(f"rewards {names} name one reward twice; give it once with the sum of the weights")
+        refuse_equal_keys("rewards", self.rewards)
+        refuse_equal_keys("evaluation.rewards", self.evaluation.rewards)
         if self.advantages.min_valid > self.group_size:
             raise ValueError(
                 f"advantages.min_valid {self.advantages.min_valid} exceeds group_size {self.group_size}, "
                 "so every group would be dropped"
             )
         return self
+
+
+def refuse_equal_keys(key: str, rewards: Sequence[RewardConfig]) -> None:
+    """Raises ValueError where two rewards would share a curve."""
+    names = [reward.key for reward in rewards]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{key} {names} name one reward twice; give one of them another label")
 
 
 Run = TypeVar("Run", bound=Section)

@@ -36,6 +36,14 @@ def shows_text(text: str) -> str:
     return f'Does this image show "{text}"? Please answer Yes or No.'
 
 
+def shows_grid(rows: int, cols: int) -> str:
+    """A whole sheet against its layout (ours: the released reward takes the layout for granted)."""
+    return (
+        f"Is this image one sheet of exactly {rows * cols} separate pictures, laid out as a grid of {rows} "
+        f"{'row' if rows == 1 else 'rows'} and {cols} {'column' if cols == 1 else 'columns'}? Please answer Yes or No."
+    )
+
+
 def _edit(instruction: str) -> str:
     return f"Compare the edited image (second) with the original image (first). Instruction: '{instruction}'. "
 

@@ -1,40 +1,113 @@
-"""Rewards by name. To add one: a class behind `rewards.reward.Reward` and a line in REWARDS."""
+"""Rewards by name. To add one: a class behind `rewards.reward.Reward` and a line in REWARDS.
+
+A reward's options are the arguments of its class, `judge` and `device` aside, which the run gives. They are checked,
+names and types, before any weights are loaded; a class refuses values out of range when it is made.
+"""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from pacorl.rewards.consistency import Consistency, PanelMatch
-from pacorl.rewards.reward import Reward
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from pacorl.rewards.consistency import Consistency, GridLayout, PanelMatch
+from pacorl.rewards.reward import Reward, RewardError
+from pacorl.rewards.user import UserMaker
 
 if TYPE_CHECKING:
+    import torch
+
     from pacorl.config import RewardConfig
     from pacorl.models.judge import Judge
 
-REWARDS: dict[str, Callable[..., Reward]] = {"consistency": Consistency, "panel_match": PanelMatch}
+REWARDS: dict[str, Callable[..., Reward]] = {
+    "consistency": Consistency,
+    "panel_match": PanelMatch,
+    "grid_layout": GridLayout,
+}
+
+GIVEN = ("judge", "device")
+"""Arguments that the run gives, and no config."""
 
 
-def check_rewards(configs: Sequence[RewardConfig]) -> None:
-    """Raises ValueError where a reward's name or arguments are unknown."""
+def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards") -> None:
+    """Raises ValueError where a reward's name, or the name, type or range of an argument, is wrong.
+
+    Loads no weights; runs the files of users' rewards.
+    """
     for config in configs:
-        if config.name not in REWARDS:
-            raise ValueError(f"rewards: {config.name!r} is none of {', '.join(sorted(REWARDS))}")
-        known = [name for name in signature(REWARDS[config.name]).parameters if name != "judge"]
-        for name in config.args:
-            if name not in known:
-                raise ValueError(
-                    f"rewards.{config.name}.args: unknown argument {name!r}; it takes {', '.join(known) or 'none'}"
-                )
+        maker = maker_of(config.name)
+        args = _checked_args(config, maker, key=key)
+        if not isinstance(maker, UserMaker):
+            maker(**_given(maker, judge=None, device="cpu"), **args)
 
 
-def build_rewards(configs: Sequence[RewardConfig], *, judge: Judge) -> Mapping[str, Reward]:
-    """The configured rewards, in order."""
-    shared: dict[str, Any] = {"judge": judge}
+def build_rewards(
+    configs: Sequence[RewardConfig], *, judge: Judge, device: str | torch.device = "cpu"
+) -> Mapping[str, Reward]:
+    """The configured rewards by their keys, in order; their weights are loaded later (`rewards.reward.rehearse`)."""
     built = {}
     for config in configs:
-        maker = REWARDS[config.name]
-        wanted = {name: value for name, value in shared.items() if name in signature(maker).parameters}
-        built[config.name] = maker(**wanted, **config.args)
+        maker = maker_of(config.name)
+        built[config.key] = maker(**_given(maker, judge=judge, device=device), **_checked_args(config, maker))
     return built
+
+
+def maker_of(name: str) -> Callable[..., Reward]:
+    """What makes the reward of that name: one of REWARDS, or a file's."""
+    if ".py:" in name:
+        return UserMaker(name)
+    if name not in REWARDS:
+        near = difflib.get_close_matches(name, REWARDS, n=1)
+        raise RewardError(
+            f"rewards: {name!r} is none of {', '.join(sorted(REWARDS))}, and no path/to/file.py:Name"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    return REWARDS[name]
+
+
+def _given(maker: Callable[..., Reward], **known: Any) -> dict[str, Any]:
+    wanted = _parameters(maker)
+    return {name: value for name, value in known.items() if name in wanted}
+
+
+def _checked_args(config: RewardConfig, maker: Callable[..., Reward], *, key: str = "rewards") -> dict[str, Any]:
+    where, parameters = f"{key}.{config.key}.args", _parameters(maker)
+    known = [
+        name
+        for name, parameter in parameters.items()
+        if name not in GIVEN and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in config.args:
+        if name not in known and not (takes_any and name not in GIVEN):
+            raise RewardError(f"{where}: unknown argument {name!r}; it takes {', '.join(known) or 'none'}")
+    for name in known:
+        if parameters[name].default is inspect.Parameter.empty and name not in config.args:
+            raise RewardError(f"{where}: {name!r} is missing; this reward cannot do without it")
+    hints = _hints(maker)
+    return {name: _typed(value, hints.get(name, Any), f"{where}.{name}") for name, value in config.args.items()}
+
+
+def _parameters(maker: Callable[..., Reward]) -> Mapping[str, inspect.Parameter]:
+    return maker.parameters if isinstance(maker, UserMaker) else inspect.signature(maker).parameters
+
+
+def _hints(maker: Callable[..., Reward]) -> Mapping[str, Any]:
+    target: Any = maker.target if isinstance(maker, UserMaker) else maker
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError, AttributeError):  # somebody's annotations need not resolve
+        return {}
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+    except PydanticUserError:  # a type that brings its own config
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        raise RewardError(f"{where}: {error.errors()[0]['msg']} (got {value!r})") from None

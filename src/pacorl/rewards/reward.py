@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
-from pacorl.types import Prompt, RewardTable, Verdict
+from pacorl.types import Prompt, RewardTable, Size, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+class RewardError(ValueError):
+    """A reward that cannot be had, or returned what is no score; the message names the reward and the record."""
+
+
 class Reward(Protocol):
-    """Scores images. A score that could not be had is None, never 0."""
+    """Scores images. A score that could not be had is None, never 0.
+
+    Making one is cheap; weights are loaded by `Loads.load`, or on the first call.
+    """
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError, naming the record, where prompts lack what this reward needs."""
@@ -23,21 +31,69 @@ class Reward(Protocol):
         """One score per image, in order."""
 
 
+@runtime_checkable
+class Loads(Protocol):
+    """A reward with weights or a package behind it."""
+
+    def load(self) -> None:
+        """Makes it ready. Raises ValueError or OSError that names what is absent and how to get it."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A reward that knows why it gave no score."""
+
+    trouble: str
+    """The newest reason."""
+
+
 def score(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
-    """Every reward of every image. Raises ValueError where a reward returns the wrong number of scores."""
-    rows = []
-    for name, reward in rewards.items():
-        scores = reward(prompts, images)
-        if len(scores) != len(images):
-            raise ValueError(f"reward {name!r} returned {len(scores)} scores for {len(images)} images")
-        rows.append([float("nan") if value is None else value for value in scores])
-    score_RB = torch.tensor(rows, dtype=torch.float64)
+    """Every reward of every image. Raises RewardError where one returns the wrong number of scores, or no number."""
+    rows = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
+    score_RB = torch.tensor(
+        [[float("nan") if value is None else value for value in row] for row in rows], dtype=torch.float64
+    )
     return RewardTable(
         names=tuple(rewards),
         score_RB=score_RB,
         valid_RB=score_RB.isfinite(),
         group_B=torch.tensor([prompt.id for prompt in prompts], dtype=torch.int64),
     )
+
+
+def scores_of(name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+    """One reward's scores, each a finite number or None. Raises RewardError naming the reward and the record."""
+    scores = list(reward(prompts, images))
+    if len(scores) != len(images):
+        raise RewardError(
+            f"reward {name!r} returned {len(scores)} scores for {len(images)} images ({named(prompts)}); "
+            "it must return one per image, None where there is none"
+        )
+    return [_finite(name, value, prompt) for value, prompt in zip(scores, prompts, strict=True)]
+
+
+def rehearse(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
+    """Makes every reward ready and has it score one sheet of noise, before anything is painted.
+
+    Raises RewardError where a reward raises, counts wrong, returns what is no number, or has no score to give.
+    """
+    from PIL import Image
+
+    prompt = max(prompts, key=lambda prompt: prompt.grid.count)
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
+    for name, reward in rewards.items():
+        if isinstance(reward, Loads):
+            reward.load()
+        if scores_of(name, reward, [prompt], [noise]) == [None]:
+            why = f": {reward.trouble}" if isinstance(reward, Explains) and reward.trouble else ""
+            raise RewardError(f"reward {name!r} has no score for a trial sheet of {named([prompt])}{why}")
+
+
+def named(prompts: Sequence[Prompt]) -> str:
+    """Which records these are, for a message: one with its text, several by their ids."""
+    if len(prompts) == 1:
+        return f"prompt {prompts[0].id}, {prompts[0].text[:60]!r}"
+    return f"prompts {', '.join(str(prompt.id) for prompt in prompts[:8])}" + (" …" if len(prompts) > 8 else "")
 
 
 def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
@@ -52,3 +108,18 @@ def tempered(probability: float, temperature: float) -> float:
         return probability
     yes, no = probability ** (1 / temperature), (1 - probability) ** (1 / temperature)
     return float(yes / (yes + no))
+
+
+def _finite(name: str, value: object, prompt: Prompt) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = float("nan")
+    if number - number != 0:  # NaN or infinite
+        raise RewardError(
+            f"reward {name!r} returned {value!r} for {named([prompt])}; a score is a finite number, "
+            "or None where there is none"
+        )
+    return number
