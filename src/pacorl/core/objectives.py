@@ -38,7 +38,8 @@ def decision_weighted(log_prob_BL: Tensor, answer_BL: Tensor, *, alpha: float | 
     if not count_B1.all():
         raise ValueError(f"sample {int((count_B1 == 0).nonzero()[0, 0])} of the batch has no answer tokens")
     first_BL = answer_BL & (answer_BL.cumsum(1) == 1)
-    alpha_B1 = 1 / count_B1 if alpha is None else torch.where(count_B1 == 1, 1.0, alpha)
+    equal_B1 = 1 / count_B1.to(log_prob_BL.dtype)
+    alpha_B1 = equal_B1 if alpha is None else torch.full_like(equal_B1, alpha).masked_fill(count_B1 == 1, 1.0)
     weight_BL = torch.where(first_BL, alpha_B1, (1 - alpha_B1) / (count_B1 - 1).clamp(min=1)) * answer_BL
     nll_BL = -log_prob_BL.masked_fill(~answer_BL, 0.0)
     loss = (weight_BL * nll_BL).sum(1).mean()

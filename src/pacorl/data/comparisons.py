@@ -1,0 +1,353 @@
+"""Comparisons in files: what a judge learns from.
+
+    comparisons = comparisons_from("data/PaCo-Dataset:consistency_reward_cot_train")
+
+A source is one of
+    FILE.jsonl             the project's own, one comparison a line (`pacorl dataset export`)
+    FOLDER:NAME            an entry of the folder's dataset_info.json in LLaMA-Factory's sharegpt form (PaCo-Dataset)
+    FILE.json              such a file by its own name; a dataset_info.json beside it describes it, if there is one
+    tiny:train|dev|test    pairs of the tiny world, drawn on demand, with a count as in tiny:dev:40
+
+Questions and answers are taken as they are. Image paths are relative to the file and cannot leave its folder. A fault
+names file, and line or record; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pacorl.core.questions import same_theme
+from pacorl.data import characters
+from pacorl.data.characters import KEPT, VALUES, Panel, Split
+from pacorl.types import Comparison
+
+IMAGE_TAG = "<image>"
+SOURCES = "a .jsonl of comparisons, FOLDER:NAME for an entry of its dataset_info.json, a .json, or tiny:train|dev|test"
+DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
+SHOWN_FAULTS = 10
+"""How many missing images a message lists; the rest is counted."""
+TINY_SPLITS: Mapping[str, Split] = {"train": "train", "dev": "dev", "test": "test"}
+TINY_SIDE = 64
+"""Pixels of a drawn panel."""
+
+# LLaMA-Factory's own defaults for entries of dataset_info.json that do not say otherwise.
+COLUMNS = {"messages": "conversations", "images": "images"}
+TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
+# How PaCo-Dataset and our exports name them: for a file that nothing describes.
+OPENAI_COLUMNS = {"messages": "messages", "images": "images"}
+OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+
+
+def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | None = None) -> list[Comparison]:
+    """The comparisons of a source; at most `limit` of them, evenly spread.
+
+    `scratch` is the folder in which pairs of the tiny world are drawn. Raises ValueError for an unknown source, for
+    what `load_comparisons` and `load_sharegpt` refuse, and where images are missing.
+    """
+    found = _source(source, scratch)
+    if not found:
+        raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
+    if limit is not None and limit < len(found):
+        found = [found[index * len(found) // limit] for index in range(limit)]
+    return found
+
+
+def _source(source: str, scratch: Path | None) -> list[Comparison]:
+    if source.startswith("tiny:"):
+        return _tiny_comparisons(source, scratch)
+    folder, _, name = source.rpartition(":")
+    path = Path(source)
+    if path.suffix.lower() == ".jsonl":
+        return load_comparisons(path)
+    if path.suffix.lower() == ".json":
+        return load_sharegpt(path.parent, _entry_of(path))
+    if path.is_dir():
+        return load_sharegpt(path, "")
+    if folder and Path(folder).is_dir():
+        return load_sharegpt(Path(folder), name)
+    raise ValueError(f"{source}: no such source; give {SOURCES}")
+
+
+def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
+    """Raises ValueError that lists the images that are not there."""
+    missing = [path for path in dict.fromkeys(p for one in comparisons for p in one.images) if not path.is_file()]
+    if missing:
+        shown = "".join(f"\n  {path}" for path in missing[:SHOWN_FAULTS])
+        more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
+        raise ValueError(f"{source}: {len(missing)} images are missing; unpack them beside it:{shown}{more}")
+
+
+def answer_text(comparison: Comparison) -> str:
+    """The whole answer: word for word where the data gives it, else the label and the reasons."""
+    return comparison.answer or f"{'Yes' if comparison.consistent else 'No'}. {comparison.reasons}".strip()
+
+
+# --- the project's JSONL ---------------------------------------------------------------------------------------
+
+
+def load_comparisons(path: str | Path) -> list[Comparison]:
+    """Every comparison of a JSONL file: `images`, `question`, `consistent`, and perhaps `reasons`, `category`, `group`.
+
+    Raises ValueError that names file, line, fault and fix, and one that lists missing images.
+    """
+    path = Path(path)
+    found = []
+    for number, line in enumerate(_read(path).split("\n"), start=1):
+        if line.strip():
+            try:
+                found.append(_comparison(_parse(line), path.parent))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
+    check_images(found, source=str(path))
+    return found
+
+
+def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
+    """Writes comparisons that `load_comparisons` reads back; images must lie below the file's folder."""
+    lines = []
+    for one in comparisons:
+        row = {
+            "images": [image.relative_to(path.parent).as_posix() for image in one.images],
+            "question": one.question,
+            "consistent": one.consistent,
+            "reasons": one.reasons,
+            "category": one.category,
+            "group": one.group,
+        }
+        lines.append(json.dumps(row | ({"answer": one.answer} if one.answer else {}), ensure_ascii=False))
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    aside.replace(path)
+
+
+def _parse(line: str) -> Mapping[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON at column {error.colno} ({error.msg})") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"a comparison is a JSON object, this is a {type(record).__name__}")
+    return record
+
+
+def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
+    consistent, answer = record.get("consistent"), _text(record, "answer")
+    if not isinstance(consistent, bool):
+        raise ValueError(f"'consistent' must be true or false, got {consistent!r}")
+    if answer and _decision(answer)[0] != consistent:
+        raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer says {answer[:40]!r}")
+    images = _images(record.get("images"), folder)
+    question = _text(record, "question")
+    if not question.strip():
+        raise ValueError("'question' is missing or empty; give what the judge is to be asked")
+    _check_tags(question, images, tags_required=False)
+    return Comparison(
+        images=images,
+        question=question,
+        consistent=consistent,
+        reasons=_text(record, "reasons"),
+        category=_text(record, "category"),
+        group=_text(record, "group"),
+        answer=answer,
+    )
+
+
+# --- LLaMA-Factory's sharegpt form -----------------------------------------------------------------------------
+
+
+def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
+    """An entry of a folder's dataset_info.json, by its name or file name; the only one where `name` is empty.
+
+    A record is a user's turn and the assistant's answer, with one `<image>` for each image. Its `category`, if it has
+    none of its own, is the entry's name. Raises ValueError that names file and record, and one that lists missing
+    images.
+    """
+    folder = Path(folder)
+    key, entry = _entry(folder, name)
+    if entry.get("formatting", "alpaca") != "sharegpt":
+        raise ValueError(f"{folder / 'dataset_info.json'}: {key} is not in the sharegpt form, which is what is read")
+    path = folder / str(entry.get("file_name", ""))
+    columns, tags = COLUMNS | entry.get("columns", {}), TAGS | entry.get("tags", {})
+    records = _json(path)
+    if not isinstance(records, list):
+        raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
+    found = []
+    for number, record in enumerate(records, start=1):
+        try:
+            found.append(replace(_turns(record, folder, columns, tags), category=_category(record, key)))
+        except ValueError as error:
+            raise ValueError(f"{path}, record {number}: {error}") from None
+    check_images(found, source=str(path))
+    return found
+
+
+def _entry(folder: Path, name: str) -> tuple[str, Mapping[str, Any]]:
+    path = folder / "dataset_info.json"
+    if not path.is_file() and name.endswith(".json"):
+        described = {"file_name": name, "formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
+        return Path(name).stem, described
+    info = _json(path)
+    if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
+        raise ValueError(f"{path}: it must map names to entries")
+    named = {key: entry for key, entry in info.items() if name in ("", key, entry.get("file_name"))}
+    if len(named) != 1:
+        fault = f"{name!r} is not in it" if name else f"it has {len(info)} entries"
+        raise ValueError(f"{path}: {fault}; name one as {folder}:NAME, of {', '.join(info) or 'none'}")
+    return next(iter(named.items()))
+
+
+def _entry_of(path: Path) -> str:
+    """A file's entry is looked up by the file's name; where nothing describes it, it is read as PaCo-Dataset's are."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; give {SOURCES}")
+    return path.name
+
+
+def _category(record: Mapping[str, Any], key: str) -> str:
+    return _text(record, "category") or key
+
+
+def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[str, str]) -> Comparison:
+    if not isinstance(record, dict):
+        raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
+    messages = record.get(columns["messages"])
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError(f"{columns['messages']!r} must be a list of messages, got {str(messages)[:60]!r}")
+    roles = [message.get(tags["role_tag"]) for message in messages]
+    wanted = [tags["user_tag"], tags["assistant_tag"]]
+    if roles != wanted:
+        raise ValueError(f"its turns are {roles}, and must be {wanted}: a question and its answer")
+    question, answer = (_text(message, tags["content_tag"]) for message in messages)
+    images = _images(record.get(columns["images"]), folder)
+    _check_tags(question, images, tags_required=True)
+    consistent, reasons = _decision(answer)
+    leading = IMAGE_TAG * len(images)
+    return Comparison(
+        images=images,
+        question=question.removeprefix(leading),
+        consistent=consistent,
+        reasons=reasons,
+        group=_text(record, "group"),
+        answer=answer,
+    )
+
+
+def _decision(answer: str) -> tuple[bool, str]:
+    """Whether an answer says Yes, and what follows."""
+    found = DECISION.match(answer)
+    if not found:
+        raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
+    return found[1] == "Yes", answer[found.end() :]
+
+
+def _check_tags(question: str, images: Sequence[Path], *, tags_required: bool) -> None:
+    count = question.count(IMAGE_TAG)
+    if count != len(images) and (count or tags_required):
+        raise ValueError(f"it has {len(images)} images and {count} {IMAGE_TAG} tags; there must be one for each")
+
+
+def _images(names: Any, folder: Path) -> tuple[Path, ...]:
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"'images' must be a list of paths, got {names!r}")
+    root = folder.resolve()
+    for name in names:
+        if not (root / name).resolve().is_relative_to(root):
+            raise ValueError(f"image {name!r} lies outside {folder}; name it relative to that folder")
+    return tuple(folder / name for name in names)
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{key!r} must be a text, got {value!r}")
+    return value or ""
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON at column {error.colno} ({error.msg})") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); give {SOURCES}") from None
+
+
+# --- the tiny world --------------------------------------------------------------------------------------------
+
+
+def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
+    _, name, *rest = source.split(":")
+    count = rest[0] if rest else "200"
+    if name not in TINY_SPLITS or len(rest) > 1 or not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, or with a "
+                         "count, as in tiny:dev:40")  # fmt: skip
+    assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
+    path = scratch / f"tiny-{name}-{count}" / "comparisons.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn = draw_comparisons(path.parent, split=TINY_SPLITS[name], count=int(count))
+        save_comparisons(drawn, path)  # last: a file that is there is whole
+    return load_comparisons(path)
+
+
+def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
+    """Draws pairs of panels of one subject into `folder`; in every second one an attribute differs.
+
+    The category is the attribute in question, the reasons say what is seen.
+    """
+    rng = random.Random(f"{split}-{seed}")
+    pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == split]
+    drawn = []
+    for number, name in zip(range(count), _rotating(KEPT), strict=False):
+        first = rng.choice(pool)
+        second = _in_a_new_scene(first, rng)
+        if number % 2:
+            second = with_another(second, name, rng)
+        paths = tuple(folder / f"{number:05d}-{place}.png" for place in "ab")
+        for path, panel in zip(paths, (first, second), strict=True):
+            characters.draw(panel, TINY_SIDE).save(path)
+        seen, other = getattr(first, name), getattr(second, name)
+        drawn.append(
+            Comparison(
+                images=paths,
+                question=same_theme(first.subject),
+                consistent=number % 2 == 0,
+                reasons=f"The {name} differs: {seen} and {other}." if number % 2 else f"Both show {first.subject}.",
+                category=name,
+                group=first.subject,
+            )
+        )
+    return drawn
+
+
+def with_another(panel: Panel, name: str, rng: random.Random) -> Panel:
+    """The panel with another value of one attribute."""
+    return replace(panel, **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)])})
+
+
+def _in_a_new_scene(panel: Panel, rng: random.Random) -> Panel:
+    pose, prop = rng.choice(characters.SCENES)
+    return replace(panel, pose=pose, prop=prop)
+
+
+def _rotating(names: Sequence[str]) -> Iterator[str]:
+    """Each name twice in a row, endlessly: so that each has as many Yes as No."""
+    while True:
+        for name in names:
+            yield name
+            yield name
