@@ -1,0 +1,92 @@
+"""ConsistencyRank's arithmetic against scipy and against counting by hand, on every pair of orders of four."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau, spearmanr
+
+from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement, ranks_of
+
+ORDERS = list(permutations(range(4)))
+
+
+def counted(predicted: tuple[int, ...], true: tuple[int, ...]) -> dict[str, float]:
+    """The same measures from their definitions: pairs of candidates, distances, places."""
+    place, truth = [predicted.index(c) for c in range(4)], [true.index(c) for c in range(4)]
+    pairs = [(a, b) for a in range(4) for b in range(4) if a < b]
+    agree = sum((place[a] - place[b]) * (truth[a] - truth[b]) > 0 for a, b in pairs)
+    listed = sum((predicted[a] - predicted[b]) * (true[a] - true[b]) > 0 for a, b in pairs)
+    return {
+        "accuracy": sum(predicted[i] == true[i] for i in range(4)) / 4,
+        "rank_tau": (2 * agree - 6) / 6,
+        "order_tau": (2 * listed - 6) / 6,
+        "rank_rho": float(np.corrcoef(place, truth)[0, 1]),
+        "order_rho": float(np.corrcoef(predicted, true)[0, 1]),
+        "top1_bottom1": ((predicted[0] == true[0]) + (predicted[3] == true[3])) / 2,
+    }
+
+
+def test_every_pair_of_orders_of_four_by_hand_and_by_scipy() -> None:
+    taus = rhos = 0
+    for predicted in ORDERS:
+        for true in ORDERS:
+            found = rank_agreement(predicted, true)
+            for name, value in counted(predicted, true).items():
+                assert getattr(found, name) == pytest.approx(value, abs=1e-12), (name, predicted, true)
+            assert found.order_tau == pytest.approx(kendalltau(predicted, true).statistic, abs=1e-12)
+            assert found.order_rho == pytest.approx(spearmanr(predicted, true).statistic, abs=1e-12)
+            ranks = np.argsort(predicted), np.argsort(true)
+            assert found.rank_tau == pytest.approx(kendalltau(*ranks).statistic, abs=1e-12)
+            assert found.rank_rho == pytest.approx(spearmanr(*ranks).statistic, abs=1e-12)
+            taus += abs(found.order_tau - found.rank_tau) > 1e-9
+            rhos += abs(found.order_rho - found.rank_rho) > 1e-9
+    assert (taus, rhos) == (296, 328)
+
+
+def test_orders_are_those_of_the_released_evaluation_ties_included() -> None:
+    assert order_of([0.1, 0.9, 0.4, 0.2]) == (1, 2, 3, 0)
+    assert order_of([0.5, 0.5, 0.7, 0.5]) == tuple(np.argsort([0.5, 0.5, 0.7, 0.5], kind="stable")[::-1])
+    assert order_of([0.5, 0.5, 0.7, 0.5]) == (2, 3, 1, 0)
+    assert ranks_of((2, 3, 1, 0)) == (3, 2, 0, 1)
+
+
+@pytest.mark.parametrize("scores", [[0.1, float("nan")], [float("inf"), 0.0]])
+def test_what_cannot_be_ordered_is_refused(scores: list[float]) -> None:
+    with pytest.raises(ValueError, match="must be a finite number"):
+        order_of(scores)
+
+
+@pytest.mark.parametrize(("predicted", "true"), [((0, 0, 1), (0, 1, 2)), ((0, 1), (0, 1, 2)), ((0,), (0,))])
+def test_what_are_not_two_orders_is_refused(predicted: tuple[int, ...], true: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"order|compared"):
+        rank_agreement(predicted, true)
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    random = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        values = random.normal(size=40)
+        (found,) = bootstrap(range(40), lambda chosen, v=values: np.array([v[chosen].mean()]), draws=400, seed=trial)
+        hits += found.low is not None and found.high is not None and found.low <= 0 <= found.high
+    assert 180 <= hits <= 199  # 95 % of 200, and percentile intervals of 40 values are a little narrow
+
+
+def test_groups_are_drawn_whole() -> None:
+    values = np.repeat([0.0, 1.0, 2.0, 3.0], 50)
+    single = bootstrap(range(200), lambda chosen: np.array([values[chosen].mean()]))[0]
+    grouped = bootstrap(list(np.repeat(list("abcd"), 50)), lambda chosen: np.array([values[chosen].mean()]))[0]
+    assert single.mean == grouped.mean == 1.5
+    assert single.low is not None
+    assert grouped.low is not None
+    assert grouped.low < single.low - 0.3
+
+
+def test_one_group_has_no_interval_and_nan_stays_nan() -> None:
+    assert bootstrap(["a", "a"], lambda chosen: np.array([chosen.mean()])) == [Interval(0.5)]
+    (found,) = bootstrap(["a", "b"], lambda chosen: np.array([np.nan]))
+    assert np.isnan(found.mean)
+    assert found.low is None
