@@ -1,6 +1,8 @@
 """The seam of a generator: everything a loop may ask of one, whatever its name.
 
-Guidance, packing, reference latents and norm rules stay inside `velocity`; loops see tokens and sigmas.
+Guidance, packing, reference latents and norm rules stay inside `velocity`; loops see tokens and sigmas. A config
+names one size; `size_of` says at which size each prompt is painted then, and that painted size is the `size` of every
+other method. A batch has one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ class Policy(Protocol):
     """Suffixes of the modules that an adapter is added to by default."""
 
     def check_size(self, size: Size) -> None:
-        """Raises ValueError, naming the nearest sizes, where VAE and patches do not divide `size`."""
+        """Raises ValueError, naming the nearest size, where the config's `size` cannot be painted."""
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        """The size at which `prompt` is painted where the config says `size`: for sets `size` itself, for edits the
+        area of `size` in the shape of the source.
+
+        Raises ValueError that names the prompt where a source is missing, is one too many or has no such shape.
+        """
 
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
         """One conditioning per prompt, on the CPU; edits encode their sources here."""
