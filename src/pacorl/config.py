@@ -296,16 +296,10 @@ class RewardOptimizerConfig(Section):
     """Share of the steps."""
     batch: Positive = 8
     """Comparisons per optimizer step, over all processes."""
-    micro_batch: Positive = 1
-    """Comparisons per forward."""
+    micro_batch: Positive = 8
+    """At most so many comparisons per forward; it changes memory and time, not the result."""
     max_bad_steps: Positive = 10
     """Consecutive steps with a gradient that is not finite after which the run stops."""
-
-    @model_validator(mode="after")
-    def _batches_divide(self) -> RewardOptimizerConfig:
-        if self.batch % self.micro_batch:
-            raise ValueError(f"batch {self.batch} is not a multiple of micro_batch {self.micro_batch}; make it one")
-        return self
 
 
 class RewardRun(Section):

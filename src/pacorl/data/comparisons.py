@@ -15,7 +15,6 @@ names file, and line or record; nothing is skipped.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 from pacorl.core.questions import same_theme
 from pacorl.data import characters
 from pacorl.data.characters import KEPT, VALUES, Panel, Split
+from pacorl.data.files import inside, write_jsonl
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
@@ -111,7 +111,7 @@ def load_comparisons(path: str | Path) -> list[Comparison]:
 
 def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
     """Writes comparisons that `load_comparisons` reads back; images must lie below the file's folder."""
-    lines = []
+    rows = []
     for one in comparisons:
         row = {
             "images": [image.relative_to(path.parent).as_posix() for image in one.images],
@@ -121,10 +121,8 @@ def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
             "category": one.category,
             "group": one.group,
         }
-        lines.append(json.dumps(row | ({"answer": one.answer} if one.answer else {}), ensure_ascii=False))
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    aside.replace(path)
+        rows.append(row | ({"answer": one.answer} if one.answer else {}))
+    write_jsonl(path, rows)
 
 
 def _parse(line: str) -> Mapping[str, Any]:
@@ -173,7 +171,7 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     key, entry = _entry(folder, name)
     if entry.get("formatting", "alpaca") != "sharegpt":
         raise ValueError(f"{folder / 'dataset_info.json'}: {key} is not in the sharegpt form, which is what is read")
-    path = folder / str(entry.get("file_name", ""))
+    path = inside(folder, str(entry.get("file_name", "")))
     columns, tags = COLUMNS | entry.get("columns", {}), TAGS | entry.get("tags", {})
     records = _json(path)
     if not isinstance(records, list):
@@ -256,10 +254,8 @@ def _check_tags(question: str, images: Sequence[Path], *, tags_required: bool) -
 def _images(names: Any, folder: Path) -> tuple[Path, ...]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"'images' must be a list of paths, got {names!r}")
-    root = folder.resolve()
     for name in names:
-        if not (root / name).resolve().is_relative_to(root):
-            raise ValueError(f"image {name!r} lies outside {folder}; name it relative to that folder")
+        inside(folder, name)
     return tuple(folder / name for name in names)
 
 

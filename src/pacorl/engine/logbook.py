@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,8 +18,10 @@ TIME = "seconds/"
 class Logbook:
     """A run's folder, written by the main process only (give `folder=None` on the others)."""
 
-    def __init__(self, folder: Path | None, *, trackers: Sequence[str] = ()) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path | None, *, trackers: Sequence[str] = (), axis: Literal["epoch", "step"] = "epoch"
+    ) -> None:
+        self.folder, self.axis = folder, axis
         self._tensorboard: Any = None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
@@ -28,18 +30,19 @@ class Logbook:
 
                 self._tensorboard = SummaryWriter(str(folder / "tensorboard"))
 
-    def cut_back(self, epoch: int) -> None:
-        """Forgets what was written after `epoch` epochs: a resumed run writes it again."""
+    def cut_back(self, last: int) -> None:
+        """Forgets what was written after `last` epochs (steps, where those are the axis): a resumed run writes it
+        again."""
         if not self.folder or not (self.folder / "metrics.jsonl").exists():
             return
         path = self.folder / "metrics.jsonl"
-        kept = [line for line in path.read_text().splitlines() if _epoch_of(line) <= epoch]
+        kept = [line for line in path.read_text().splitlines() if _place_of(line, self.axis) <= last]
         aside = path.with_suffix(".partial")
         aside.write_text("".join(f"{line}\n" for line in kept))
         aside.replace(path)
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """One line: `kind` is "epoch" or "evaluation"; `epoch` counts finished epochs.
+        """One line: `kind` is "epoch" (or "train") or "evaluation"; `epoch` counts finished epochs.
 
         A value that is not finite is written as null.
         """
@@ -51,7 +54,8 @@ class Logbook:
             file.write(json.dumps(line) + "\n")
         if self._tensorboard:
             for name, value in finite.items():
-                self._tensorboard.add_scalar(name if kind == "epoch" else f"{kind}/{name}", value, epoch)
+                place = {"epoch": epoch, "step": step}[self.axis]
+                self._tensorboard.add_scalar(name if kind == "epoch" else f"{kind}/{name}", value, place)
 
     def picture(self, name: str, image: Image) -> None:
         """Keeps a sample sheet as samples/<name>.png."""
@@ -72,8 +76,8 @@ class Logbook:
             self._tensorboard.close()
 
 
-def _epoch_of(line: str) -> int:
+def _place_of(line: str, axis: str) -> int:
     try:
-        return int(json.loads(line)["epoch"])
+        return int(json.loads(line)[axis])
     except json.JSONDecodeError:  # a line that a crash cut short
         return 2**31
