@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pacorl.cli import dataset, policy, quickstart, score, serve, tiny
+from pacorl.cli import dataset, generate, policy, quickstart, score, serve, tiny
 
 app = typer.Typer(
     name="pacorl",
@@ -19,6 +19,7 @@ app = typer.Typer(
 quickstart.register(app)
 policy.register(app)
 score.register(app)
+generate.register(app)
 serve.register(app)
 app.command("doctor")(serve.doctor_judge)
 app.add_typer(dataset.app, name="dataset")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.curate.generate import Paint
-from pacorl.curate.manifest import digest
+from pacorl.data.files import digest
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
-from pacorl.models.adapters import add_lora, load_lora, set_adapter_state
+from pacorl.models.adapters import wear_lora
 from pacorl.models.policies import POLICIES
-from pacorl.models.policy import Policy
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ def policy_painter(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     policy = POLICIES[kind](checkpoint, dtype=dtype, device=device, guidance=guidance)
     if adapter:
-        _put_on(policy, Path(adapter))
+        wear_lora(policy.transformer, adapter)
     cache = ConditioningCache(policy)
 
     def paint(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image]:
@@ -79,13 +77,3 @@ def _size_of(prompt: Prompt, size: Size | None) -> Size:
     if chosen is None:
         raise ValueError(f"prompt {prompt.id} says no size; give one with --size, e.g. 1024x1024")
     return chosen
-
-
-def _put_on(policy: Policy, folder: Path) -> None:
-    """Adds a trained adapter to a policy."""
-    path = folder / "adapter_config.json"
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; an adapter folder in PEFT form has one")
-    config = json.loads(path.read_text(encoding="utf-8"))
-    add_lora(policy.transformer, rank=config["r"], alpha=config["lora_alpha"], targets=config["target_modules"])
-    set_adapter_state(policy.transformer, load_lora(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 PEFT_PREFIX = "base_model.model."
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
@@ -109,6 +111,54 @@ def load_lora(folder: str | Path) -> dict[str, Tensor]:
     if not state:
         raise ValueError(f"{found} holds no LoRA weights (no names with 'lora_')")
     return state
+
+
+def wear_lora(transformer: nn.Module, source: str | Path) -> None:
+    """Puts a saved adapter on a model: a folder or file in PEFT or diffusers form, or a hub name.
+
+    Rank, α and targets are the adapter's own. Raises ValueError where there is none, where it does not fit, or where
+    it is of a kind that plain LoRA is not (DoRA, rank-stabilised, a rank or α of its own per module).
+    """
+    path = _on_disk(str(source))
+    state = load_lora(path)
+    ranks = {value.shape[0] for name, value in state.items() if name.endswith("lora_A.weight")}
+    if len(ranks) != 1:
+        raise ValueError(f"{source}: its modules have ranks {sorted(ranks)}; an adapter of one rank can be worn")
+    (rank,) = ranks
+    targets = sorted({name.rpartition(".lora_")[0] for name in state})
+    names = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    strangers = [name for name in targets if name not in names]
+    if strangers:
+        raise ValueError(f"{source} does not fit this model: it has no layer {strangers[0]} ({len(strangers)} unknown)")
+    add_lora(transformer, rank=rank, alpha=_alpha_of(path, rank), targets=targets)
+    set_adapter_state(transformer, state)
+
+
+def _on_disk(source: str) -> Path:
+    """The adapter's folder or file; a hub name's files are fetched."""
+    path = Path(source)
+    if path.exists() or not HUB_NAME.fullmatch(source):
+        return path
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, allow_patterns=[*PEFT_FILES, DIFFUSERS_FILE]))
+
+
+def _alpha_of(path: Path, rank: int) -> int:
+    """α as PEFT's config says it or as diffusers' tensors do; without either it is the rank."""
+    folder = path.parent if path.is_file() else path
+    config = folder / PEFT_FILES[0]
+    if config.is_file() and path.name != DIFFUSERS_FILE:
+        document = json.loads(config.read_text(encoding="utf-8"))
+        odd = [key for key in ("use_dora", "use_rslora", "alpha_pattern", "rank_pattern") if document.get(key)]
+        if odd:
+            raise ValueError(f"{config}: {odd[0]} is set, and plain LoRA is all that can be worn; merge it first")
+        return int(document["lora_alpha"])
+    file = path if path.is_file() else folder / DIFFUSERS_FILE
+    alphas = {float(value) for name, value in load_file(file).items() if name.endswith(".alpha")}
+    if len(alphas) > 1:
+        raise ValueError(f"{file}: its modules have α {sorted(alphas)}; an adapter of one α can be worn")
+    return round(alphas.pop()) if alphas else rank
 
 
 @contextmanager

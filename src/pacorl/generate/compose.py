@@ -1,0 +1,103 @@
+"""A theme and one text per panel → a prompt in the form that the T2IS records have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isqrt
+
+from pacorl.core.grid import PANEL_TAG, panel_texts
+from pacorl.generate.tiny_words import check_tiny, tiny_prompt
+from pacorl.types import Grid, Prompt
+
+TINY = "tiny"
+NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
+
+
+def prompt_from(
+    model: str,
+    *,
+    theme: str,
+    panels: Sequence[str] = (),
+    grid: Grid | None = None,
+    criteria: Mapping[str, Mapping[str, str]] | None = None,
+    number: int = 0,
+) -> Prompt:
+    """The prompt for a model: a set where there are panels, one picture where there are none.
+
+    A theme that already has panel tags is taken as it is. Raises ValueError where panels and layout do not fit, and,
+    for the tiny generator, where it does not know what is asked for.
+    """
+    if panels:
+        _check_fit(theme, panels, grid)
+        layout = grid or layout_for(len(panels))
+        made = tiny_prompt(theme, panels, layout, number=number) if model == TINY else compose(theme, panels, layout)
+    else:
+        made = _written_out(theme, grid)
+        check_for(model, made)
+    return Prompt(
+        id=number,
+        text=made.text,
+        theme=made.theme,
+        grid=made.grid,
+        panels=made.panels,
+        criteria=criteria or made.criteria,
+    )
+
+
+def check_for(model: str, prompt: Prompt) -> None:
+    """Raises ValueError where a model does not know what a prompt asks for; only the tiny one's words are known."""
+    if model == TINY and not prompt.sources:
+        check_tiny(prompt)
+
+
+def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
+    """The T2IS form: what all panels share, then each behind its tag."""
+    count = NUMBERS[grid.count - 1] if grid.count <= len(NUMBERS) else str(grid.count)
+    opening = f"{count}-PANEL Images with a {grid} grid layout portraying {_sentence(theme)}"
+    scenes = [f"{tag}: {_sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
+    made = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))
+    assert len(panel_texts(made.text)) == grid.count
+    return made
+
+
+def panel_tags(grid: Grid) -> list[str]:
+    """`[TOP]-[LEFT]` … for 2×2, `[1]-[2]` (row and column) for other layouts."""
+    if grid == Grid(2, 2):
+        return [f"[{row}]-[{col}]" for row in ("TOP", "BOTTOM") for col in ("LEFT", "RIGHT")]
+    return [f"[{row + 1}]-[{col + 1}]" for row in range(grid.rows) for col in range(grid.cols)]
+
+
+def layout_for(count: int) -> Grid:
+    """The squarest layout that `count` panels fill: 4 → 2x2, 6 → 2x3, 5 → 1x5."""
+    rows = next(side for side in range(isqrt(count), 0, -1) if count % side == 0)
+    return Grid(rows, count // rows)
+
+
+def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
+    for where, text in [("the theme", theme), *((f"panel {place}", text) for place, text in enumerate(panels, 1))]:
+        if not text.strip():
+            raise ValueError(f"{where} is empty; say what it shows")
+        if PANEL_TAG.search(f". {text}"):
+            raise ValueError(f"{where}, {text[:60]!r}, holds a panel tag; give tags, or one text per panel, not both")
+    if grid and grid.count != len(panels):
+        fitting = layout_for(len(panels))
+        raise ValueError(
+            f"the layout {grid} has {grid.count} panels and {len(panels)} are described; {fitting} would fit"
+        )
+
+
+def _written_out(text: str, grid: Grid | None) -> Prompt:
+    from pacorl.core.grid import parse_layout
+
+    if not text.strip():
+        raise ValueError("the prompt is empty; say what to paint")
+    panels = panel_texts(text)
+    found = grid or (parse_layout(text) if panels else Grid(1, 1))
+    if panels and len(panels) != found.count:
+        raise ValueError(f"the layout {found} has {found.count} panels and the prompt describes {len(panels)}")
+    return Prompt(id=0, text=text, grid=found, panels=panels)
+
+
+def _sentence(text: str) -> str:
+    """The text with one full stop, which is what a panel tag is found by."""
+    return text.strip().rstrip(".") + "."

@@ -1,0 +1,228 @@
+"""Storyboards: characters named once, one style, many scenes → pages of panels.
+
+    title: A day at the practice
+    style: soft watercolour, morning light
+    layout: 2x2
+    characters:
+      dentist: a young dentist in light-blue scrubs with round glasses
+    scenes:
+      - "{dentist} explains oral hygiene to a child; {dentist} holds a model of teeth"
+    criteria:                       # optional, as T2IS records have them
+      Identity: {Face: The dentist has the same face in all images.}
+
+A character's first mention in a scene becomes its description, later ones `the dentist`. Scenes beyond a page go on the
+next; the candidates of a later page are also judged beside the panels of the pages before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pacorl.core.grid import parse_layout
+from pacorl.generate.compose import TINY, prompt_from
+from pacorl.types import Grid, Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.generate.generator import Generator
+    from pacorl.generate.ranking import Judged
+    from pacorl.generate.sets import Made
+    from pacorl.models.judge import Judge
+
+KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
+PAGE = Grid(2, 2)
+MENTION = re.compile(r"\{([^{}]*)\}")
+MAX_PANELS = 16
+"""Of one page; a sheet of more gives each panel too few pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storyboard:
+    """What a file says."""
+
+    title: str
+    scenes: tuple[str, ...]
+    style: str = ""
+    layout: Grid = PAGE
+    characters: Mapping[str, str] = field(default_factory=dict)
+    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def theme(self) -> str:
+        """What all pages share."""
+        told = [self.title.rstrip("."), *(text.rstrip(".") for text in self.characters.values())]
+        return ". ".join([*told, *([f"All images share one style: {self.style.rstrip('.')}"] if self.style else [])])
+
+
+def read_storyboard(path: Path) -> Storyboard:
+    """Reads a storyboard. Raises ValueError naming file, key, value and fix."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    try:
+        return _storyboard(document)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def pages(board: Storyboard, model: str) -> list[Prompt]:
+    """One prompt per page. A last page that the layout would not fill is laid out in fewer rows, or in one.
+
+    Raises ValueError where the model cannot paint a page (`compose.prompt_from`).
+    """
+    size = board.layout.count
+    parts = [board.scenes[start : start + size] for start in range(0, len(board.scenes), size)]
+    return [
+        prompt_from(
+            model,
+            theme=_theme_for(board, model),
+            panels=[spoken(text, board.characters) for text in part],
+            grid=_layout_of(len(part), board.layout),
+            criteria=board.criteria,
+            number=number,
+        )
+        for number, part in enumerate(parts)
+    ]
+
+
+def spoken(scene: str, characters: Mapping[str, str]) -> str:
+    """A scene with its characters described. Raises ValueError for a name that is not among them."""
+    told: set[str] = set()
+
+    def describe(found: re.Match[str]) -> str:
+        name = found[1].strip()
+        if name not in characters:
+            raise ValueError(
+                f"scene {scene!r} names {name!r}, who is none of {', '.join(characters) or 'no characters'}"
+            )
+        again = name in told
+        told.add(name)
+        return f"the {name.replace('_', ' ')}" if again else characters[name].rstrip(".")
+
+    text = MENTION.sub(describe, scene)
+    return text[:1].upper() + text[1:]
+
+
+def paint_storyboard(
+    generator: Generator,
+    board: Storyboard,
+    *,
+    seed: int = 0,
+    best_of: int = 1,
+    judge: Judge | None = None,
+    size: Size | None = None,
+    steps: int | None = None,
+    on_step: Callable[[int], None] = lambda pictures: None,
+) -> list[Made]:
+    """Every page, in order. `size` is a full page's; panels keep their size on a shorter one.
+
+    Of `best_of` candidates the judge's best is kept; from the second page on the judge also compares them with all
+    panels before. Raises as `generate_sets` does.
+    """
+    from pacorl.generate.ranking import judge_beside
+    from pacorl.generate.sets import generate_sets
+
+    prompts = pages(board, generator.model)
+    sizes = [_size_of(prompt, board, size or generator.default_size(prompt)) for prompt in prompts]
+    for prompt, own in zip(prompts, sizes, strict=True):
+        generator.check([prompt], own)
+    painted: list[Made] = []
+    earlier: list[Image] = []
+
+    def rank(same: Sequence[Prompt], sheets: Sequence[Image]) -> list[Judged]:
+        assert judge is not None
+        return judge_beside(judge, same, sheets, earlier)
+
+    for number, (prompt, own) in enumerate(zip(prompts, sizes, strict=True)):
+        painted += generate_sets(
+            generator,
+            [prompt],
+            seed=seed + number * best_of,
+            best_of=best_of,
+            rank=rank if judge else None,
+            size=own,
+            steps=steps,
+            on_step=on_step,
+        )
+        earlier += painted[-1].panels
+    return painted
+
+
+def _size_of(prompt: Prompt, board: Storyboard, page: Size) -> Size:
+    height, width = page.height // board.layout.rows, page.width // board.layout.cols
+    return Size(height * prompt.grid.rows, width * prompt.grid.cols)
+
+
+def _layout_of(count: int, layout: Grid) -> Grid:
+    return Grid(count // layout.cols, layout.cols) if count % layout.cols == 0 else Grid(1, count)
+
+
+def _theme_for(board: Storyboard, model: str) -> str:
+    """The tiny generator reads attributes, not sentences: its theme is the first character and the style."""
+    if model != TINY:
+        return board.theme
+    return ", ".join(filter(None, [next(iter(board.characters.values()), board.title), board.style]))
+
+
+# --- the file --------------------------------------------------------------------------------------------------
+
+
+def _storyboard(document: Any) -> Storyboard:
+    if not isinstance(document, dict):
+        raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
+    strangers = [key for key in document if key not in KEYS]
+    if strangers:
+        raise ValueError(f"unknown key {strangers[0]!r}; a storyboard has {', '.join(KEYS)}")
+    characters = _texts(document.get("characters"), "characters")
+    scenes = document.get("scenes")
+    if not isinstance(scenes, list) or not scenes:
+        raise ValueError(f"scenes must be a list of texts, got {scenes!r}")
+    layout = _layout(document.get("layout", "2x2"))
+    board = Storyboard(
+        title=_text(document.get("title"), "title"),
+        style=_text(document.get("style", ""), "style", empty=True),
+        layout=layout,
+        characters=characters,
+        scenes=tuple(_text(scene, f"scene {place}") for place, scene in enumerate(scenes, 1)),
+        criteria=_criteria(document.get("criteria")),
+    )
+    for scene in board.scenes:
+        spoken(scene, characters)
+    return board
+
+
+def _layout(value: Any) -> Grid:
+    layout = parse_layout(_text(value, "layout"))
+    if layout.count > MAX_PANELS:
+        raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
+    return layout
+
+
+def _text(value: Any, key: str, *, empty: bool = False) -> str:
+    if not isinstance(value, str) or not (empty or value.strip()):
+        raise ValueError(f"{key} must be a text, got {value!r}" + (" (quote it)" if isinstance(value, dict) else ""))
+    return value.strip()
+
+
+def _texts(value: Any, key: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} must map names to texts, got {value!r}")
+    return {str(name): _text(text, f"{key}.{name}") for name, text in value.items()}
+
+
+def _criteria(value: Any) -> dict[str, dict[str, str]]:
+    if not isinstance(value or {}, dict):
+        raise ValueError(f"criteria must map dimensions to named texts, got {value!r}")
+    return {str(dimension): _texts(named, f"criteria.{dimension}") for dimension, named in (value or {}).items()}
