@@ -49,3 +49,21 @@ def test_edit_followed() -> None:
 
 def test_shows_text() -> None:
     assert questions.shows_text("a red hero") == 'Does this image show "a red hero"? Please answer Yes or No.'
+
+
+def test_the_benchmarks_questions() -> None:
+    assert questions.consistent_in_a_word() == (
+        'Do the two images maintain consistency in terms of style, logic and identity? Answer "Yes" and "No" only.'
+    )
+    assert questions.meets_criterion_in_a_word("One palette.") == (
+        "Do images meet the following criteria? One palette. Please answer Yes or No."
+    )
+    assert questions.figure_shows("a hat") == 'Does this figure show "a hat"? Please answer yes or no.'
+    assert questions.edit_consistent_in_a_word("Add a hat.") == (
+        "Given two images after an edit with instruction 'Add a hat.', "
+        "do they maintain consistency in terms of style, logic and identity? Answer 'Yes' or 'No' only."
+    )
+    assert questions.edit_followed_in_a_word("Add a hat.") == (
+        "Given two images after an edit with instruction 'Add a hat.', "
+        "is the edit following the instruction well? Answer 'Yes' or 'No' only."
+    )

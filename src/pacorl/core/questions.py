@@ -63,3 +63,37 @@ def edit_followed(instruction: str) -> str:
         "Does the edited image accurately follow this instruction? "
         "Answer 'Yes' or 'No' first, then provide detailed reasons."
     )
+
+
+# --- benchmarks: worded as their evaluations ask, Yes or No and no reasons -----------------------------------------
+
+
+def consistent_in_a_word() -> str:
+    """ConsistencyRank's second wording."""
+    return 'Do the two images maintain consistency in terms of style, logic and identity? Answer "Yes" and "No" only.'
+
+
+def meets_criterion_in_a_word(criterion: str) -> str:
+    """T2IS-Bench's question to every pair of a set, and ConsistencyRank's first wording."""
+    return f"Do images meet the following criteria? {criterion} Please answer Yes or No."
+
+
+def figure_shows(text: str) -> str:
+    """VQAScore's question (Lin et al. 2024, arXiv 2404.01291), which T2IS-Bench measures prompt alignment with."""
+    return f'Does this figure show "{text}"? Please answer yes or no.'
+
+
+def _after_edit(instruction: str) -> str:
+    return f"Given two images after an edit with instruction '{instruction}', "
+
+
+def edit_consistent_in_a_word(instruction: str) -> str:
+    """EditReward-Bench: consistency."""
+    return _after_edit(instruction) + (
+        "do they maintain consistency in terms of style, logic and identity? Answer 'Yes' or 'No' only."
+    )
+
+
+def edit_followed_in_a_word(instruction: str) -> str:
+    """EditReward-Bench: prompt following."""
+    return _after_edit(instruction) + "is the edit following the instruction well? Answer 'Yes' or 'No' only."

@@ -90,7 +90,14 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.torn = _drop_torn_line(path)
         """What was dropped on opening; empty where the file was whole."""
-        self.items = {row[key]: row for row in read_jsonl(path)}
+        self.items = {self._key_of(row, number): row for number, row in enumerate(read_jsonl(path), 1)}
+
+    def _key_of(self, row: Mapping[str, Any], number: int) -> Any:
+        if self._key not in row:
+            raise ValueError(
+                f"{self.path}, record {number}: it has no {self._key!r}; delete the line to go on without it"
+            )
+        return row[self._key]
 
     def __contains__(self, key: object) -> bool:
         return key in self.items
