@@ -16,7 +16,7 @@ from pacorl.models import flux as flux_module
 from pacorl.models import judge as judge_module
 from pacorl.models.flux import FluxPolicy
 from pacorl.models.judge import LocalJudge
-from pacorl.train.pretrain_judge import draw_junk
+from pacorl.train.pretrain_junk import draw_junk
 from pacorl.types import Question, Size
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def judge() -> LocalJudge:
-    return LocalJudge.from_pretrained("tiny", batch=64)
+    return LocalJudge.from_pretrained("tiny")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,11 @@ def test_no_config_tells_where_it_was_made() -> None:
 
 
 def test_the_judge_is_right_about_held_out_pairs(judge: LocalJudge) -> None:
-    assert judge_accuracy(judge, pairs=600)["pair_accuracy"] >= 0.97
+    assert judge_accuracy(judge, pairs=600, texts=0)["pair_accuracy"] >= 0.97
+
+
+def test_the_judge_knows_a_panels_text_from_one_with_one_attribute_changed(judge: LocalJudge) -> None:
+    assert judge_accuracy(judge, pairs=0, texts=600)["text_accuracy"] >= 0.95
 
 
 def ask_junk(judge: LocalJudge, junk: list[Image.Image]) -> float:

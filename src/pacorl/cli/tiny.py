@@ -35,16 +35,24 @@ def generator(out: Path = OUT, share: float = SHARE) -> None:
 
 
 @app.command()
-def judge(out: Path = OUT, share: float = SHARE) -> None:
-    """The judge, from `vae` (about 30 CPU minutes)."""
+def judge(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = typer.Option(None, help="Go on from this judge, with fewer descriptions."),
+    steps: int = typer.Option(5000, help="Training steps of 32 lessons."),
+    lr: float = typer.Option(1.5e-3, help="Learning rate."),
+) -> None:
+    """The judge, from `vae` and what `generator` fails at (about 60 CPU minutes)."""
     from diffusers import AutoencoderKL
 
     from pacorl.app.threads import use_cores
     from pacorl.train.pretrain_judge import pretrain_judge
+    from pacorl.train.pretrain_junk import policy_failures
 
     use_cores()
     autoencoder = AutoencoderKL.from_pretrained(out / "vae")
-    pretrain_judge(out / "judge", vae=autoencoder, share=share)
+    failures = policy_failures(out / "flux", count=48)
+    pretrain_judge(out / "judge", vae=autoencoder, start=start, junk=failures, share=share, steps=steps, lr=lr)
 
 
 @app.command("all")
@@ -52,4 +60,4 @@ def everything(out: Path = OUT, share: float = SHARE) -> None:
     """All three, in order."""
     vae(out, share)
     generator(out, share)
-    judge(out, share)
+    judge(out, share, start=None, steps=5000, lr=1.5e-3)

@@ -283,9 +283,9 @@ def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> li
     ]
 
 
-def redrawn_once(panel: Panel, rng: random.Random) -> Panel:
-    """The panel with one kept attribute changed to another value."""
-    name = rng.choice(KEPT)
+def redrawn_once(panel: Panel, rng: random.Random, *, names: Sequence[str] = KEPT) -> Panel:
+    """The panel with one attribute of `names` changed to another value."""
+    name = rng.choice(names)
     others = [value for value in VALUES[name] if value != getattr(panel, name)]
     return replace(panel, **{name: rng.choice(others)})
 

@@ -7,26 +7,32 @@ No and then its reasons, which name what is equal or differs: they teach a judge
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from PIL import Image, ImageFilter
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.data.characters import KEPT, VALUES, Panel, Split
 from pacorl.models import tiny
+from pacorl.models.processor import load_processor
 from pacorl.train.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
+from pacorl.train.pretrain_junk import draw_junk, to_images
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
+    from PIL import Image
 
+CAPTIONS = (0.8, 0.05)
+"""Share of plain descriptions in the first fifth of a training from scratch, and after it."""
+CAPTIONS_AFTERWARDS = 0.03
 CAPTION_REQUEST = "What does this image show?"
 CRITERION_OF = {"colour": "Colour", "shape": "Shape", "hat": "Hat", "palette": "Palette"}
 CRITERIA = {name: text for dimension in characters.CRITERIA.values() for name, text in dimension.items()}
@@ -39,6 +45,8 @@ class Lesson:
     pictures: tuple[int, ...]
     question: str
     answer: str
+    words: tuple[tuple[str, bool], ...] = ()
+    """The attribute values that the question quotes, in order, and whether the picture shows them."""
 
     @property
     def yes(self) -> bool:
@@ -58,7 +66,7 @@ class PictureBank:
     def __init__(self, image_processor: Any, *, vae: AutoencoderKL, junk: Sequence[Image.Image]) -> None:
         self.panels = characters.all_panels()
         sheets = [pixels for size in PANEL_SIZES for pixels in (panel_pixels(size), _reconstructed(vae, size))]
-        pictures = [picture for pixels in sheets for picture in _to_images(pixels)]
+        pictures = [picture for pixels in sheets for picture in to_images(pixels)]
         self.versions, self.junk_count = len(sheets), len(junk)
         prepared = [
             image_processor(images=list(part), return_tensors="pt")["pixel_values"].half()
@@ -81,9 +89,9 @@ def lessons(bank: PictureBank, *, split: Split, rng: random.Random, captions: fl
     """
     number = {panel: index for index, panel in enumerate(bank.panels)}
     pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
-    kinds: list[Callable[..., Lesson]] = [_pair_lesson, _text_lesson, _word_lesson, _criterion_lesson]
+    kinds: list[Callable[..., Lesson]] = [_pair_lesson, _text_lesson, _criterion_lesson]
     while True:
-        kind = _caption_lesson if rng.random() < captions else rng.choices(kinds, weights=(3, 3, 3, 1.5))[0]
+        kind = _caption_lesson if rng.random() < captions else rng.choices(kinds, weights=(3, 4, 1.5))[0]
         yield kind(rng.choice(pool), pool, rng, bank, number)
 
 
@@ -125,23 +133,22 @@ def _junk_pair(first: Panel, question: str, rng: random.Random, bank: PictureBan
 def _text_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
     picture, draw = bank.of(number[panel], rng), rng.random()
     if draw < 0.12:
-        return Lesson((bank.of_junk(rng),), questions.shows_text(panel.text), "No. It shows nothing.")
+        words = tuple((value, False) for value in _values(panel))
+        return Lesson((bank.of_junk(rng),), questions.shows_text(panel.text), "No. It shows nothing.", words)
     if draw < 0.55:
-        return Lesson((picture,), questions.shows_text(panel.text), f"Yes. It shows {panel.text}.")
+        words = tuple((value, True) for value in _values(panel))
+        return Lesson((picture,), questions.shows_text(panel.text), f"Yes. It shows {panel.text}.", words)
     said = changed(panel, tuple(VALUES), rng.choices((1, 2, 3, 6), weights=(6, 2, 1, 2))[0], rng)
     wrong = " ".join(
         f"The {name} is {getattr(panel, name)}." for name in VALUES if getattr(said, name) != getattr(panel, name)
     )
-    return Lesson((picture,), questions.shows_text(said.text), f"No. {wrong}")
+    words = tuple((value, value == seen) for value, seen in zip(_values(said), _values(panel), strict=True))
+    return Lesson((picture,), questions.shows_text(said.text), f"No. {wrong}", words)
 
 
-def _word_lesson(panel: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
-    """One attribute alone: the first step towards a whole text."""
-    name = rng.choice(tuple(VALUES))
-    said = panel if rng.random() < 0.5 else changed(panel, (name,), 1, rng)
-    wanted, seen = getattr(said, name), getattr(panel, name)
-    answer = f"Yes. The {name} is {seen}." if wanted == seen else f"No. The {name} is {seen}."
-    return Lesson((bank.of(number[panel], rng),), questions.shows_text(wanted), answer)
+def _values(panel: Panel) -> list[str]:
+    """Its attribute values, in the order in which its text names them."""
+    return [getattr(panel, name) for name in VALUES]
 
 
 def _criterion_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: PictureBank, number: Any) -> Lesson:
@@ -183,92 +190,12 @@ def _differences(first: Panel, second: Panel, names: Sequence[str] = KEPT) -> st
 # --- pictures --------------------------------------------------------------------------------------------------
 
 
-def draw_junk(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.Image]:
-    """Pictures that show nothing: noise, flat and dark fields, blurs, shuffles, half-denoised latents."""
-    rng, noise = random.Random(seed), np.random.default_rng(seed)
-    makers = [_noise, _flat, _dark, _soft_noise, _blurred, _shuffled, _blended]
-    junk = [rng.choice(makers)(rng, noise) for _ in range(count * 2 // 3)]
-    panels = [
-        characters.draw(rng.choice(characters.all_panels()), rng.choice(PANEL_SIZES)) for _ in range(count - len(junk))
-    ]
-    return junk + [_half_denoised(panel, vae, rng) for panel in panels]
-
-
-def _size(rng: random.Random) -> int:
-    return rng.choice(PANEL_SIZES)
-
-
-def _noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    size = _size(rng)
-    mean, std = noise.uniform(0, 255, 3), noise.uniform(5, 120)
-    return _image(noise.normal(mean, std, (size, size, 3)))
-
-
-def _flat(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    size = _size(rng)
-    start, end = noise.uniform(0, 255, 3), noise.uniform(0, 255, 3)
-    ramp = np.linspace(0, rng.choice([0, 0, 1]), size)[:, None, None]
-    return _image(np.broadcast_to(start + (end - start) * ramp, (size, size, 3)))
-
-
-def _dark(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    panel = np.asarray(characters.draw(rng.choice(characters.all_panels()), _size(rng)), dtype=float)
-    return _image(panel * noise.uniform(0, 0.25) + noise.normal(0, noise.uniform(0, 12), panel.shape))
-
-
-def _soft_noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    cells = rng.choice((2, 3, 4, 6, 8))
-    return _image(noise.uniform(0, 255, (cells, cells, 3))).resize((_size(rng),) * 2, Image.Resampling.BICUBIC)
-
-
-def _blurred(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    panel = characters.draw(rng.choice(characters.all_panels()), 64).filter(
-        ImageFilter.GaussianBlur(rng.uniform(7, 16))
-    )
-    return panel.resize((_size(rng),) * 2)
-
-
-def _shuffled(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    pixels = np.asarray(characters.draw(rng.choice(characters.all_panels()), _size(rng)))
-    side = rng.choice((4, 8))
-    blocks = [row for strip in np.split(pixels, side) for row in np.split(strip, side, axis=1)]
-    rng.shuffle(blocks)
-    return _image(np.concatenate([np.concatenate(blocks[i * side : (i + 1) * side], axis=1) for i in range(side)]))
-
-
-def _blended(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    several = [np.asarray(characters.draw(panel, 64), dtype=float) for panel in rng.sample(characters.all_panels(), 5)]
-    return _image(np.mean(several, axis=0)).resize((_size(rng),) * 2)
-
-
-@torch.no_grad()
-def _half_denoised(panel: Image.Image, vae: AutoencoderKL, rng: random.Random) -> Image.Image:
-    """What a policy that lost its way paints: a latent that still holds much noise."""
-    pixels = torch.from_numpy(np.asarray(panel).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
-    clean = encode_panels(vae, pixels)
-    noise = (
-        torch.randn(clean.shape, generator=torch.Generator().manual_seed(rng.randrange(2**31)))
-        / vae.config.scaling_factor
-    )
-    noisy = torch.lerp(clean, noise, rng.uniform(0.45, 1.0)) * rng.uniform(0.6, 1.6)
-    return next(_to_images(vae.decode(noisy).sample))
-
-
 @torch.no_grad()
 def _reconstructed(vae: AutoencoderKL, size: int) -> Tensor:
     codes = encode_panels(vae, panel_pixels(size))
     sheets = tile(codes.unflatten(0, (-1, 4)))
     painted = torch.cat([vae.decode(part).sample for part in sheets.split(16)])
     return painted.unfold(2, size, size).unfold(3, size, size).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, size, size)
-
-
-def _to_images(pixels: Tensor) -> Iterator[Image.Image]:
-    for picture in ((pixels.clamp(-1, 1) + 1) * 127.5).round().byte():
-        yield Image.fromarray(picture.permute(1, 2, 0).numpy())
-
-
-def _image(pixels: Any) -> Image.Image:
-    return Image.fromarray(np.clip(pixels, 0, 255).round().astype(np.uint8))
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -290,54 +217,100 @@ def pretrain_judge(
     out: Path,
     *,
     vae: AutoencoderKL,
+    start: Path | None = None,
     junk: Sequence[Image.Image] = (),
     share: float = 1.0,
-    steps: int = 2400,
+    steps: int = 5000,
     batch: int = 32,
     lr: float = 1.5e-3,
     alpha: float = 0.5,
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Trains the tiny judge; `junk` adds pictures of one's own, such as a policy's failures.
+    """Trains the tiny judge, from scratch or on from the checkpoint `start`.
 
-    `share` scales the number of steps, for a quick try.
+    `junk` adds pictures of one's own, such as a policy's failures; `share` scales the number of steps, for a quick try.
     """
     steps = round(share * steps)
     torch.manual_seed(seed)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
-    # The tokenizer needs the lessons' words and the bank needs an image processor: a first judge lends its own.
-    image_processor = tiny.tiny_judge(["Yes. No."])[1].image_processor
-    bank = PictureBank(image_processor, vae=vae, junk=[*draw_junk(3000, seed=seed, vae=vae), *junk])
-    model, processor = tiny.tiny_judge([*vocabulary(bank), "You are a helpful assistant.\nuser\nassistant\n"] * 2)
-    streams = [lessons(bank, split="train", rng=rng, captions=captions) for captions in (0.8, 0.05)]
+    model, processor, bank = _begin(start, vae=vae, junk=[*draw_junk(3000, seed=seed, vae=vae), *junk])
+    shares = CAPTIONS if start is None else (CAPTIONS_AFTERWARDS,) * 2
+    streams = [lessons(bank, split="train", rng=rng, captions=captions) for captions in shares]
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
     yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
-    right: list[bool] = []
+    right = {pictures: deque[bool](maxlen=1000) for pictures in (1, 2)}
     while stage.step < steps:
         part = [next(streams[stage.step > steps / 5]) for _ in range(batch)]
-        inputs, answer_mask = collate(part, bank, processor)
-        logits = model(**inputs).logits[:, :-1]
-        labels, answers = inputs["input_ids"][:, 1:], answer_mask[:, 1:]
-        loss_per_token = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
-        decides = torch.tensor([lesson.decides for lesson in part])
-        first = answers & (answers.cumsum(1) == 1)
-        rest = answers & ~(first & decides[:, None])
-        reasons = (loss_per_token * rest).sum(1) / rest.sum(1)
-        decision = loss_per_token[first]
-        loss = torch.where(decides, alpha * decision + (1 - alpha) * reasons, reasons).mean()
-        said_yes = logits[first][:, yes] > logits[first][:, no]
-        right = (right + [bool(a) == b.yes for a, b in zip(said_yes, part, strict=True) if b.decides])[-2000:]
-        stage.update(loss, decision_accuracy=sum(right) / max(1, len(right)))
+        loss, said_yes = _loss(model, collate(part, bank, processor), part, yes=yes, no=no, alpha=alpha)
+        for lesson, answer in zip(part, said_yes, strict=True):
+            if lesson.decides:
+                right[len(lesson.pictures)].append(answer == lesson.yes)
+        stage.update(
+            loss,
+            **{name: sum(right[count]) / max(1, len(right[count])) for count, name in ((2, "pairs"), (1, "texts"))},
+        )
     stage.use_average()
     publish(model.half(), out)
     processor.save_pretrained(out)
     return model, processor
 
 
-def collate(part: Sequence[Lesson], bank: PictureBank, processor: Any) -> tuple[dict[str, Tensor], Tensor]:
-    """Lessons → right-padded model inputs and the mask of their answers' tokens (the end token included)."""
-    prompts = [_chat(lesson, processor) for lesson in part]
+def _share(right: Sequence[bool]) -> float:
+    return sum(right) / max(1, len(right))
+
+
+def _begin(start: Path | None, *, vae: AutoencoderKL, junk: Sequence[Image.Image]) -> tuple[Any, Any, PictureBank]:
+    """Model, processor and pictures: new ones, or those of a checkpoint."""
+    if start is not None:
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+        processor = load_processor(start)
+        return model, processor, PictureBank(processor.image_processor, vae=vae, junk=junk)
+    # The tokenizer needs the lessons' words and the bank needs an image processor: a first judge lends its own.
+    bank = PictureBank(tiny.tiny_judge(["Yes. No."])[1].image_processor, vae=vae, junk=junk)
+    return *tiny.tiny_judge([*vocabulary(bank), "You are a helpful assistant.\nuser\nassistant\n"] * 2), bank
+
+
+@dataclass(frozen=True, slots=True)
+class Collated:
+    """A batch of lessons."""
+
+    inputs: dict[str, Tensor]
+    """Right-padded, as the model takes them."""
+    answers: Tensor
+    """(batch, length): where the answers' tokens are, the end token included."""
+    words: Tensor
+    """(words, 2): row and place of each quoted value's last token."""
+
+
+def _loss(
+    model: Any, batch: Collated, part: Sequence[Lesson], *, yes: int, no: int, alpha: float
+) -> tuple[Tensor, list[bool]]:
+    """The loss of a batch of lessons, and whether each was answered Yes.
+
+    A lesson's loss is α of its decision and 1 − α of its reasons. One more term teaches to read: below the last layer,
+    each quoted word is to say by itself whether the picture shows it, so that the last layer only has to collect. Told
+    of whole texts alone, a judge of this size does not find out that six words are to be compared.
+    """
+    output = model(**batch.inputs, output_hidden_states=True)
+    logits = output.logits[:, :-1]
+    labels, answers = batch.inputs["input_ids"][:, 1:], batch.answers[:, 1:]
+    loss_per_token = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    decides = torch.tensor([lesson.decides for lesson in part])
+    first = answers & (answers.cumsum(1) == 1)
+    rest = answers & ~(first & decides[:, None])
+    reasons = (loss_per_token * rest).sum(1) / rest.sum(1)
+    loss = torch.where(decides, alpha * loss_per_token[first] + (1 - alpha) * reasons, reasons).mean()
+    if len(batch.words):
+        hidden = model.model.language_model.norm(output.hidden_states[-2][tuple(batch.words.T)])
+        fits = torch.tensor([fit for lesson in part for _, fit in lesson.words])
+        loss = loss + F.cross_entropy(model.lm_head(hidden)[:, [no, yes]], fits.long())
+    return loss, (logits[first][:, yes] > logits[first][:, no]).tolist()
+
+
+def collate(part: Sequence[Lesson], bank: PictureBank, processor: Any) -> Collated:
+    """Lessons → what the model takes."""
+    prompts, places = zip(*(_chat(lesson, processor) for lesson in part), strict=True)
     answers = [processor.tokenizer(f"{lesson.answer}<|im_end|>").input_ids for lesson in part]
     length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
     ids = torch.full((len(part), length), processor.tokenizer.pad_token_id)
@@ -355,12 +328,19 @@ def collate(part: Sequence[Lesson], bank: PictureBank, processor: Any) -> tuple[
         "image_grid_thw": torch.tensor([[1, 4, 4]]).repeat(len(pictures), 1),
         "mm_token_type_ids": (ids == processor.image_token_id).int(),
     }
-    return inputs, answered
+    words = [(row, place) for row, several in enumerate(places) for place in several]
+    return Collated(inputs, answered, torch.tensor(words, dtype=torch.long).view(-1, 2))
 
 
-def _chat(lesson: Lesson, processor: Any) -> list[int]:
+def _chat(lesson: Lesson, processor: Any) -> tuple[list[int], list[int]]:
+    """A lesson's prompt in tokens, and where each of its words ends."""
     content = [*({"type": "image"} for _ in lesson.pictures), {"type": "text", "text": lesson.question}]
     text = processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-    )
-    return list(processor.tokenizer(text.replace("<|image_pad|>", "<|image_pad|>" * 4)).input_ids)
+    ).replace("<|image_pad|>", "<|image_pad|>" * 4)
+    tokens = processor.tokenizer(text, return_offsets_mapping=True)
+    places, end = [], text.index('"') if lesson.words else 0
+    for word, _ in lesson.words:
+        end = text.index(word, end) + len(word)
+        places.append(next(place for place, (_, stop) in enumerate(tokens.offset_mapping) if stop >= end))
+    return list(tokens.input_ids), places
