@@ -53,7 +53,9 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     if (out / "summary.json").exists():
         shutil.rmtree(out)
     config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
-    accuracy = judge_accuracy(LocalJudge.from_pretrained(config.judge.checkpoint, batch=config.judge.batch))
+    accuracy = judge_accuracy(
+        LocalJudge.from_pretrained(config.judge.checkpoint, batch_tokens=config.judge.batch_tokens)
+    )
     oracle = Oracle()
 
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
@@ -63,7 +65,7 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
         return {name: fmean(one[name] for one in graded) for name in GRADES}
 
     train_policy(config, resume=True, grade=grade)
-    summary = summarize(config, oracle, pair_accuracy=accuracy)
+    summary = summarize(config, oracle, judge=accuracy)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     before_and_after(out).save(out / "before-after.png")
     return write_report(out), summary["verdict"]
@@ -82,28 +84,43 @@ def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     return picture
 
 
-def judge_accuracy(judge: LocalJudge, *, pairs: int = 200, seed: int = 0) -> dict[str, float]:
-    """How often the judge is right on held-out characters: half of the pairs equal, half with one thing redrawn."""
+def judge_accuracy(judge: LocalJudge, *, pairs: int = 200, texts: int = 200, seed: int = 0) -> dict[str, float]:
+    """How often the judge is right on held-out characters.
+
+    Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its
+    six attributes changed.
+    """
     rng = random.Random(seed)
     pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
-    asked, truth = [], []
-    for number in range(pairs):
-        first = rng.choice(pool)
-        second = characters.set_of(first.kept, 1, rng)[0]
-        if number % 2:
-            second = characters.redrawn_once(second, rng)
-        size = rng.choice((32, 64))
-        images = (characters.draw(first, size), characters.draw(second, size))
-        asked.append(Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}.")))
-        truth.append(first.kept == second.kept)
-    said = [(verdict.p_yes or 0.0) > 0.5 for verdict in judge.verdicts(asked)]
-    return {"pair_accuracy": fmean(a == b for a, b in zip(said, truth, strict=True)), "pairs": float(pairs)}
+    pair_questions = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
+    text_questions = [_text_question(rng.choice(pool), own=number % 2 == 0, rng=rng) for number in range(texts)]
+    verdicts = judge.verdicts([*pair_questions, *text_questions])
+    measured = {"pair": verdicts[:pairs], "text": verdicts[pairs:]}
+    return {f"{kind}s": float(len(said)) for kind, said in measured.items()} | {
+        f"{kind}_accuracy": fmean(((one.p_yes or 0.0) > 0.5) == (number % 2 == 0) for number, one in enumerate(said))
+        for kind, said in measured.items()
+        if said
+    }
+
+
+def _pair_question(first: Panel, *, equal: bool, rng: random.Random) -> Question:
+    second = characters.set_of(first.kept, 1, rng)[0]
+    if not equal:
+        second = characters.redrawn_once(second, rng)
+    size = rng.choice((32, 64))
+    images = (characters.draw(first, size), characters.draw(second, size))
+    return Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}."))
+
+
+def _text_question(panel: Panel, *, own: bool, rng: random.Random) -> Question:
+    said = panel if own else characters.redrawn_once(panel, rng, names=tuple(characters.VALUES))
+    return Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(said.text))
 
 
 # --- the summary -----------------------------------------------------------------------------------------------
 
 
-def summarize(config: PolicyRun, oracle: Oracle, *, pair_accuracy: Mapping[str, float]) -> dict[str, Any]:
+def summarize(config: PolicyRun, oracle: Oracle, *, judge: Mapping[str, float]) -> dict[str, Any]:
     """Before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
     before, after = (_read_evaluation(path, oracle) for path in (evaluations[0], evaluations[-1]))
@@ -113,7 +130,7 @@ def summarize(config: PolicyRun, oracle: Oracle, *, pair_accuracy: Mapping[str, 
     difference = {name: _difference(before, after, name, draws) for name in METRICS}
     return {
         "title": "pacorl quickstart",
-        "judge": dict(pair_accuracy),
+        "judge": dict(judge),
         **tables,
         "difference": difference,
         "prompts": count,

@@ -12,6 +12,7 @@ LABELS = {
     "grad_norm": "Gradient norm",
     "kl": "KL to the reference",
     "pair_accuracy": "Pair accuracy",
+    "text_accuracy": "Text accuracy",
     "panel_match": "Panel match",
     "prompt_match": "Prompt match",
     "ratio": "Reward ratio",
