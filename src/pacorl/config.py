@@ -29,18 +29,48 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+PUBLISHED = {
+    "flux": "black-forest-labs/FLUX.1-dev",
+    "kontext": "black-forest-labs/FLUX.1-Kontext-dev",
+    "qwen_edit": "Qwen/Qwen-Image-Edit",
+    "qwen_edit_plus": "Qwen/Qwen-Image-Edit-2509",
+}
+"""Kind of generator → its released weights."""
+
+
 class ModelConfig(Section):
     """The generator."""
 
-    kind: Literal["flux"] = "flux"
+    kind: Literal["flux", "kontext", "qwen_edit", "qwen_edit_plus"] = "flux"
+    """flux paints sets; the others edit a source."""
     checkpoint: str = "black-forest-labs/FLUX.1-dev"
-    """A diffusers folder, a hub name, or `tiny` for the committed checkpoint."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of the frozen weights; adapters, latents and log-probabilities are always fp32."""
+    """A diffusers folder, a hub name, or `tiny` for the committed checkpoint; by default the published one of `kind`."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
+    """Of the frozen weights; latents and log-probabilities are always fp32, adapters too (fp64 with float64, which is
+    for comparing machines to the last digits)."""
     guidance: float = Field(3.5, ge=0)
+    """The distilled guidance of FLUX; Qwen-Image has none."""
     text_tokens: Positive = 512
-    """T5 tokens per prompt."""
+    """T5 tokens per prompt of FLUX; Qwen-Image reads any length."""
+    true_cfg: float = Field(1.0, ge=1)
+    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
+    negative_prompt: str = " "
     gradient_checkpointing: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_checkpoint(cls, section: Any) -> Any:
+        if isinstance(section, dict) and section.get("kind") in PUBLISHED:
+            return {"checkpoint": PUBLISHED[section["kind"]], **section}
+        return section
+
+    @model_validator(mode="after")
+    def _flux_alone_is_distilled(self) -> ModelConfig:
+        for key in ("guidance", "text_tokens"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if self.kind.startswith("qwen") and value != default:
+                raise ValueError(f"{key} {value} says nothing to kind {self.kind}; leave it out (true_cfg guides it)")
+        return self
 
 
 class AdapterConfig(Section):
@@ -127,7 +157,8 @@ class JudgeConfig(Section):
     """A transformers folder, a hub name, or `tiny` for the committed judge."""
     adapter: str = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    batch: Positive = 32
+    batch_tokens: Positive = 8192
+    """Most tokens of one forward, padding included."""
 
 
 class EvaluationConfig(Section):
@@ -176,6 +207,10 @@ class OptimizerConfig(Section):
     """AdamW and the adapter's moving average."""
 
     lr: float = Field(3e-4, gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps in which the rate rises to `lr`."""
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(1e-4, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
@@ -193,11 +228,18 @@ class PolicyRun(Section):
     out: Path = Path("runs/policy")
     seed: int = 42
     epochs: Positive = 100
+    """The run ends after so many."""
+    max_steps: int = Field(0, ge=0)
+    """The run ends after so many optimizer steps, in the middle of an epoch if need be; 0 for no limit."""
     prompts_per_epoch: Positive = 42
     group_size: Annotated[int, Field(ge=2)] = 16
     save_every: Positive = 10
     """Epochs between checkpoints."""
     keep_checkpoints: Positive = 3
+    """So many of the newest are kept, and the best."""
+    best_by: str = "reward"
+    """The evaluation's measure that says which checkpoint is best: a reward's name, `p_yes`, or `reward` for the
+    weighted sum of the rewards; empty to keep none for it."""
     trackers: tuple[Literal["tensorboard"], ...] = ("tensorboard",)
 
     model: ModelConfig = ModelConfig()
@@ -332,7 +374,7 @@ class RewardRun(Section):
     def _makes_sense(self) -> RewardRun:
         if not self.data.train:
             raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
-        if self.loss.target == "reasons" and self.loss.alpha == 0:
+        if self.loss.target != "token" and self.loss.alpha == 0:
             raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")
         return self
 

@@ -1,4 +1,4 @@
-"""FLUX.1-dev as a policy: sets of panels painted from one prompt."""
+"""FLUX.1-dev as a policy: sets of panels painted from one prompt. What FLUX.1-Kontext shares stands here as functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from einops import rearrange
 from torch import Tensor, nn
 
+from pacorl.models.latents import (
+    check_multiple,
+    checked_pipeline,
+    join,
+    noise_tokens,
+    pack,
+    shifted_sigmas,
+    token_grid,
+    unpack,
+)
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 TINY_FLUX = Path(__file__).parents[1] / "checkpoints" / "flux"
+FLUX_DEV = "black-forest-labs/FLUX.1-dev"
 
 ENCODE_BATCH = 8
 """Prompts per pass of the text encoders; T5-XXL's activations stay small."""
@@ -30,7 +39,7 @@ LORA_TARGETS = (
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
     "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
 )  # fmt: skip
-"""The released adapter's targets: 342 modules of FLUX.1-dev."""
+"""The released adapter's targets: 342 modules of FLUX.1-dev, and as many of FLUX.1-Kontext-dev."""
 
 
 class FluxPolicy:
@@ -38,16 +47,25 @@ class FluxPolicy:
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
 
-    def __init__(self, pipeline: FluxPipeline, *, guidance: float = 3.5, text_tokens: int = 512) -> None:
+    def __init__(
+        self,
+        pipeline: FluxPipeline,
+        *,
+        guidance: float = 3.5,
+        text_tokens: int = 512,
+        true_cfg: float = 1.0,
+        negative_prompt: str = "",
+    ) -> None:
         self.pipeline = pipeline
         self.guidance = guidance
         self.text_tokens = text_tokens
+        self.true_cfg = true_cfg
+        self.negative_prompt = negative_prompt
         self.transformer: nn.Module = pipeline.transformer
         self._config = pipeline.transformer.config
         # A latent token is a 2×2 patch of VAE codes.
         self.token_pixels = 2 * pipeline.vae_scale_factor
-        for part in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.transformer):
-            part.requires_grad_(False).eval()
+        freeze(pipeline)
 
     @classmethod
     def from_pretrained(
@@ -58,20 +76,33 @@ class FluxPolicy:
         device: str | torch.device = "cpu",
         guidance: float = 3.5,
         text_tokens: int = 512,
+        true_cfg: float = 1.0,
+        negative_prompt: str = "",
     ) -> FluxPolicy:
-        """Loads a diffusers folder, a hub name, or the committed tiny checkpoint ("tiny")."""
+        """Loads a diffusers folder, a hub name, or the committed tiny checkpoint ("tiny").
+
+        Raises ValueError where the checkpoint is another pipeline.
+        """
         from diffusers import FluxPipeline
 
-        source = TINY_FLUX if str(checkpoint) == "tiny" else checkpoint
+        source = str(TINY_FLUX if str(checkpoint) == "tiny" else checkpoint)
+        checked_pipeline(source, wanted="FluxPipeline", published=FLUX_DEV)
         pipeline = FluxPipeline.from_pretrained(source, dtype=getattr(torch, dtype))
-        return cls(pipeline.to(device), guidance=guidance, text_tokens=text_tokens)
+        return cls(
+            pipeline.to(device),
+            guidance=guidance,
+            text_tokens=text_tokens,
+            true_cfg=true_cfg,
+            negative_prompt=negative_prompt,
+        )
 
     def check_size(self, size: Size) -> None:
-        """Raises ValueError, naming the nearest sizes, where VAE and patches do not divide `size`."""
-        step = self.token_pixels
-        if size.height % step or size.width % step:
-            near = Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))
-            raise ValueError(f"size {size} must be a multiple of {step} pixels on both sides; the nearest is {near}")
+        """Raises ValueError, naming the nearest size, where VAE and patches do not divide `size`."""
+        check_multiple(size, step=self.token_pixels)
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        """`size`: a set is painted at the size that the config says."""
+        return size
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
@@ -79,29 +110,13 @@ class FluxPolicy:
 
         CLIP reads 77 tokens and no more, as ever; a prompt that T5 cannot read whole is warned of.
         """
-        self._warn_of_long(prompts)
-        encoded: list[Conditioning] = []
-        with _quiet():
-            for start in range(0, len(prompts), ENCODE_BATCH):
-                tokens, pooled, _ = self.pipeline.encode_prompt(
-                    prompt=[prompt.text for prompt in prompts[start : start + ENCODE_BATCH]],
-                    prompt_2=None,
-                    max_sequence_length=self.text_tokens,
-                )
-                rows = zip(tokens.cpu().split(1), pooled.cpu().split(1), strict=True)
-                encoded += [Conditioning({"tokens": token, "pooled": pool}) for token, pool in rows]
-        return encoded
-
-    def _warn_of_long(self, prompts: Sequence[Prompt]) -> None:
-        lengths = [len(self.pipeline.tokenizer_2(prompt.text, truncation=False).input_ids) for prompt in prompts]
-        longest = max(lengths, default=0)
-        if longest > self.text_tokens:
-            cut = sum(length > self.text_tokens for length in lengths)
-            warnings.warn(
-                f"{cut} of {len(prompts)} prompts have more than model.text_tokens = {self.text_tokens} tokens "
-                f"(up to {longest}); their ends are not read",
-                stacklevel=3,
-            )
+        encoded = encode_texts(
+            self.pipeline,
+            [prompt.text for prompt in prompts],
+            text_tokens=self.text_tokens,
+            negative_prompt=self.negative_prompt if self.true_cfg > 1 else None,
+        )
+        return [Conditioning(tensors) for tensors in encoded]
 
     def free_encoders(self) -> None:
         """Moves the text encoders off the device."""
@@ -110,10 +125,7 @@ class FluxPolicy:
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """One batch, on the device."""
-        names = conditionings[0].tensors
-        return Conditioning({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names}).to(
-            self.device
-        )
+        return join(conditionings).to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -121,71 +133,149 @@ class FluxPolicy:
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32 on the CPU, shifted by the number of tokens as the pipeline shifts them."""
-        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
-        config = self.pipeline.scheduler.config
-        tokens = (size.height // self.token_pixels) * (size.width // self.token_pixels)
-        shift = calculate_shift(
-            tokens,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-        scheduler = type(self.pipeline.scheduler).from_config(config)
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps), mu=shift)
-        sigmas: Tensor = scheduler.sigmas
-        return sigmas.float().cpu()
+        rows, cols = token_grid(size, step=self.token_pixels)
+        return shifted_sigmas(self.pipeline.scheduler, num_steps, tokens=rows * cols)
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         """(B, N, C) fp32 on the device, one seed per row, drawn on the CPU as the pipeline draws it."""
-        height, width = (side // self.pipeline.vae_scale_factor for side in (size.height, size.width))
-        shape = (self._config.in_channels // 4, height, width)
-        drawn = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return pack(torch.stack(drawn)).to(self.device)
+        factor = self.pipeline.vae_scale_factor
+        channels = self._config.in_channels // 4
+        drawn = noise_tokens(seeds, channels=channels, height=size.height // factor, width=size.width // factor)
+        return drawn.to(self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """The transformer's velocity in fp32: (B, N, C) at one sigma per row."""
-        tokens = conditioning.tensors["tokens"]
-        guidance_B = torch.full_like(sigma_B, self.guidance) if self._config.guidance_embeds else None
-        predicted: Tensor = self.transformer(
-            hidden_states=x_BNC.to(tokens.dtype),
-            timestep=sigma_B.to(tokens.dtype),
-            guidance=guidance_B,
-            pooled_projections=conditioning.tensors["pooled"],
-            encoder_hidden_states=tokens,
-            txt_ids=tokens.new_zeros(tokens.shape[1], 3),
-            img_ids=self._image_ids(size).to(tokens),
-            return_dict=False,
-        )[0]
-        return predicted.float()
-
-    def _image_ids(self, size: Size) -> Tensor:
-        """(N, 3): 0, row and column of each token."""
-        rows, cols = size.height // self.token_pixels, size.width // self.token_pixels
-        row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-        return torch.stack([torch.zeros_like(row), row, col], -1).reshape(-1, 3)
+        return flux_velocity(
+            self.transformer,
+            x_BNC,
+            sigma_B,
+            conditioning,
+            ids_N3=image_ids(*token_grid(size, step=self.token_pixels)),
+            guidance=self.guidance if self._config.guidance_embeds else None,
+            true_cfg=self.true_cfg,
+        )
 
     @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
         """Endpoints → RGB images. No VAE tiling: its seams would poison a judge."""
-        vae: Any = self.pipeline.vae
-        rows = size.height // self.token_pixels
-        codes = rearrange(x_BNC, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=2, q=2).to(vae.dtype)
-        pixels = vae.decode(codes / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
-        images: list[Image] = self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
-        return images
+        return decode(self.pipeline, unpack(x_BNC, rows=size.height // self.token_pixels))
 
 
-def pack(codes_BCHW: Tensor) -> Tensor:
-    """VAE codes → tokens of 2×2 patches, row-major: (B, C, H, W) → (B, H/2·W/2, 4C)."""
-    return rearrange(codes_BCHW, "b c (h p) (w q) -> b (h w) (c p q)", p=2, q=2)
+# --- shared with Kontext ---------------------------------------------------------------------------------------
+
+
+def freeze(pipeline: Any) -> None:
+    """No weight of a FLUX pipeline is trained; an adapter's are, once it is added."""
+    for part in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.transformer):
+        part.requires_grad_(False).eval()
+
+
+def encode_texts(
+    pipeline: Any, texts: Sequence[str], *, text_tokens: int, negative_prompt: str | None
+) -> list[dict[str, Tensor]]:
+    """Per text T5's `tokens` (1, L, D) and CLIP's `pooled` (1, D'), on the CPU.
+
+    With a negative prompt also its `negative_tokens` and `negative_pooled`, the same tensors for all.
+    """
+    _warn_of_long(pipeline.tokenizer_2, texts, text_tokens=text_tokens)
+    encoded: list[dict[str, Tensor]] = []
+    with _quiet():
+        for start in range(0, len(texts), ENCODE_BATCH):
+            tokens, pooled = _encode(pipeline, list(texts[start : start + ENCODE_BATCH]), text_tokens)
+            rows = zip(tokens.split(1), pooled.split(1), strict=True)
+            encoded += [{"tokens": token, "pooled": pool} for token, pool in rows]
+        if negative_prompt is not None:
+            tokens, pooled = _encode(pipeline, [negative_prompt], text_tokens)
+            encoded = [one | {"negative_tokens": tokens, "negative_pooled": pooled} for one in encoded]
+    return encoded
+
+
+def _encode(pipeline: Any, texts: list[str], text_tokens: int) -> tuple[Tensor, Tensor]:
+    tokens, pooled, _ = pipeline.encode_prompt(prompt=texts, prompt_2=None, max_sequence_length=text_tokens)
+    return tokens.cpu(), pooled.cpu()
+
+
+def _warn_of_long(tokenizer: Any, texts: Sequence[str], *, text_tokens: int) -> None:
+    lengths = [len(tokenizer(text, truncation=False).input_ids) for text in texts]
+    longest = max(lengths, default=0)
+    if longest > text_tokens:
+        cut = sum(length > text_tokens for length in lengths)
+        warnings.warn(
+            f"{cut} of {len(texts)} prompts have more than model.text_tokens = {text_tokens} tokens "
+            f"(up to {longest}); their ends are not read",
+            stacklevel=4,
+        )
+
+
+def flux_velocity(
+    transformer: nn.Module,
+    hidden_BMC: Tensor,
+    sigma_B: Tensor,
+    conditioning: Conditioning,
+    *,
+    ids_N3: Tensor,
+    guidance: float | None,
+    true_cfg: float,
+) -> Tensor:
+    """The transformer's output in fp32 for tokens at places `ids_N3`.
+
+    With true CFG a second forward reads the negative prompt: v = v⁻ + scale·(v⁺ − v⁻).
+    """
+    tensors = conditioning.tensors
+    tokens = tensors["tokens"]
+    guidance_B = torch.full_like(sigma_B, guidance) if guidance is not None else None
+
+    def forward(prefix: str) -> Tensor:
+        predicted: Tensor = transformer(
+            hidden_states=hidden_BMC.to(tokens.dtype),
+            timestep=sigma_B.to(tokens.dtype),
+            guidance=guidance_B,
+            pooled_projections=tensors[f"{prefix}pooled"],
+            encoder_hidden_states=tensors[f"{prefix}tokens"],
+            txt_ids=tokens.new_zeros(tokens.shape[1], 3),
+            img_ids=ids_N3.to(tokens),
+            return_dict=False,
+        )[0]
+        return predicted.float()
+
+    if true_cfg <= 1:
+        return forward("")
+    wanted, unwanted = forward(""), forward("negative_")
+    return unwanted + true_cfg * (wanted - unwanted)
+
+
+def image_ids(rows: int, cols: int, *, picture: int = 0) -> Tensor:
+    """(N, 3): the number of the picture (0 is the painted one), row and column of each token."""
+    row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
+    return torch.stack([torch.full_like(row, picture), row, col], -1).reshape(-1, 3)
+
+
+def decode(pipeline: Any, codes_BCHW: Tensor) -> list[Image]:
+    """Scaled VAE codes → RGB images."""
+    vae = pipeline.vae
+    codes = codes_BCHW.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
+    pixels = vae.decode(codes, return_dict=False)[0]
+    images: list[Image] = pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+    return images
+
+
+def encode_picture(pipeline: Any, image: Image, size: Size) -> Tensor:
+    """A picture, resized to `size` as the pipeline resizes it, as scaled tokens (1, N, C) on the CPU."""
+    vae = pipeline.vae
+    pixels = pipeline.image_processor.preprocess(image, size.height, size.width).to(vae.device, vae.dtype)
+    codes = vae.encode(pixels).latent_dist.mode()
+    return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor).cpu()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps diffusers and transformers from printing each prompt that CLIP truncates."""
-    loggers = [logging.getLogger(name) for name in ("diffusers.pipelines.flux.pipeline_flux", "transformers")]
+    names = (
+        "diffusers.pipelines.flux.pipeline_flux",
+        "diffusers.pipelines.flux.pipeline_flux_kontext",
+        "transformers",
+    )
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -3,8 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from pacorl.models.flux import FluxPolicy
+from pacorl.models.kontext import KontextPolicy
 from pacorl.models.policy import Policy
+from pacorl.models.qwen_image import QwenEditPolicy
 
-POLICIES: dict[str, Callable[..., Policy]] = {"flux": FluxPolicy.from_pretrained}
+if TYPE_CHECKING:
+    import torch
+
+    from pacorl.config import ModelConfig
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "flux": FluxPolicy.from_pretrained,
+    "kontext": KontextPolicy.from_pretrained,
+    "qwen_edit": QwenEditPolicy.from_pretrained,
+    "qwen_edit_plus": partial(QwenEditPolicy.from_pretrained, plus=True),
+}
+
+
+def build_policy(config: ModelConfig, *, device: str | torch.device) -> Policy:
+    """The configured generator. Raises ValueError where the checkpoint is of another kind."""
+    return POLICIES[config.kind](config.checkpoint, dtype=config.dtype, device=device, **policy_options(config))
+
+
+def policy_options(config: ModelConfig) -> dict[str, Any]:
+    """What the kind's policy is built with besides weights: Qwen-Image has no distilled guidance and reads any length."""
+    options: dict[str, Any] = {"true_cfg": config.true_cfg, "negative_prompt": config.negative_prompt}
+    if not config.kind.startswith("qwen"):
+        options |= {"guidance": config.guidance, "text_tokens": config.text_tokens}
+    return options

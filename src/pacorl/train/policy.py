@@ -27,7 +27,7 @@ from pacorl.engine.rollout import ConditioningCache, Row, assign_groups, collect
 from pacorl.engine.runtime import Interrupted, Runtime, all_finite, checkpoints
 from pacorl.models.adapters import MovingAverage, add_lora, load_lora, set_adapter_state
 from pacorl.models.judge import JUDGES
-from pacorl.models.policies import POLICIES
+from pacorl.models.policies import build_policy
 from pacorl.models.policy import Policy
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.reward import score
@@ -76,7 +76,7 @@ def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
         adapter=config.judge.adapter,
         dtype=config.judge.dtype,
         device=runtime.device,
-        batch=config.judge.batch,
+        batch_tokens=config.judge.batch_tokens,
     )
     rewards = build_rewards(config.rewards, judge=judge)
     for reward in rewards.values():
@@ -121,13 +121,7 @@ def _refuse_a_used_folder(out: Path, *, existing: bool, resume: bool) -> None:
 
 
 def _build_policy(config: PolicyRun, runtime: Runtime) -> Policy:
-    policy = POLICIES[config.model.kind](
-        config.model.checkpoint,
-        dtype=config.model.dtype,
-        device=runtime.device,
-        guidance=config.model.guidance,
-        text_tokens=config.model.text_tokens,
-    )
+    policy = build_policy(config.model, device=runtime.device)
     for size in (config.sampling.size, config.evaluation.size):
         policy.check_size(Size(*size))
     if config.model.gradient_checkpointing:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from pacorl.data import characters
 from pacorl.data.characters import Panel
 from pacorl.models import tiny
-from pacorl.models.flux import pack
+from pacorl.models.latents import pack
 from pacorl.types import Grid
 
 if TYPE_CHECKING:
