@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pacorl.cli import dataset, generate, policy, quickstart, score, serve, tiny
+from pacorl.cli import dataset, generate, policy, quickstart, reward, score, serve, tiny
 
 app = typer.Typer(
     name="pacorl",
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 quickstart.register(app)
 policy.register(app)
+reward.register(app)
 score.register(app)
 generate.register(app)
 serve.register(app)

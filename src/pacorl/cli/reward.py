@@ -1,0 +1,54 @@
+"""`pacorl train-reward`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this file's command."""
+    app.command("train-reward")(train_reward)
+
+
+def train_reward(
+    config: Path = typer.Argument(help="A YAML file, such as configs/reward/tiny.yaml."),
+    overrides: list[str] = typer.Argument(None, help="Changes, as section.key=value."),
+    resume: bool = typer.Option(
+        False, "--resume", help="Go on from the newest complete checkpoint of the run's folder."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would do."),
+    as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
+) -> None:
+    """Train a judge on comparisons."""
+    import json
+
+    from pacorl.app.threads import use_cores
+    from pacorl.config import RewardRun, load
+
+    run = load(RewardRun, config, overrides or [])
+    use_cores()
+    if dry_run:
+        from pacorl.train.reward import plan_reward
+
+        plan = plan_reward(run)
+        typer.echo(json.dumps(plan, indent=2) if as_json else _lines(plan))
+        return
+    from pacorl.train.reward import train_reward as train
+
+    folder = train(run, resume=resume)
+    typer.echo(f"done: {folder / 'summary.json'}")
+
+
+def _lines(plan: dict[str, object]) -> str:
+    """One line per fact, names aligned."""
+    rows = {name.replace("_", " "): value for name, value in plan.items()}
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in rows.items())
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in value.items())
+    return f"{value:,}"
