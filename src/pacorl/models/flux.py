@@ -1,4 +1,7 @@
-"""FLUX.1-dev as a policy: sets of panels painted from one prompt. What FLUX.1-Kontext shares stands here as functions."""
+"""FLUX.1-dev as a policy: sets of panels painted from one prompt.
+
+What FLUX.1-Kontext shares with it stands below as functions.
+"""
 
 from __future__ import annotations
 

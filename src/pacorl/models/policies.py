@@ -30,7 +30,7 @@ def build_policy(config: ModelConfig, *, device: str | torch.device) -> Policy:
 
 
 def policy_options(config: ModelConfig) -> dict[str, Any]:
-    """What the kind's policy is built with besides weights: Qwen-Image has no distilled guidance and reads any length."""
+    """What a policy is built with besides weights; Qwen-Image has no distilled guidance and reads any length."""
     options: dict[str, Any] = {"true_cfg": config.true_cfg, "negative_prompt": config.negative_prompt}
     if not config.kind.startswith("qwen"):
         options |= {"guidance": config.guidance, "text_tokens": config.text_tokens}

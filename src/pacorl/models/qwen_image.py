@@ -42,7 +42,7 @@ LORA_TARGETS = (
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
 """FLUX's targets by the names that Qwen-Image's blocks have. The released code names FLUX's feed-forward layers, which
-match nothing here, and so trains attention alone; set `adapter.targets` to the first eight to go on from its adapter."""
+match nothing here, and so trains attention alone: to go on from its adapter, set `adapter.targets` to the first eight."""
 
 
 class QwenEditPolicy:
@@ -77,7 +77,9 @@ class QwenEditPolicy:
         """Loads a diffusers folder or a hub name. Raises ValueError where it is another pipeline."""
         import diffusers
 
-        name, published = ("QwenImageEditPlusPipeline", QWEN_EDIT_PLUS) if plus else ("QwenImageEditPipeline", QWEN_EDIT)
+        name, published = (
+            ("QwenImageEditPlusPipeline", QWEN_EDIT_PLUS) if plus else ("QwenImageEditPipeline", QWEN_EDIT)
+        )
         source = checked_pipeline(str(checkpoint), wanted=name, published=published)
         # The checkpoint's own processor wants torchvision, for videos that no edit has.
         pipeline = getattr(diffusers, name).from_pretrained(
@@ -114,7 +116,9 @@ class QwenEditPolicy:
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
         paths = self._sources(prompt)
         pictures = [open_source(path) for path in paths]
-        seen = [self._resized(picture, self._seen_size(path, size)) for path, picture in zip(paths, pictures, strict=True)]
+        seen = [
+            self._resized(picture, self._seen_size(path, size)) for path, picture in zip(paths, pictures, strict=True)
+        ]
         sizes = [*(sides_for(size.height * size.width, path) for path in paths[:-1]), size]
         tensors = {
             "tokens": self._encode_text(prompt.text, seen),
@@ -168,8 +172,8 @@ class QwenEditPolicy:
         grids = {str(c.tensors.get("source_grid", torch.empty(0)).tolist()) for c in conditionings}
         if len(grids) > 1 or len({c.tensors["source"].shape for c in conditionings}) > 1:
             raise ValueError(
-                "a batch holds edits whose sources differ in number or shape, and Qwen-Image paints one shape at a time; "
-                "let sampling.batch and evaluation.batch divide the samples of one prompt, or set them to 1"
+                "a batch holds edits whose sources differ in number or shape, and Qwen-Image paints one shape at a "
+                "time; let sampling.batch and evaluation.batch divide the samples of one prompt, or set them to 1"
             )
         tensors = {
             name: torch.cat([c.tensors[name] for c in conditionings])
@@ -210,9 +214,7 @@ class QwenEditPolicy:
         guided = unwanted + self.true_cfg * (wanted - unwanted)
         return guided * (wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
-    def _forward(
-        self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size, *, text: str
-    ) -> Tensor:
+    def _forward(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size, *, text: str) -> Tensor:
         tensors = conditioning.tensors
         dtype = tensors[text].dtype
         painted = (1, *token_grid(size, step=self.token_pixels))

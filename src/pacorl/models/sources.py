@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ def open_source(path: Path) -> Image:
         return as_rgb(ImageOps.exif_transpose(image), str(path))
 
 
-@lru_cache(maxsize=None)
+@cache
 def source_size(path: Path) -> Size:
     """Height and width of a source as it is looked at, from its header."""
     from PIL import Image as Pillow

@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+    from diffusers import (
+        AutoencoderKL,
+        AutoencoderKLQwenImage,
+        FluxKontextPipeline,
+        FluxPipeline,
+        FluxTransformer2DModel,
+        QwenImageTransformer2DModel,
+    )
     from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
 
 LATENT_CHANNELS = 8
 TEXT_WIDTH = 64
+VLM_WIDTH = 128
 
 # Qwen2.5-VL's own template, without its tools and videos.
 CHAT_TEMPLATE = (
@@ -36,6 +44,14 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, in which each of these
+# words is one token. They stand here often enough to become one in a tiny tokenizer too.
+EDIT_TEMPLATE_WORDS = 8 * (
+    "user\nPicture",
+    "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then "
+    "explain how the user's text instruction should alter or modify the image. Generate a new image that meets the "
+    "user's requirements while maintaining consistency with the original input where appropriate.",
 )
 QWEN_SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -123,10 +139,84 @@ def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> Flux
     )
 
 
+def tiny_kontext(flux: FluxPipeline) -> FluxKontextPipeline:
+    """FLUX.1-Kontext-dev in small: a FLUX pipeline's parts, its weights too, which it then shares."""
+    from diffusers import FluxKontextPipeline
+
+    return FluxKontextPipeline(
+        scheduler=flux.scheduler,
+        vae=flux.vae,
+        text_encoder=flux.text_encoder,
+        tokenizer=flux.tokenizer,
+        text_encoder_2=flux.text_encoder_2,
+        tokenizer_2=flux.tokenizer_2,
+        transformer=flux.transformer,
+    )
+
+
+def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
+    """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImageEditPlusPipeline
+
+    from pacorl.models.processor import image_text_processor
+
+    processor = image_text_processor(
+        tokenizer=qwen_tokenizer_of([*texts, *EDIT_TEMPLATE_WORDS]),
+        image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128},
+        chat_template=CHAT_TEMPLATE,
+    )
+    pipeline = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+    return pipeline(
+        # As published.
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            base_shift=0.5,
+            max_shift=0.9,
+            base_image_seq_len=256,
+            max_image_seq_len=8192,
+            shift_terminal=0.02,
+        ),
+        vae=tiny_qwen_vae(),
+        text_encoder=_tiny_qwen_vl(processor.tokenizer),
+        tokenizer=processor.tokenizer,
+        processor=processor,
+        transformer=tiny_qwen_transformer(),
+    )
+
+
+def tiny_qwen_vae() -> AutoencoderKLQwenImage:
+    """Qwen-Image's ×8 autoencoder for films of one frame, with 4 latent channels."""
+    from diffusers import AutoencoderKLQwenImage
+
+    return AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.1, -0.2, 0.0, 0.3],
+        latents_std=[1.2, 0.8, 1.0, 1.5],
+    )
+
+
+def tiny_qwen_transformer(*, heads: int = 2, blocks: int = 2) -> QwenImageTransformer2DModel:
+    """Qwen-Image-Edit's transformer in small."""
+    from diffusers import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=blocks,
+        attention_head_dim=32,
+        num_attention_heads=heads,
+        joint_attention_dim=VLM_WIDTH,
+        axes_dims_rope=(4, 14, 14),
+    )
+
+
 def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
     """A Qwen2.5-VL in small and its processor; the tokenizer knows the words of `texts`."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
     from pacorl.models.processor import image_text_processor
 
     processor = image_text_processor(
@@ -134,11 +224,17 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
         image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 32 * 32},
         chat_template=CHAT_TEMPLATE,
     )
-    ids = {token: processor.tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
+    return _tiny_qwen_vl(processor.tokenizer), processor
+
+
+def _tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
     config = Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": len(processor.tokenizer),
-            "hidden_size": 128,
+            "vocab_size": len(tokenizer),
+            "hidden_size": VLM_WIDTH,
             "intermediate_size": 320,
             "num_hidden_layers": 4,
             "num_attention_heads": 4,
@@ -161,7 +257,7 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
             "temporal_patch_size": 2,
             "window_size": 64,
             "fullatt_block_indexes": [0, 1, 2],
-            "out_hidden_size": 128,
+            "out_hidden_size": VLM_WIDTH,
             "initializer_range": 0.08,
         },
         image_token_id=ids["<|image_pad|>"],
@@ -174,7 +270,7 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
     model = Qwen2_5_VLForConditionalGeneration(config)
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
-    return model, processor
+    return model
 
 
 # --- tokenizers ------------------------------------------------------------------------------------------------
