@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from pacorl.rewards.clip import Aesthetic, PanelClipImage, PanelClipText, PickScore
 from pacorl.rewards.consistency import Consistency, GridLayout, PanelMatch
+from pacorl.rewards.dream import DreamSim
+from pacorl.rewards.edits import EditConsistency
+from pacorl.rewards.http import HttpScorer
+from pacorl.rewards.jpeg import JpegSize
+from pacorl.rewards.ocr import Ocr
 from pacorl.rewards.reward import Reward, RewardError
 from pacorl.rewards.user import UserMaker
 
@@ -27,6 +33,15 @@ REWARDS: dict[str, Callable[..., Reward]] = {
     "consistency": Consistency,
     "panel_match": PanelMatch,
     "grid_layout": GridLayout,
+    "edit_consistency": EditConsistency,
+    "panel_clip_text": PanelClipText,
+    "panel_clip_image": PanelClipImage,
+    "pick_score": PickScore,
+    "aesthetic": Aesthetic,
+    "dreamsim": DreamSim,
+    "ocr": Ocr,
+    "jpeg_size": JpegSize,
+    "http": HttpScorer,
 }
 
 GIVEN = ("judge", "device")

@@ -40,9 +40,10 @@ class UserMaker:
             raise RewardError(f"rewards: {spec!r} is not of the form path/to/file.py:Name")
         self.spec = spec
         self.path = Path(found["path"])
-        self.target = getattr(_run(self.path), found["name"], None)
-        if not callable(self.target):
+        target = getattr(_run(self.path), found["name"], None)
+        if not callable(target):
             raise RewardError(f"rewards: {self.path} has no function or class {found['name']!r}")
+        self.target: Callable[..., Any] = target
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -54,8 +55,8 @@ class UserMaker:
 
     def __call__(self, **args: Any) -> UserReward:
         with _blamed(self.spec, self.path, "when it was made"):
-            reward = self.target(**args) if inspect.isclass(self.target) else partial(self.target, **args)
-        return UserReward(reward, spec=self.spec, path=self.path)
+            made: Any = self.target(**args) if inspect.isclass(self.target) else partial(self.target, **args)
+        return UserReward(made, spec=self.spec, path=self.path)
 
 
 class UserReward:

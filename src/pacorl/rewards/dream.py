@@ -1,0 +1,66 @@
+"""DreamSim (arXiv 2306.09344) as a reward: panels that people would call alike. Needs its own package.
+
+pip install dreamsim        brings torchvision, timm and open_clip; its weights load on first use
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pacorl.core.grid import split
+from pacorl.rewards.reward import RewardError
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class DreamSim:
+    """1 − DreamSim distance of two panels, mean over pairs. `variant` is one of the package's `dreamsim_type`."""
+
+    def __init__(
+        self, variant: str = "ensemble", cache: str = "~/.cache/dreamsim", device: str | torch.device = "cpu"
+    ) -> None:
+        self.variant = variant
+        self.cache = cache
+        self.device = str(device)
+        self._loaded: tuple[Any, Any] | None = None
+
+    def load(self) -> tuple[Any, Any]:
+        """(model, preprocessing). Raises RewardError where the package is not installed."""
+        if self._loaded is None:
+            try:
+                from dreamsim import dreamsim  # type: ignore[import-not-found]
+            except ImportError as error:
+                raise RewardError(
+                    f"reward 'dreamsim' needs the package dreamsim ({error}); install it with `pip install dreamsim`"
+                ) from None
+            from os.path import expanduser
+
+            self._loaded = dreamsim(
+                pretrained=True, device=self.device, dreamsim_type=self.variant, cache_dir=expanduser(self.cache)
+            )
+        return self._loaded
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if prompt.grid.count < 2:
+                raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and dreamsim needs two panels")
+
+    @torch.inference_mode()
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        _, preprocess = self.load()
+        sheets = [
+            [preprocess(panel.convert("RGB")).to(self.device) for panel in split(image, prompt.grid)]
+            for prompt, image in zip(prompts, images, strict=True)
+        ]
+        return [self._likeness(sheet) for sheet in sheets]
+
+    def _likeness(self, panels: Sequence[torch.Tensor]) -> float:
+        model, _ = self.load()
+        return fmean(1.0 - float(model(first, second).squeeze()) for first, second in combinations(panels, 2))

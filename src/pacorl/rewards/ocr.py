@@ -1,0 +1,143 @@
+"""Words in pictures as a reward: does each panel bear the text that its description quotes?
+
+pip install 'pacorl[ocr]'        RapidOCR, which brings its models; or a `tesseract` program on the PATH
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
+
+from pacorl.core.grid import split
+from pacorl.rewards.reward import RewardError
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Reader = Callable[["Image"], str]
+"""An image → the text on it."""
+
+# What stands between quotation marks; a single one counts only where no letter touches its outside (not in "dog's").
+QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|「([^」]+)」|(?<!\w)'([^']+)'(?!\w)|(?<!\w)‘([^’]+)’(?!\w)")
+
+
+class Ocr:
+    """How much of each quoted text is read on its panel: 1 − edits/length, mean over the panels that quote one.
+
+    `edits` is the least number of letters to insert, delete or change so that the wanted text stands somewhere in
+    what is read; case, spaces and punctuation do not count, nor does other text beside it.
+    """
+
+    def __init__(self, engine: Literal["auto", "rapidocr", "tesseract"] = "auto", language: str = "eng") -> None:
+        self.engine = engine
+        self.language = language
+        """Tesseract's; RapidOCR's models read Chinese and English."""
+        self._reader: Reader | None = None
+
+    def load(self) -> Reader:
+        """What reads. Raises RewardError where none of the engines is installed."""
+        if self._reader is None:
+            self._reader = open_reader(self.engine, language=self.language)
+        return self._reader
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for prompt in prompts:
+            if not any(map(quoted, _descriptions(prompt))):
+                raise ValueError(
+                    f"prompt {prompt.id} quotes no text that an image should bear, and ocr needs one, "
+                    f'as in: a sign that says "Open" ({prompt.text[:60]!r})'
+                )
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        read = self.load()
+        return [self._score(prompt, image, read) for prompt, image in zip(prompts, images, strict=True)]
+
+    def _score(self, prompt: Prompt, image: Image, read: Reader) -> float:
+        panels = split(image, prompt.grid) if prompt.panels else [image]
+        wanted = [
+            (panel, words) for panel, text in zip(panels, _descriptions(prompt), strict=True) if (words := quoted(text))
+        ]
+        return fmean(_mean_share(words, read(panel)) for panel, words in wanted)
+
+
+def quoted(text: str) -> list[str]:
+    """What stands between quotation marks, as long as it has a letter or digit."""
+    found = ["".join(groups) for groups in QUOTED.findall(text)]
+    return [words for words in found if _plain(words)]
+
+
+def _mean_share(words: Sequence[str], read: str) -> float:
+    return fmean(share_read(word, read) for word in words)
+
+
+def share_read(wanted: str, read: str) -> float:
+    """1 − (edits to the nearest piece of `read`) / length of `wanted`, both reduced to letters and digits."""
+    target, seen = _plain(wanted), _plain(read)
+    return 1.0 - edits_to_substring(target, seen) / len(target)
+
+
+def edits_to_substring(target: str, text: str) -> int:
+    """The least edit distance of `target` to any substring of `text` (Sellers 1980)."""
+    costs = [0] * (len(text) + 1)
+    for row, letter in enumerate(target, start=1):
+        diagonal, costs[0] = costs[0], row
+        for column, other in enumerate(text, start=1):
+            changed = diagonal + (letter != other)
+            diagonal = costs[column]
+            costs[column] = min(changed, costs[column] + 1, costs[column - 1] + 1)
+    return min(costs)
+
+
+def open_reader(engine: Literal["auto", "rapidocr", "tesseract"], *, language: str = "eng") -> Reader:
+    """A reader by one engine; "auto" takes the first that is there. Raises RewardError with what to install."""
+    reasons = []
+    for name, opened in (("rapidocr", _rapidocr), ("tesseract", _tesseract)):
+        if engine in ("auto", name):
+            try:
+                return opened(language)
+            except ImportError as error:
+                reasons.append(str(error))
+    raise RewardError("reward 'ocr' has nothing to read with: " + "; ".join(reasons))
+
+
+def _rapidocr(language: str) -> Reader:
+    try:
+        from rapidocr import RapidOCR  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise ImportError(f"RapidOCR is not installed ({error}): `pip install 'pacorl[ocr]'`") from None
+    import numpy as np
+
+    engine = RapidOCR(params={"Global.log_level": "error"})
+    # The engine takes BGR.
+    return lambda image: " ".join(engine(np.asarray(image.convert("RGB"))[..., ::-1]).txts or ())
+
+
+def _tesseract(language: str) -> Reader:
+    program = shutil.which("tesseract")
+    if program is None:
+        raise ImportError("no program `tesseract` on the PATH: install the package tesseract-ocr of your system")
+
+    def read(image: Image) -> str:
+        buffer = io.BytesIO()
+        image.convert("RGB").save(buffer, "PNG")
+        command = [program, "stdin", "stdout", "--psm", "11", "-l", language]
+        done = subprocess.run(command, input=buffer.getvalue(), capture_output=True, check=False)
+        if done.returncode:
+            raise RewardError(f"tesseract failed: {done.stderr.decode(errors='replace').strip()[-200:]}")
+        return done.stdout.decode(errors="replace")
+
+    return read
+
+
+def _descriptions(prompt: Prompt) -> tuple[str, ...]:
+    return prompt.panels or (prompt.text,)
+
+
+def _plain(text: str) -> str:
+    return "".join(letter for letter in text.casefold() if letter.isalnum())

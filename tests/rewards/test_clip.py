@@ -1,0 +1,162 @@
+"""Rewards by CLIP against transformers' own forward, image by image; batch and order change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from pacorl.config import RewardConfig
+from pacorl.core.grid import split
+from pacorl.rewards import check_rewards
+from pacorl.rewards.clip import Aesthetic, PanelClipImage, PanelClipText, PickScore, clip_encoder
+from pacorl.rewards.reward import Reward
+from pacorl.types import Grid, Prompt
+
+
+class Reference:
+    """`CLIPModel.forward` on one image and one text at a time, through `CLIPProcessor`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = CLIPModel.from_pretrained(folder).eval()
+        self.processor = CLIPProcessor(
+            image_processor=CLIPImageProcessorPil.from_pretrained(folder),
+            tokenizer=CLIPTokenizer.from_pretrained(folder),
+        )
+
+    @torch.no_grad()
+    def __call__(self, image: Image.Image, text: str = "a") -> tuple[float, torch.Tensor]:
+        """(logit, unit image vector)"""
+        output = self.model(**self.processor(images=image, text=text, truncation=True, return_tensors="pt"))
+        return float(output.logits_per_image), output.image_embeds[0]
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_clip: Path) -> Reference:
+    return Reference(tiny_clip)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random aesthetic head under the published file's names."""
+    torch.manual_seed(1)
+    path = tmp_path_factory.mktemp("head") / "linearMSE.pth"
+    sizes = [24, 1024, 128, 64, 16, 1]
+    tensors = {}
+    for number, wide, narrow in zip((0, 2, 4, 6, 7), sizes[:-1], sizes[1:], strict=True):
+        tensors |= {
+            f"layers.{number}.weight": torch.randn(narrow, wide) / wide**0.5,
+            f"layers.{number}.bias": torch.randn(narrow),
+        }
+    torch.save(tensors, path)
+    return path
+
+
+def close(found: Sequence[float | None], expected: Sequence[float]) -> None:
+    assert len(found) == 20
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert np.std(expected) > 1e-4, "all images score alike, so nothing is shown"
+
+
+def test_clip_t(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    scale = float(reference.model.logit_scale.detach().exp())
+    expected = [
+        fmean(reference(panel, text)[0] / scale for panel, text in zip(split(sheet, p.grid), p.panels, strict=True))
+        for p, sheet in zip(prompts, sheets, strict=True)
+    ]
+    close(PanelClipText(str(tiny_clip))(prompts, sheets), expected)
+
+
+def test_clip_i(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    expected = []
+    for prompt, sheet in zip(prompts, sheets, strict=True):
+        vectors = [reference(panel)[1] for panel in split(sheet, prompt.grid)]
+        expected.append(fmean(float(a @ b) for a, b in combinations(vectors, 2)))
+    close(PanelClipImage(str(tiny_clip))(prompts, sheets), expected)
+
+
+def test_pick_score(tiny_clip: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    expected = [reference(sheet, prompt.text)[0] / 26 for prompt, sheet in zip(prompts, sheets, strict=True)]
+    close(PickScore(str(tiny_clip))(prompts, sheets), expected)
+    panels = [
+        fmean(reference(panel, text)[0] / 26 for panel, text in zip(split(sheet, p.grid), p.panels, strict=True))
+        for p, sheet in zip(prompts, sheets, strict=True)
+    ]
+    close(PickScore(str(tiny_clip), panels=True)(prompts, sheets), panels)
+
+
+def test_aesthetic(
+    tiny_clip: Path, head: Path, reference: Reference, prompts: list[Prompt], sheets: list[Image.Image]
+) -> None:
+    tensors = torch.load(head, weights_only=True)
+
+    def by_hand(image: Image.Image) -> float:
+        row = reference(image)[1]
+        for number in (0, 2, 4, 6, 7):
+            row = tensors[f"layers.{number}.weight"] @ row + tensors[f"layers.{number}.bias"]
+        return float(row)
+
+    close(Aesthetic(str(tiny_clip), head=str(head), panels=False)(prompts, sheets), [by_hand(one) for one in sheets])
+    panels = [fmean(by_hand(panel) for panel in split(sheet, Grid(2, 2))) for sheet in sheets]
+    close(Aesthetic(str(tiny_clip), head=str(head))(prompts, sheets), panels)
+
+
+@pytest.mark.parametrize("kind", ["panel_clip_text", "panel_clip_image", "pick_score", "aesthetic"])
+def test_batch_and_order_change_nothing(
+    kind: str, tiny_clip: Path, head: Path, prompts: list[Prompt], sheets: list[Image.Image]
+) -> None:
+    makers: dict[str, Callable[[], Reward]] = {
+        "panel_clip_text": lambda: PanelClipText(str(tiny_clip)),
+        "panel_clip_image": lambda: PanelClipImage(str(tiny_clip)),
+        "pick_score": lambda: PickScore(str(tiny_clip)),
+        "aesthetic": lambda: Aesthetic(str(tiny_clip), head=str(head)),
+    }
+    reward = makers[kind]()
+    whole = reward(prompts, sheets)
+    single = [reward([prompt], [sheet])[0] for prompt, sheet in zip(prompts, sheets, strict=True)]
+    assert single == pytest.approx(whole, abs=2e-6)
+    assert reward(prompts[::-1], sheets[::-1])[::-1] == pytest.approx(whole, abs=2e-6)
+
+
+def test_a_long_text_is_cut_as_the_model_cuts_it(
+    tiny_clip: Path, reference: Reference, sheets: list[Image.Image]
+) -> None:
+    prompt = Prompt(id=0, text="fox boats " * 100)
+    assert PickScore(str(tiny_clip))([prompt], sheets[:1]) == [
+        pytest.approx(reference(sheets[0], prompt.text)[0] / 26, abs=1e-5)
+    ]
+
+
+def test_one_checkpoint_is_loaded_once(tiny_clip: Path) -> None:
+    text, image = PanelClipText(str(tiny_clip)), PanelClipImage(str(tiny_clip))
+    assert text.clip is image.clip
+    assert text.clip is not clip_encoder(str(tiny_clip), dtype="bfloat16")
+
+
+def test_nothing_is_loaded_before_it_is_needed() -> None:
+    """The published defaults are named, checked and not fetched."""
+    check_rewards(
+        [RewardConfig(name=name) for name in ("panel_clip_text", "panel_clip_image", "pick_score", "aesthetic")]
+    )
+
+
+def test_a_head_that_is_none_is_named(tiny_clip: Path, tmp_path: Path, prompts: list[Prompt]) -> None:
+    with pytest.raises(ValueError, match=r"args\.head: .*absent\.pth is no file; get sac\+logos"):
+        Aesthetic(str(tiny_clip), head=str(tmp_path / "absent.pth")).load()
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match="does not hold the aesthetic predictor's layers"):
+        Aesthetic(str(tiny_clip), head=str(tmp_path / "other.pth")).load()
+
+
+def test_a_head_that_runs_code_is_refused(tiny_clip: Path, tmp_path: Path) -> None:
+    torch.save({"layers.0.weight": tmp_path}, tmp_path / "code.pth")  # a Path is no tensor
+    with pytest.raises(ValueError, match=r"code\.pth holds more than tensors"):
+        Aesthetic(str(tiny_clip), head=str(tmp_path / "code.pth")).load()

@@ -1,0 +1,399 @@
+"""Rewards without weights: JPEG size, OCR, a service behind a URL, somebody's own file, DreamSim's package."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from pacorl.config import RewardConfig
+from pacorl.core.grid import join, split
+from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards import http as http_module
+from pacorl.rewards.dream import DreamSim
+from pacorl.rewards.http import HttpScorer
+from pacorl.rewards.jpeg import JpegSize
+from pacorl.rewards.ocr import Ocr, edits_to_substring, quoted, share_read
+from pacorl.rewards.reward import rehearse, score
+from pacorl.types import Grid, Prompt, Size
+
+# --- JPEG ------------------------------------------------------------------------------------------------------
+
+
+def test_jpeg_size_is_the_file_s(tmp_path: Path, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    kilobytes = []
+    for number, sheet in enumerate(sheets):
+        path = tmp_path / f"{number}.jpg"
+        sheet.save(path, quality=95)
+        kilobytes.append(path.stat().st_size / 1000)
+    assert JpegSize()(prompts, sheets) == [-size for size in kilobytes]
+    assert JpegSize(prefer="large")(prompts[::-1], sheets[::-1]) == kilobytes[::-1]
+    assert len(set(kilobytes)) > 5
+
+
+# --- OCR -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('A sign that says "Open 24 h".', ["Open 24 h"]),
+        ("The dog's bowl and the cats' bed.", []),
+        ("Menus in chalk reading 'Fresh Brew' and ‘Homemade’.", ["Fresh Brew", "Homemade"]),
+        ('A “Sweet Treats” board, "!!".', ["Sweet Treats"]),
+        ("招牌「咖啡」", ["咖啡"]),
+    ],
+)
+def test_what_is_quoted(text: str, words: list[str]) -> None:
+    assert quoted(text) == words
+
+
+def test_edits_equal_a_brute_force() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        target, text = ("".join(rng.choice(list("abc"), rng.integers(1, 6))) for _ in range(2))
+        pieces = {text[a:b] for a, b in combinations(range(len(text) + 1), 2)} | {""}
+        assert edits_to_substring(target, text) == min(levenshtein(target, piece) for piece in pieces)
+
+
+def levenshtein(first: str, second: str) -> int:
+    if not first or not second:
+        return len(first) + len(second)
+    same = levenshtein(first[1:], second[1:])
+    if first[0] == second[0]:
+        return same
+    return 1 + min(same, levenshtein(first[1:], second), levenshtein(first, second[1:]))
+
+
+def test_case_spaces_and_other_words_do_not_count() -> None:
+    assert share_read("Fresh Brew", "~ today: FRESHBREW, 3.50") == 1.0
+    assert share_read("Fresh Brew", "Fresh Crew") == pytest.approx(8 / 9)
+    assert share_read("abc", "") == 0.0
+
+
+def test_ocr_needs_quoted_text() -> None:
+    with pytest.raises(ValueError, match="prompt 4 quotes no text"):
+        Ocr().check([Prompt(id=4, text="a fox")])
+
+
+SIGNS = ["FRESH BREW", "SWEET TREATS", "HOMEMADE", "DAILY SPECIALS", "OPEN NOW", "TEA ROOM", "BOOK SHOP", "EXIT LEFT"]
+
+
+def _sign(words: str) -> Image.Image:
+    image = Image.new("RGB", (320, 120), "white")
+    ImageDraw.Draw(image).text((20, 40), words, fill="black", font=ImageFont.load_default(36))
+    return image
+
+
+def _readers() -> list[str]:
+    import shutil
+
+    found = {"rapidocr": importlib.util.find_spec("rapidocr"), "tesseract": shutil.which("tesseract")}
+    return [name for name, there in found.items() if there]
+
+
+def test_ocr_without_an_engine_says_what_to_install() -> None:
+    if _readers():
+        pytest.skip(f"{_readers()} can read here")
+    with pytest.raises(ValueError, match=r"pip install 'pacorl\[ocr\]'.*tesseract-ocr"):
+        Ocr().load()
+
+
+@pytest.mark.skipif(not _readers(), reason="neither rapidocr nor tesseract is installed")
+@pytest.mark.filterwarnings("ignore")
+def test_ocr_reads_twenty_images() -> None:
+    """Against the engine itself; half of the signs say something else than what is wanted."""
+    wanted = [SIGNS[number % 8] for number in range(20)]
+    shown = [SIGNS[(number + number % 2) % 8] for number in range(20)]
+    images = [_sign(words) for words in shown]
+    prompts = [Prompt(id=number, text=f'A sign reading "{words}".') for number, words in enumerate(wanted)]
+    reward = Ocr()
+    found = reward(prompts, images)
+    read = reward.load()
+    said = ["".join(letter for letter in read(image).lower() if letter.isalnum()) for image in images]
+    expected = []
+    for words, text in zip(wanted, said, strict=True):
+        target = words.replace(" ", "").lower()
+        expected.append(1.0 if target in text else 1 - edits_to_substring(target, text) / len(target))
+    assert found == pytest.approx(expected)
+    assert fmean(found[::2]) > 0.9
+    assert fmean(found[1::2]) < 0.6
+    assert reward(prompts[::-1], images[::-1])[::-1] == found
+    assert [reward([p], [i])[0] for p, i in zip(prompts, images, strict=True)] == found
+    sheet = join([_sign(words) for words in SIGNS[:4]], Grid(2, 2))
+    panels = tuple(f"A board that says '{words}'" for words in [*SIGNS[:3], "QUIET ZONE"])
+    assert 0.7 < (reward([Prompt(id=0, text="x", grid=Grid(2, 2), panels=panels)], [sheet])[0] or 0) < 0.95
+
+
+# --- a service -------------------------------------------------------------------------------------------------
+
+Answer = Callable[[dict[str, object]], tuple[int, bytes]]
+
+
+class Service:
+    """A scorer on a real socket that answers as told and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, object]] = []
+        self.headers: list[str | None] = []
+        self.answer: Answer = lambda asked: (200, json.dumps({"scores": mean_red(asked)}).encode())
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                service.asked.append(asked)
+                service.headers.append(self.headers.get("Authorization"))
+                status, body = service.answer(asked)
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/score"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+
+def mean_red(asked: dict[str, object]) -> list[float]:
+    images = [Image.open(io.BytesIO(base64.b64decode(text))) for text in asked["images"]]  # type: ignore[attr-defined]
+    return [float(np.asarray(image)[..., 0].mean()) for image in images]
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(http_module, "FIRST_WAIT_SECONDS", 0.01)
+    started = Service()
+    yield started
+    started.server.shutdown()
+    started.server.server_close()
+
+
+def test_a_service_scores(service: Service, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    expected = [float(np.asarray(sheet)[..., 0].mean()) for sheet in sheets]
+    assert HttpScorer(service.url, batch=8)(prompts, sheets) == expected
+    assert sorted(len(asked["images"]) for asked in service.asked) == [4, 8, 8]  # type: ignore[arg-type]
+    assert HttpScorer(service.url, batch=3)(prompts[::-1], sheets[::-1])[::-1] == expected
+    shown = service.asked[-1]["prompts"][-1]  # type: ignore[index]
+    assert set(shown) == {"id", "text", "theme", "grid", "panels", "criteria"}
+
+
+def test_sources_and_key_are_sent(
+    service: Service, tmp_path: Path, sheets: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheets[0].save(tmp_path / "source.png")
+    prompt = Prompt(id=0, text="edit", sources=(tmp_path / "source.png",))
+    reward = HttpScorer(service.url, key_env="SCORER_KEY")
+    with pytest.raises(ValueError, match="SCORER_KEY is not set"):
+        reward.load()
+    monkeypatch.setenv("SCORER_KEY", "secret")
+    reward([prompt], sheets[:1])
+    sent = base64.b64decode(service.asked[0]["sources"][0][0])  # type: ignore[index]
+    assert sent == (tmp_path / "source.png").read_bytes()
+    assert service.headers == ["Bearer secret"]
+
+
+def test_what_fails_for_a_while_is_tried_again(service: Service, sheets: list[Image.Image]) -> None:
+    good = service.answer
+    service.answer = lambda asked: good(asked) if len(service.asked) > 2 else (503, b"busy")
+    assert HttpScorer(service.url)([Prompt(id=0, text="a")], sheets[:1]) == [
+        float(np.asarray(sheets[0])[..., 0].mean())
+    ]
+    assert len(service.asked) == 3
+
+
+def test_what_fails_for_good_is_missing(service: Service, sheets: list[Image.Image]) -> None:
+    service.answer = lambda asked: (500, b"")
+    reward = HttpScorer(service.url, tries=3)
+    table = score({"mine": reward}, [Prompt(id=0, text="a")], sheets[:1])
+    assert not table.valid_RB.any()
+    assert len(service.asked) == 3
+    assert "HTTP 500" in reward.trouble
+
+
+def test_a_null_is_missing(service: Service, sheets: list[Image.Image]) -> None:
+    service.answer = lambda asked: (200, b'{"scores": [null]}')
+    assert HttpScorer(service.url)([Prompt(id=0, text="a")], sheets[:1]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (200, b'{"scores": [1, 2]}', r"answered 2 scores for 1 images \(prompt 7, 'a fox'\)"),
+        (200, b'{"scores": 3}', "answered no list of scores for 1 images"),
+        (200, b"<html>", "answered no .*: '<html>'"),
+        (200, b'{"scores": [NaN]}', "reward 'mine' returned nan for prompt 7"),
+        (200, b'{"scores": ["good"]}', "reward 'mine' returned 'good' for prompt 7"),
+        (404, b"no such route", "refused prompt 7, 'a fox': HTTP 404 no such route"),
+    ],
+)
+def test_what_no_retry_mends_names_the_record(
+    service: Service, sheets: list[Image.Image], status: int, body: bytes, message: str
+) -> None:
+    service.answer = lambda asked: (status, body)
+    with pytest.raises(ValueError, match=message):
+        score({"mine": HttpScorer(service.url)}, [Prompt(id=7, text="a fox")], sheets[:1])
+    assert len(service.asked) == 1
+
+
+def test_a_service_that_is_not_there_is_named_before_the_first_rollout(service: Service) -> None:
+    url = service.url.replace("/score", "").replace("127.0.0.1", "127.0.0.2")
+    with pytest.raises(ValueError, match=r"'mine' has no score for a trial sheet of prompt 0.*127\.0\.0\.2"):
+        rehearse({"mine": HttpScorer(url, tries=2)}, [Prompt(id=0, text="a")], size=Size(16, 16))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, r"rewards\.http\.args: 'url' is missing"),
+        ({"url": "scorer:80"}, r"url: 'scorer:80' is no http\(s\) URL"),
+        ({"url": "http://me:secret@host/"}, "without a password"),
+        ({"url": "http://host/", "tries": 0}, "args.tries must be above 0, got 0"),
+        ({"url": "http://host/", "batch": "many"}, r"args\.batch: .*integer.* \(got 'many'\)"),
+        ({"url": "http://host/", "retries": 3}, "unknown argument 'retries'; it takes url, batch"),
+    ],
+)
+def test_arguments_are_checked_before_anything(args: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_rewards([RewardConfig(name="http", args=args)])
+
+
+# --- one's own file --------------------------------------------------------------------------------------------
+
+OWN = """
+import numpy as np
+
+def redness(prompts, images, *, gain: float = 1.0):
+    return [gain * float(np.asarray(image)[..., 0].mean()) for image in images]
+
+class Picky:
+    def __init__(self, judge, words: list[str], device="cpu"):
+        self.judge, self.words, self.device = judge, words, device
+
+    def check(self, prompts):
+        for prompt in prompts:
+            if not prompt.theme:
+                raise ValueError(f"prompt {prompt.id} has no theme")
+
+    def __call__(self, prompts, images):
+        return [1 / (len(prompt.text) - 5) for prompt in prompts]
+
+def short(prompts, images):
+    return [1.0]
+
+def sure(prompts, images):
+    return [float("nan") for _ in images]
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+def build(name: str, **args: object) -> dict[str, object]:
+    config = RewardConfig(name=name, args=args)
+    check_rewards([config])
+    return dict(build_rewards([config], judge="the judge"))  # type: ignore[arg-type]
+
+
+def test_a_function_of_one_s_own(own: Path, prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    built = build(f"{own}:redness", gain=2)
+    expected = [2 * float(np.asarray(sheet)[..., 0].mean()) for sheet in sheets]
+    assert list(built) == ["redness"]
+    assert built["redness"](prompts, sheets) == expected  # type: ignore[operator]
+    assert built["redness"](prompts[3:5], sheets[3:5]) == expected[3:5]  # type: ignore[operator]
+
+
+def test_a_class_of_one_s_own_is_given_the_judge(own: Path) -> None:
+    reward = build(f"{own}:Picky", words=["a"])["Picky"].reward  # type: ignore[attr-defined]
+    assert (reward.judge, reward.words, reward.device) == ("the judge", ["a"], "cpu")
+
+
+def test_its_faults_name_line_and_record(own: Path, sheets: list[Image.Image]) -> None:
+    picky = build(f"{own}:Picky", words=["a"])
+    with pytest.raises(
+        ValueError, match="Picky', line 14: ValueError while checking the prompts: prompt 3 has no theme"
+    ):
+        picky["Picky"].check([Prompt(id=3, text="a")])  # type: ignore[attr-defined]
+    batch = [Prompt(id=1, text="long enough"), Prompt(id=2, text="seven")]
+    with pytest.raises(ValueError, match="line 17: ZeroDivisionError on prompt 2, 'seven'"):
+        score(picky, batch, sheets[:2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'short' returned 1 scores for 2 images \(prompts 1, 2"):
+        score(build(f"{own}:short"), batch, sheets[:2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'sure' returned nan for prompt 1, 'long enough'"):
+        score(build(f"{own}:sure"), batch, sheets[:2])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("x = 1", "Absent", "has no function or class 'Absent'"),
+        ("x = 1", "x", "has no function or class 'x'"),
+        ("def f(:", "f", r"own\.py, line 1.*SyntaxError"),
+        ("x = 1\n1 / 0", "f", r"own\.py', line 2: ZeroDivisionError when the file was run"),
+        (OWN, "redness", r"args: unknown argument 'gian'; it takes gain"),
+        (OWN, "Picky", "'words' is missing"),
+    ],
+)
+def test_a_file_that_does_not_serve_is_named(tmp_path: Path, source: str, name: str, message: str) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(source)
+    args = {"gian": 2} if name == "redness" else {}
+    with pytest.raises(ValueError, match=message):
+        check_rewards([RewardConfig(name=f"{path}:{name}", args=args)])
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"absent\.py is no file"):
+        check_rewards([RewardConfig(name=f"{tmp_path / 'absent.py'}:F")])
+
+
+def test_a_rehearsal_names_what_would_fail_later(own: Path) -> None:
+    with pytest.raises(ValueError, match="'sure' returned nan for prompt 0"):
+        rehearse(build(f"{own}:sure"), [Prompt(id=0, text="a")], size=Size(16, 16))  # type: ignore[arg-type]
+
+
+# --- DreamSim --------------------------------------------------------------------------------------------------
+
+
+def test_dreamsim_without_its_package_says_what_to_install() -> None:
+    if importlib.util.find_spec("dreamsim"):
+        pytest.skip("dreamsim is installed")
+    with pytest.raises(ValueError, match="pip install dreamsim"):
+        DreamSim().load()
+
+
+def test_dreamsim_against_its_package(prompts: list[Prompt], sheets: list[Image.Image]) -> None:
+    package = pytest.importorskip("dreamsim", reason="the package dreamsim is not installed")
+    reward = DreamSim()
+    found = reward(prompts, sheets)
+    model, preprocess = package.dreamsim(pretrained=True, device="cpu")
+    expected = [
+        fmean(1 - float(model(preprocess(a), preprocess(b))) for a, b in combinations(split(sheet, prompt.grid), 2))
+        for prompt, sheet in zip(prompts, sheets, strict=True)
+    ]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_equal_kinds_stand_side_by_side_under_labels(sheets: list[Image.Image]) -> None:
+    configs = [RewardConfig(name="jpeg_size"), RewardConfig(name="jpeg_size", label="large", args={"prefer": "large"})]
+    built = build_rewards(configs, judge=None)  # type: ignore[arg-type]
+    values: dict[str, Sequence[float | None]] = {
+        key: r([Prompt(id=0, text="")], sheets[:1]) for key, r in built.items()
+    }
+    assert values["large"][0] == -(values["jpeg_size"][0] or 0)
