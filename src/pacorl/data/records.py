@@ -4,7 +4,8 @@
     prompts[0].grid.rows, prompts[0].panels
 
 A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
-its other keys (`idx`, `from`, …) say nothing about what to paint and are left unread. A fault names file and line.
+its other keys (`idx`, `from`, …) say nothing about what to paint and are left unread. A record of `image` and
+`instruction` is an edit (`data.edits`). A fault names file and line.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
+from pacorl.data.edits import edit_prompt, is_edit
 from pacorl.types import Grid, Prompt, Size
 
 Record = Mapping[str, Any]
 
-SOURCES = "a .jsonl of T2IS records, a .txt of one prompt a line, or tiny:train|dev|test"
+SOURCES = "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, or tiny:train|dev|test"
 TINY_COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 48}
 
 
@@ -47,7 +50,10 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     Raises ValueError that names file, line, fault and fix.
     """
     path = Path(path)
-    parsers: dict[str, Callable[[str, int], Prompt]] = {".jsonl": _parse_json, ".txt": _parse_text}
+    parsers: dict[str, Callable[[str, int], Prompt]] = {
+        ".jsonl": partial(_parse_json, folder=path.parent),
+        ".txt": _parse_text,
+    }
     if path.suffix.lower() not in parsers:
         raise ValueError(f"{path}: prompts are read from {SOURCES}; the name says neither")
     parse = parsers[path.suffix.lower()]
@@ -87,7 +93,7 @@ def _parse_text(line: str, number: int) -> Prompt:
     return Prompt(id=number, text=line, grid=grid, panels=panels)
 
 
-def _parse_json(line: str, number: int) -> Prompt:
+def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -96,7 +102,7 @@ def _parse_json(line: str, number: int) -> Prompt:
         ) from None
     if not isinstance(record, dict):
         raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
-    return _prompt(record, number)
+    return edit_prompt(record, number, folder=folder) if is_edit(record) else _prompt(record, number)
 
 
 def _prompt(record: Record, number: int) -> Prompt:

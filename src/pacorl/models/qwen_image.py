@@ -42,7 +42,7 @@ LORA_TARGETS = (
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
 """FLUX's targets by the names that Qwen-Image's blocks have. The released code names FLUX's feed-forward layers, which
-match nothing here, and so trains attention alone: to go on from its adapter, set `adapter.targets` to the first eight."""
+match nothing here, and so trains attention alone. To go on from its adapter, `adapter.targets` are the first eight."""
 
 
 class QwenEditPolicy:

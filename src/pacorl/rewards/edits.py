@@ -44,6 +44,8 @@ class EditConsistency:
             question for prompt, image in zip(prompts, images, strict=True) for question in _questions(prompt, image)
         ]
         answers = self.judge.verdicts(asked)
+        if len(answers) != len(asked):
+            raise RewardError(f"the judge returned {len(answers)} verdicts for {len(asked)} questions")
         self.trouble = next((answer.error for answer in answers if answer.error), self.trouble)
         return [self._score(kept, followed) for kept, followed in zip(answers[::2], answers[1::2], strict=True)]
 

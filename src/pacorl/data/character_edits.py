@@ -1,0 +1,114 @@
+"""Edits in the tiny world: one attribute of a drawn panel is to change, the other five are to stay.
+
+`write_edits` draws sources and writes the JSONL that `data.records` reads; `grade_edits` measures by the oracle what
+was kept and whether the instruction was followed. It grades and is never rewarded.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, all_panels, draw, split_of
+from pacorl.data.images import open_image
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+EDIT_GRADES = ("kept", "followed", "edited_well", "valid")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One attribute of a panel and its new value."""
+
+    before: Panel
+    attribute: str
+    value: str
+
+    @property
+    def instruction(self) -> str:
+        return EDITS[self.attribute].format(self.value)
+
+    @property
+    def after(self) -> Panel:
+        return replace(self.before, **{self.attribute: self.value})
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The attributes that are to stay."""
+        return tuple(name for name in VALUES if name != self.attribute)
+
+
+def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
+    """`count` edits of characters of one split; the attributes of EDITS take turns, values are drawn among the others.
+
+    A new colour or hat makes another character, possibly of another split: what is held out are the sources.
+    """
+    rng = random.Random(f"edits-{split}-{seed}")
+    panels = [panel for panel in all_panels() if split_of(panel) == split]
+    return [draw_edit(rng.choice(panels), tuple(EDITS)[index % len(EDITS)], rng) for index in range(count)]
+
+
+def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
+    """An edit of `panel` to another value of `attribute`."""
+    others = [value for value in VALUES[attribute] if value != getattr(panel, attribute)]
+    return Edit(panel, attribute, rng.choice(others))
+
+
+def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int = 64) -> Path:
+    """Draws each source as `folder/name/0000.png` and writes `folder/name.jsonl`, which names them."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number, edit in enumerate(edits):
+        image = f"{name}/{number:04d}.png"
+        draw(edit.before, pixels).save(folder / image)
+        record = {"image": image, "instruction": edit.instruction, "panels": [edit.after.text]}
+        lines.append(json.dumps(record | {"category": edit.attribute}))
+    path = folder / f"{name}.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def edit_of(prompt: Prompt, before: Panel) -> Edit:
+    """The edit that a prompt of `write_edits` asks for, of a source that shows `before`.
+
+    Raises ValueError where the prompt does not say what the edited picture is to show, or that is no single change.
+    """
+    if len(prompt.panels) != 1:
+        raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not say what the edited picture is to show")
+    after = Panel.parse(prompt.panels[0])
+    changed = [name for name in VALUES if getattr(after, name) != getattr(before, name)]
+    if len(changed) != 1:
+        raise ValueError(f"prompt {prompt.id} turns {before.text!r} into {after.text!r}: that is no single change")
+    return Edit(before, changed[0], getattr(after, changed[0]))
+
+
+def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: Oracle) -> dict[str, float]:
+    """The EDIT_GRADES of edited pictures, each in 0..1, means over pictures.
+
+    kept: share of the other five attributes that are as in the source. followed: whether the attribute that was to
+    change has its new value. edited_well: both, entirely. valid: share of pictures that show anything of this world;
+    an invalid one keeps and follows nothing.
+    """
+    sources = oracle.nearest([open_image(prompt.sources[0]) for prompt in prompts])
+    rows = [
+        _grade(edit_of(prompt, before), seen)
+        for prompt, (before, _), seen in zip(prompts, sources, oracle.read(images), strict=True)
+    ]
+    return {name: float(np.mean([row[name] for row in rows])) for name in EDIT_GRADES}
+
+
+def _grade(edit: Edit, seen: Panel | None) -> dict[str, float]:
+    if seen is None:
+        return dict.fromkeys(EDIT_GRADES, 0.0)
+    kept = float(np.mean([getattr(seen, name) == getattr(edit.before, name) for name in edit.others]))
+    followed = float(getattr(seen, edit.attribute) == edit.value)
+    return {"kept": kept, "followed": followed, "edited_well": float(kept == 1 and followed == 1), "valid": 1.0}
