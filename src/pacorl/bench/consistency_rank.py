@@ -1,0 +1,198 @@
+"""ConsistencyRank: does a scorer rank sub-figures as people do? (arXiv 2512.04784, Tab. 2)
+
+The published folder as it is: `images/<folder>/<grid>_<panel>.png`, `prompt_data.jsonl`, and
+`consistency_full_rank.jsonl` with a reference, its candidates and their order per line. Figures are means over items;
+intervals draw whole folders, because the items of one folder share its pictures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pacorl.bench.pairs import PairScorer, Ranked, Score
+from pacorl.bench.pictures import Album
+from pacorl.bench.published import CONSISTENCY_RANK, PAPER
+from pacorl.bench.suite import BadItemError, Row, evenly, refuse
+from pacorl.bench.tables import Line, Table
+from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
+from pacorl.data.files import inside, read_jsonl
+
+IMAGES, PROMPTS, RANKS = "images", "prompt_data.jsonl", "consistency_full_rank.jsonl"
+
+MEASURES = {
+    "accuracy": "Accuracy",
+    "order_tau": "Kendall τ (order lists)",
+    "order_rho": "Spearman ρ (order lists)",
+    "top1_bottom1": "T1B1",
+    "rank_tau": "rank τ",
+    "rank_rho": "rank ρ",
+}
+NOTE = (
+    "τ and ρ of order lists are what the released evaluation prints: it correlates the lists of candidate numbers, "
+    "best first. Rank τ and rank ρ correlate the candidates' ranks, as the statistics are defined. Intervals are 95 %, "
+    "bootstrapped over folders."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankData:
+    """The items of a folder."""
+
+    folder: Path
+    items: tuple[Ranked, ...]
+    refused: Mapping[str, str]
+    fingerprint: str
+    """Of all items, whatever the limit."""
+
+
+def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> RankData:
+    """Reads and checks the folder: files there, candidates distinct, each order a permutation of its candidates.
+
+    Raises ValueError that lists what is wrong; with `skip_bad` such items are left out and named in `refused`.
+    """
+    for name in (IMAGES, PROMPTS, RANKS):
+        if not (folder / name).exists():
+            raise ValueError(f"{folder / name} is missing; give the folder of ConsistencyRank-Bench as published")
+    prompts = {str(row.get("idx")): row for row in read_jsonl(folder / PROMPTS)}
+    items: dict[str, Ranked] = {}
+    faults: dict[str, str] = {}
+    for number, row in enumerate(read_jsonl(folder / RANKS), 1):
+        where = f"{folder / RANKS}, record {number}"
+        try:
+            item = _item(row, prompts)
+            if item.key in items:
+                raise ValueError("the same item as an earlier record")
+            _check_files(folder, item)
+        except ValueError as error:
+            faults[where] = f"{where}: {error}"
+            continue
+        items[item.key] = item
+    refused = refuse(faults, skip_bad=skip_bad)
+    if not items:
+        raise ValueError(f"{folder / RANKS} holds no items")
+    content = json.dumps([[item.key, item.best_first] for item in items.values()])
+    chosen = tuple(evenly(list(items.values()), limit))
+    return RankData(folder, chosen, refused, hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:
+    folder, reference = row.get("folder"), row.get("ref_image", row.get("ref_img"))
+    candidates, order = row.get("comp_images", row.get("comparison_images")), row.get("rank_images")
+    if not (isinstance(folder, str) and isinstance(reference, str) and _are_names(candidates) and _are_names(order)):
+        raise ValueError(
+            f"not a ranking: needs folder, ref_image, comp_images and rank_images, it has {', '.join(row) or 'nothing'}"
+        )
+    assert isinstance(candidates, list)
+    assert isinstance(order, list)
+    if len(set(candidates)) < len(candidates) or len(candidates) < 2:
+        raise ValueError(f"needs two different candidates or more, got {candidates}")
+    if sorted(order) != sorted(candidates):
+        raise ValueError(f"rank_images {order} is no order of comp_images {candidates}")
+    if folder not in prompts:
+        raise ValueError(f"folder {folder!r} has no record in {PROMPTS}")
+    prompt = prompts[folder]
+    return Ranked(
+        key=f"{folder}/{reference}: {' '.join(candidates)}",
+        folder=folder,
+        reference=f"{folder}/{reference}",
+        candidates=tuple(f"{folder}/{name}" for name in candidates),
+        best_first=tuple(f"{folder}/{name}" for name in order),
+        category=str(row.get("category") or prompt.get("category") or ""),
+        task=str(row.get("task_name") or prompt.get("task_name") or ""),
+        prompt=str(prompt.get("prompt") or ""),
+        criteria=_criteria(prompt),
+    )
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _criteria(prompt: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Those that have a text; the published files have a few without."""
+    held = prompt.get("criteria") or {}
+    return {
+        str(dimension): {str(name): text for name, text in (named or {}).items() if isinstance(text, str) and text}
+        for dimension, named in held.items()
+    }
+
+
+def _check_files(folder: Path, item: Ranked) -> None:
+    for name in (item.reference, *item.candidates):
+        if not inside(folder / IMAGES, name).is_file():
+            raise ValueError(f"{folder / IMAGES / name} is missing")
+
+
+class ConsistencyRank:
+    """The benchmark over a scorer."""
+
+    title = "ConsistencyRank"
+    columns = tuple(MEASURES.values())
+    source = f"{PAPER}, Tab. 2"
+    published = CONSISTENCY_RANK
+    digits = 3
+    notes = (NOTE,)
+
+    def __init__(self, data: RankData, scorer: PairScorer) -> None:
+        self.data, self.scorer = data, scorer
+        self.refused = data.refused
+        self._items = {item.key: item for item in data.items}
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **self.scorer.settings()}
+
+    def keys(self) -> Sequence[str]:
+        return list(self._items)
+
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        return {item.key: [item.prompt] for item in self.data.items}
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        items, album = [self._items[key] for key in keys], Album(self.data.folder / IMAGES)
+        return [_row(item, scores) for item, scores in zip(items, self.scorer.scores(items, album.open), strict=True)]
+
+    def figures(self, rows: Sequence[Row]) -> list[Interval]:
+        values = np.array([self._measures(row) for row in rows])
+        groups = [self._items[row["key"]].folder for row in rows]
+        return bootstrap(groups, lambda chosen: values[chosen].mean(0))
+
+    def _measures(self, row: Row) -> list[float]:
+        item = self._items[row["key"]]
+        true = [item.candidates.index(name) for name in item.best_first]
+        if len(row["scores"]) != len(true):
+            raise BadItemError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
+        found = rank_agreement(order_of(row["scores"]), true)
+        return [float(getattr(found, name)) for name in MEASURES]
+
+    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
+        by_category: dict[str, list[Row]] = {}
+        for row in rows:
+            by_category.setdefault(self._items[row["key"]].category, []).append(row)
+        if set(by_category) <= {""}:
+            return []
+        lines = [
+            Line(f"{category or 'no category'} ({len(held)})", tuple(self.figures(held)))
+            for category, held in sorted(by_category.items())
+        ]
+        return [Table("By category", self.columns, tuple(lines))]
+
+
+def _row(item: Ranked, scores: Sequence[Score]) -> Row:
+    """Keeps the raw scores, in the released evaluation's own keys."""
+    fault = next((score.error for score in scores if score.value is None), "")
+    if fault:
+        return {"key": item.key, "error": fault}
+    return {
+        "key": item.key,
+        "folder": item.folder,
+        "ref_image": Path(item.reference).name,
+        "comp_images": [Path(name).name for name in item.candidates],
+        "scores": [score.value for score in scores],
+    }

@@ -1,0 +1,272 @@
+"""GEdit-Bench: edits of real pictures by real instructions, English and Chinese (Step1X-Edit, arXiv 2504.17761).
+
+A row has a task type, a key, an instruction and its language, an input image, and whether the picture belongs to the
+intersection subset (which every compared model would edit). Edits are painted to `fullset/{task}/{language}/{key}.png`,
+rated by a rubric, and averaged per task type, then over task types; "-I" is the intersection subset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pacorl.bench.painting import Job, Studio, paint_missing
+from pacorl.bench.pictures import Album
+from pacorl.bench.published import GEDIT, PAPER
+from pacorl.bench.rating import Rating, Rubric, UnratedError, rate
+from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
+from pacorl.bench.suite import BadItemError, Row, Shard, evenly, refuse
+from pacorl.bench.tables import Line, Table
+from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
+from pacorl.data.files import safe_name, write_atomic
+from pacorl.data.pictures import png_bytes
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.models.judge import Judge
+
+TEXTS = ("task_type", "key", "instruction", "instruction_language", "Intersection_exist")
+NEEDED = TEXTS[:4]
+LANGUAGES = ("en", "cn")
+PARTS = ("EN-I", "EN", "CN-I", "CN")
+FIGURES = ("SC", "PQ", "O")
+TASK_TYPES = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One row."""
+
+    number: int
+    """Its place in the table."""
+    key: str
+    """`en/color_alter/1a2b`: the row's own key may serve both languages."""
+    instruction: str
+    language: str
+    task: str
+    intersection: bool
+
+    @property
+    def file(self) -> str:
+        """Where its edit lies, in the layout of the published evaluation."""
+        language, task, name = self.key.split("/")
+        return f"fullset/{task}/{language}/{name}.png"
+
+    @property
+    def source(self) -> str:
+        """Where its input image is put, for the generator to read."""
+        return f"sources/{self.key}.png"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The columns that it counts in."""
+        whole = "EN" if self.language == "en" else "CN"
+        return (f"{whole}-I", whole) if self.intersection else (whole,)
+
+
+@dataclass(frozen=True, slots=True)
+class GeditData:
+    """The wanted rows of the table."""
+
+    rows: Rows
+    edits: tuple[Edit, ...]
+    refused: Mapping[str, str]
+    fingerprint: str
+
+
+def read_edits(
+    source: Path, *, languages: Sequence[str] = LANGUAGES, limit: int | None = None, skip_bad: bool = False
+) -> GeditData:
+    """Reads the texts of the table. Raises ValueError that lists rows that are none of GEdit-Bench's."""
+    rows = open_rows(source)
+    texts = rows.texts(TEXTS)
+    edits: dict[str, Edit] = {}
+    faults: dict[str, str] = {}
+    for number, row in enumerate(texts):
+        where = f"{source}, row {number + 1}"
+        try:
+            edit = _edit(number, row)
+            if edit.key in edits:
+                raise ValueError(f"key {edit.key} is that of an earlier row")
+        except ValueError as error:
+            faults[where] = f"{where}: {error}"
+            continue
+        edits[edit.key] = edit
+    refused = refuse(faults, skip_bad=skip_bad)
+    wanted = [edit for edit in edits.values() if edit.language in languages]
+    if not wanted:
+        raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
+    return GeditData(rows, tuple(evenly(wanted, limit)), refused, fingerprint(texts))
+
+
+def _edit(number: int, row: Mapping[str, Any]) -> Edit:
+    missing = lacking(row, NEEDED)
+    if missing:
+        raise ValueError(f"{missing}; a row of GEdit-Bench has {', '.join(TEXTS)} and input_image")
+    language, task = str(row["instruction_language"]), safe_name(str(row["task_type"]))
+    if language not in LANGUAGES:
+        raise ValueError(f"instruction_language {language!r} is none of {', '.join(LANGUAGES)}")
+    key = f"{language}/{task}/{safe_name(str(row['key']))}"
+    return Edit(number, key, str(row["instruction"]), language, task, _is_true(row["Intersection_exist"]))
+
+
+def _is_true(value: object) -> bool:
+    """Mirrors of the table hold the flag as a bool, a number or a word."""
+    return str(value).lower() in ("true", "1")
+
+
+# --- painting ----------------------------------------------------------------------------------------------------
+
+
+def paint_edits(
+    data: GeditData,
+    out: Path,
+    studio: Studio,
+    *,
+    shard: Shard = Shard(),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Writes this shard's input images to `sources/` and paints the missing edits; returns how many those were."""
+    for edit in data.edits[shard.index :: shard.count]:
+        if not (out / edit.source).is_file():
+            write_atomic(out / edit.source, png_bytes(_input(data, edit)))
+    return paint_missing(edit_jobs(data, out), out, studio, shard=shard, progress=progress)
+
+
+def edit_jobs(data: GeditData, out: Path) -> list[Job]:
+    """One edit per row."""
+    return [
+        Job(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
+        for edit in data.edits
+    ]
+
+
+def _input(data: GeditData, edit: Edit) -> Image:
+    cell = data.rows.row(edit.number).get("input_image")
+    return Album(data.rows.folder).decode(cell, name=f"row {edit.number + 1}, input_image")
+
+
+# --- rating ------------------------------------------------------------------------------------------------------
+
+
+class GeditBench:
+    """The benchmark over the edits of a folder."""
+
+    title = "GEdit-Bench"
+    columns = tuple(f"{part} {figure}" for part in PARTS for figure in FIGURES)
+    source = f"{PAPER}, Tab. 4"
+    published = GEDIT
+    digits = 3
+
+    def __init__(
+        self,
+        data: GeditData,
+        images: Path,
+        *,
+        judge: Judge,
+        judge_name: str,
+        rubric: Rubric,
+        made_by: Mapping[str, Any],
+        workers: int = 1,
+    ) -> None:
+        """images: the folder that holds `fullset/`; workers: ratings at a time (a judge in this process takes one)."""
+        self.data, self.images, self.refused = data, images, data.refused
+        self.judge, self.judge_name, self.rubric = judge, judge_name, rubric
+        self.made_by, self.workers = made_by, workers
+        self._edits = {edit.key: edit for edit in data.edits}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        count = len({edit.task for edit in self.data.edits})
+        fewer = "" if count == TASK_TYPES else f" The published figures are over {TASK_TYPES} task types."
+        return (
+            "SC, PQ and O = √(SC · PQ) of each edit, from 0 to 10; mean per task type, then over the "
+            f"{count} task types. -I is the intersection subset.{fewer} The published rows were rated by another model "
+            "with VIEScore's own words: compare with care. Intervals are 95 %, bootstrapped over edits.",
+        )
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "benchmark": "gedit",
+            "data": self.data.fingerprint,
+            "judge": self.judge_name,
+            "rubric": self.rubric.digest,
+            "pictures": dict(self.made_by),
+        }
+
+    def keys(self) -> Sequence[str]:
+        return list(self._edits)
+
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        return {edit.key: [edit.instruction] for edit in self.data.edits}
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        pictures = [self._pictures(self._edits[key]) for key in keys]  # in order: the table is read forward
+        with ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(self._rate, keys, pictures))
+
+    def _pictures(self, edit: Edit) -> tuple[Image, Image]:
+        if not (self.images / edit.file).is_file():
+            raise BadItemError(f"{self.images / edit.file} is missing")
+        return _input(self.data, edit), Album(self.images).open(edit.file)
+
+    def _rate(self, key: str, pictures: tuple[Image, Image]) -> Row:
+        before, after = pictures
+        try:
+            found = rate(self.judge, self.rubric, before=before, after=after, instruction=self._edits[key].instruction)
+        except UnratedError as fault:
+            return {"key": key, "error": str(fault)}
+        return {
+            "key": key,
+            "semantics": list(found.semantics),
+            "quality": list(found.quality),
+            "reasons": list(found.reasons),
+        }
+
+    def figures(self, rows: Sequence[Row]) -> list[Interval]:
+        return bootstrap([row["key"] for row in rows], self._statistic(rows))
+
+    def _statistic(self, rows: Sequence[Row]) -> Callable[[Indices], Floats]:
+        """Edits (by index, with repetition) → SC, PQ, O of each part: macro means over task types."""
+        edits = [self._edits[row["key"]] for row in rows]
+        value = np.array([_rating(row).figures for row in rows])
+        names = sorted({edit.task for edit in edits})
+        task = np.array([names.index(edit.task) for edit in edits])
+        member = np.array([[part in edit.parts for part in PARTS] for edit in edits])
+
+        def statistic(chosen: Indices) -> Floats:
+            return np.concatenate(
+                [
+                    _macro(value[held], task[held])
+                    for held in (chosen[member[chosen, part]] for part in range(len(PARTS)))
+                ]
+            )
+
+        return statistic
+
+    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
+        by_task: dict[str, list[Row]] = {}
+        for row in rows:
+            by_task.setdefault(self._edits[row["key"]].task, []).append(row)
+        lines = [Line(f"{task} ({len(held)})", tuple(self.figures(held))) for task, held in sorted(by_task.items())]
+        return [Table("By task type", self.columns, tuple(lines))]
+
+
+def _rating(row: Row) -> Rating:
+    (a, b), (c, d) = row["semantics"], row["quality"]
+    return Rating((a, b), (c, d))
+
+
+def _macro(value: Floats, task: Indices) -> Floats:
+    """(B, 3) → mean per task, then over the tasks that are there."""
+    if not len(value):
+        return np.full(len(FIGURES), np.nan)
+    means = np.stack([value[task == one].mean(0) for one in np.unique(task)])
+    return np.asarray(means.mean(0), dtype=np.float64)

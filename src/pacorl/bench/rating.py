@@ -1,0 +1,124 @@
+"""Rating edits by a rubric, in words: any vision-language model that answers, over HTTP or in this process.
+
+SC (semantic consistency) and PQ (perceptual quality) are each the lower of two scores; O = √(SC · PQ), as VIEScore
+(arXiv 2312.14867) has it and GEdit-Bench uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pacorl.types import Question
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.models.judge import Judge
+
+RUBRIC = Path(__file__).with_name("rubric.yaml")
+INSTRUCTION = "{instruction}"
+ATTEMPTS = 3
+"""Askings after which an answer that is no score is given up."""
+
+
+class UnratedError(Exception):
+    """The model gave no answer that can be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rubric:
+    """What a rater is told."""
+
+    semantics: str
+    quality: str
+    scale: float
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """Four scores of one edit, on VIEScore's scale of 0 to 10."""
+
+    semantics: tuple[float, float]
+    quality: tuple[float, float]
+    reasons: tuple[str, str] = ("", "")
+
+    @property
+    def figures(self) -> tuple[float, float, float]:
+        """SC, PQ, O."""
+        semantic, perceptual = min(self.semantics), min(self.quality)
+        return semantic, perceptual, sqrt(semantic * perceptual)
+
+
+def read_rubric(path: Path = RUBRIC) -> Rubric:
+    """Reads `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError where one is not usable."""
+    content = path.read_text(encoding="utf-8")
+    try:
+        document = yaml.safe_load(content)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    held = document if isinstance(document, dict) else {}
+    for name in ("semantics", "quality"):
+        if not isinstance(held.get(name), str) or not held[name].strip():
+            raise ValueError(f"{path}: {name!r} must be a text; see the rubric that comes with pacorl")
+    if INSTRUCTION not in held["semantics"]:
+        raise ValueError(f"{path}: 'semantics' must hold {INSTRUCTION}, or the rater never learns what was asked for")
+    scale = held.get("scale", 10)
+    if not isinstance(scale, int | float) or not scale > 0:
+        raise ValueError(f"{path}: 'scale' must be a number above 0, got {scale!r}")
+    return Rubric(held["semantics"], held["quality"], float(scale), hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+def rate(judge: Judge, rubric: Rubric, *, before: Image, after: Image, instruction: str) -> Rating:
+    """Asks for both pairs of scores. Raises UnratedError with the last fault."""
+    text = rubric.semantics.replace(INSTRUCTION, instruction)
+    semantics, why = _ask(judge, Question((before, after), text), rubric.scale)
+    quality, how = _ask(judge, Question((after,), rubric.quality), rubric.scale)
+    return Rating(semantics, quality, (why, how))
+
+
+def _ask(judge: Judge, question: Question, scale: float) -> tuple[tuple[float, float], str]:
+    text, fault = question.text, ""
+    for _ in range(ATTEMPTS):
+        try:
+            return read_scores(judge.explain(Question(question.images, text)), scale=scale)
+        except _UnreadableError as error:
+            fault = str(error)
+            text = f"{question.text}\nYour last answer could not be used: {fault}."
+        except RuntimeError as error:  # no answer, after retries of its own
+            raise UnratedError(str(error)) from None
+    raise UnratedError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
+
+
+class _UnreadableError(Exception):
+    """An answer that holds no scores."""
+
+
+def read_scores(answer: str, *, scale: float) -> tuple[tuple[float, float], str]:
+    """Two scores, brought to 0 … 10, and the reasoning, from the JSON object in an answer.
+
+    Raises where there is no such object, or a score lies off the scale: a wrong score must not become a figure.
+    """
+    start, end = answer.find("{"), answer.rfind("}")
+    try:
+        document = json.loads(answer[start : end + 1]) if 0 <= start < end else None
+    except ValueError as error:
+        raise _UnreadableError(f"its JSON is malformed ({error})") from None
+    if not isinstance(document, dict):
+        raise _UnreadableError(f"it holds no JSON object: {answer[:60]!r}")
+    scores = document.get("score")
+    if not isinstance(scores, list) or len(scores) != 2 or not all(_on_scale(one, scale) for one in scores):
+        raise _UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
+    first, second = (float(one) * 10 / scale for one in scores)
+    return (first, second), str(document.get("reasoning", ""))[:500]
+
+
+def _on_scale(score: Any, scale: float) -> bool:
+    return isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= scale

@@ -1,0 +1,436 @@
+"""T2IS-Bench: sets of pictures from one instruction (Jia et al. 2025; arXiv 2512.04784, Tab. 3).
+
+The published files as they are: `T2IS-Bench.json`, `prompt_consistency.json`, `prompt_alignment.json`. A case's
+pictures are `{case}_0001.png` and so on, as the released evaluation reads them.
+
+- Prompt alignment: P(Yes) that a picture shows each of its texts; mean over texts per dimension, then over pictures.
+- Visual consistency: each pair of a case, resized to 512 × 512, against each criterion; mean over pairs, criteria,
+  then cases. The released evaluation leaves out cases whose mean is 0, which is how it leaves out cases without
+  criteria in a dimension; the mean over all cases that have criteria stands beside it.
+- Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. These weights are printed nowhere; they
+  reproduce the paper's averages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacorl.bench.leaks import id_text
+from pacorl.bench.painting import Job, Studio, paint_missing
+from pacorl.bench.pairs import Score
+from pacorl.bench.pictures import Album
+from pacorl.bench.published import PAPER, T2IS, T2IS_GEMMA
+from pacorl.bench.rows import fingerprint
+from pacorl.bench.suite import BadItemError, Row, Shard, evenly, refuse
+from pacorl.bench.tables import Line, Table
+from pacorl.core import questions
+from pacorl.core.grid import split
+from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
+from pacorl.data.files import read_jsonl, safe_name, write_atomic
+from pacorl.data.pictures import TYPES, png_bytes
+from pacorl.data.records import load_prompts
+from pacorl.types import Prompt, Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from PIL.Image import Image
+
+    from pacorl.models.judge import Judge
+    from pacorl.rewards.reward import Reward
+
+CASES, CRITERIA, ALIGNMENT = "T2IS-Bench.json", "prompt_consistency.json", "prompt_alignment.json"
+ALIGNED = ("Entity", "Attribute", "Relation")
+CONSISTENT = ("Identity", "Style", "Logic")
+PAIR_SIDE = 512
+"""Of both pictures of a pair, in pixels; a judge's own processor may round it to its patches (Qwen2.5-VL: 504)."""
+WEIGHTS = (0.2, 0.3, 0.5)
+"""Of aesthetics, alignment and consistency."""
+
+Named = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One set that is asked for."""
+
+    id: str
+    instruction: str
+    captions: tuple[str, ...]
+    """One per picture."""
+    criteria: Named
+    """Dimension → name → text."""
+    alignment: tuple[Mapping[str, tuple[str, ...]], ...]
+    """Per picture: dimension → texts that it must show."""
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetData:
+    """The wanted cases of a folder."""
+
+    cases: tuple[Case, ...]
+    refused: Mapping[str, str]
+    fingerprint: str
+
+
+def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence[float]) -> float:
+    """The last column of Tab. 3."""
+    parts = (aesthetics, fmean(alignment), fmean(consistency))
+    return sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True))
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> SetData:
+    """Reads and checks the three files. Raises ValueError that lists the cases that do not fit together."""
+    held, criteria, alignment = (_mapping(folder / name) for name in (CASES, CRITERIA, ALIGNMENT))
+    cases, faults = [], dict[str, str]()
+    for name, record in held.items():
+        try:
+            cases.append(_case(name, record, criteria.get(name), alignment.get(name)))
+        except ValueError as error:
+            faults[name] = f"{folder / CASES}, case {name}: {error}"
+    refused = refuse(faults, skip_bad=skip_bad)
+    if not cases:
+        raise ValueError(f"{folder / CASES} holds no cases")
+    return SetData(tuple(evenly(cases, limit)), refused, fingerprint([held, criteria, alignment]))
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error.strerror}); give the folder of ChengyouJia/T2IS-Bench as published"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); download it again") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: maps cases to records, this is a {type(document).__name__}")
+    return document
+
+
+def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
+    if not isinstance(record, dict):
+        raise ValueError(f"a case is an object, this is a {type(record).__name__}")
+    captions, count = record.get("sub_caption"), record.get("output_image_count")
+    if not isinstance(captions, list) or not captions or not all(isinstance(text, str) for text in captions):
+        raise ValueError(f"'sub_caption' must be a list of texts, got {str(captions)[:60]!r}")
+    if count is not None and count != len(captions):
+        raise ValueError(f"'output_image_count' is {count!r} for {len(captions)} sub-captions")
+    if not isinstance(record.get("instruction"), str):
+        raise ValueError("'instruction' is missing")
+    return Case(
+        id=safe_name(name),
+        instruction=record["instruction"],
+        captions=tuple(captions),
+        criteria=_criteria(criteria),
+        alignment=_alignment(alignment, len(captions)),
+        category=str(record.get("category") or ""),
+    )
+
+
+def _criteria(held: Any) -> dict[str, dict[str, str]]:
+    """Of each dimension the first (and only) mapping of its list, as the released evaluation reads it."""
+    if not isinstance(held, dict):
+        raise ValueError(f"it has no criteria in {CRITERIA}")
+    found: dict[str, dict[str, str]] = {}
+    for dimension in CONSISTENT:
+        named = held.get(dimension) or {}
+        named = named[0] if isinstance(named, list) else named
+        if not isinstance(named, dict):
+            raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(named)[:60]!r}")
+        texts = {str(key): text for key, text in named.items() if isinstance(text, str) and text}
+        found |= {dimension: texts} if texts else {}
+    return found
+
+
+def _alignment(held: Any, count: int) -> tuple[dict[str, tuple[str, ...]], ...]:
+    if not isinstance(held, dict) or len(held) != count or not all(isinstance(one, dict) for one in held.values()):
+        size = len(held) if isinstance(held, dict) else "no"
+        raise ValueError(f"{ALIGNMENT} has {size} entries for its {count} pictures")
+    return tuple({name: tuple(one.get(name) or ()) for name in ALIGNED} for one in held.values())
+
+
+# --- painting ----------------------------------------------------------------------------------------------------
+
+
+def prompts_by_case(path: Path) -> dict[str, Prompt]:
+    """Case → prompt, from T2IS records that name the case they were written for as `original_idx`."""
+    pairs = zip(read_jsonl(path), load_prompts(path), strict=True)
+    found = {str(row["original_idx"]): prompt for row, prompt in pairs if row.get("original_idx")}
+    if not found:
+        raise ValueError(f"{path}: no record has an 'original_idx', which names the case of T2IS-Bench")
+    return found
+
+
+def set_jobs(cases: Sequence[Case], prompt_of: Callable[[Case], Prompt]) -> list[Job]:
+    """One sheet per case. Raises ValueError where a prompt's layout has another number of panels than the case."""
+    jobs = []
+    for case in cases:
+        prompt = prompt_of(case)
+        if prompt.grid.count != len(case.captions):
+            raise ValueError(f"case {case.id} has {len(case.captions)} pictures, its prompt a {prompt.grid} layout")
+        jobs.append(Job(case.id, prompt, f"sheets/{case.id}.png"))
+    return jobs
+
+
+def paint_sets(
+    jobs: Sequence[Job],
+    out: Path,
+    studio: Studio,
+    *,
+    shard: Shard = Shard(),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Paints the missing sheets into `sheets/` and cuts them into `images/`."""
+
+    def cut(job: Job, sheet: Image) -> None:
+        for number, panel in enumerate(split(sheet, job.prompt.grid), start=1):
+            write_atomic(out / "images" / f"{job.key}_{number:04d}.png", png_bytes(panel))
+
+    return paint_missing(jobs, out, studio, shard=shard, accompany=cut, progress=progress)
+
+
+# --- scoring -----------------------------------------------------------------------------------------------------
+
+
+class TextScorer(Protocol):
+    """Says how well pictures show texts."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """What the scores depend on."""
+
+    def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
+        """One score per (picture, text)."""
+
+
+class JudgeTexts:
+    """VQA-style: a judge's P(Yes) to VQAScore's question."""
+
+    def __init__(self, judge: Judge, *, name: str) -> None:
+        self.judge, self.name = judge, name
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"alignment": f"judge {self.name}"}
+
+    def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
+        verdicts = self.judge.verdicts([Question((image,), questions.figure_shows(text)) for image, text in asked])
+        return [Score(verdict.p_yes, verdict.error) for verdict in verdicts]
+
+
+class RewardTexts:
+    """Any reward of (text, picture): a service of one's own (`http`), or CLIP."""
+
+    def __init__(self, reward: Reward, *, name: str) -> None:
+        self.reward, self.name = reward, name
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"alignment": f"reward {self.name}"}
+
+    def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
+        prompts = [_of_text(number, text) for number, (_, text) in enumerate(asked)]
+        return [_score(value, self.name) for value in self.reward(prompts, [image for image, _ in asked])]
+
+
+def _of_text(number: int, text: str) -> Prompt:
+    return Prompt(id=number, text=text, theme=text, panels=(text,))
+
+
+def _score(value: float | None, name: str) -> Score:
+    return Score(value) if value is not None and isfinite(value) else Score(None, f"{name} gave no score")
+
+
+@dataclass(frozen=True, slots=True)
+class Aesthetics:
+    """A reward of single pictures, and what brings it to the scale of 0 to 1 (LAION's predictor: .1)."""
+
+    reward: Reward
+    name: str
+    scale: float = 1.0
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"aesthetics": self.name, "aesthetics_scale": self.scale}
+
+    def scores(self, case: Case, images: Sequence[Image]) -> list[Score]:
+        values = self.reward([_of_text(i, text) for i, text in enumerate(case.captions)], images)
+        found = [_score(value, self.name) for value in values]
+        return [Score(None if one.value is None else one.value * self.scale, one.error) for one in found]
+
+
+class T2isBench:
+    """The benchmark over the pictures of a folder."""
+
+    title = "T2IS-Bench"
+    columns = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{name}, all cases" for name in CONSISTENT))
+    source = f"{PAPER}, Tab. 3"
+    published = {f"{name} (judge: Qwen2.5-VL-7B)": values for name, values in T2IS.items()} | {
+        f"{name} (judge: Gemma-3-4B)": (*T2IS[name][:4], *values) for name, values in T2IS_GEMMA.items()
+    }
+    digits = 3
+    notes = (
+        "Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. Consistency leaves out cases whose "
+        "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
+        "Which aesthetics scorer the paper used is not known. Intervals are 95 %, bootstrapped over cases.",
+    )
+
+    def __init__(
+        self,
+        data: SetData,
+        images: Path,
+        *,
+        judge: Judge,
+        judge_name: str,
+        alignment: TextScorer | None,
+        aesthetics: Aesthetics | None = None,
+        made_by: Mapping[str, Any],
+    ) -> None:
+        """images: the folder of `{case}_{number:04d}` pictures; made_by: what names them in the settings."""
+        self.data, self.images, self.refused = data, images, data.refused
+        self.judge, self.judge_name = judge, judge_name
+        self.alignment, self.aesthetics, self.made_by = alignment, aesthetics, made_by
+        self._cases = {case.id: case for case in data.cases}
+
+    def settings(self) -> Mapping[str, Any]:
+        scorers = [one.settings() for one in (self.alignment, self.aesthetics) if one]
+        named = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge_name}
+        return named | {"pictures": dict(self.made_by)} | {key: value for one in scorers for key, value in one.items()}
+
+    def keys(self) -> Sequence[str]:
+        return list(self._cases)
+
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.cases}
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        return [self._measure(self._cases[key]) for key in keys]
+
+    def _measure(self, case: Case) -> Row:
+        images = self._open(case)
+        try:
+            return {
+                "key": case.id,
+                "alignment": self._aligned(case, images),
+                "consistency": self._consistent(case, images),
+                "aesthetics": _known(self.aesthetics.scores(case, images)) if self.aesthetics else [],
+            }
+        except _UnscoredError as fault:
+            return {"key": case.id, "error": str(fault)}
+
+    def _open(self, case: Case) -> list[Image]:
+        album = Album(self.images)
+        names = [f"{case.id}_{number:04d}" for number in range(1, len(case.captions) + 1)]
+        return [album.open(_file_of(self.images, name)) for name in names]
+
+    def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
+        """Per picture: dimension → mean over its texts."""
+        if self.alignment is None:
+            return []
+        asked = [
+            (image, text)
+            for image, held in zip(images, case.alignment, strict=True)
+            for texts in held.values()
+            for text in texts
+        ]
+        values = iter(_known(self.alignment.scores(asked)))
+        return [
+            {name: fmean([next(values) for _ in texts]) for name, texts in held.items() if texts}
+            for held in case.alignment
+        ]
+
+    def _consistent(self, case: Case, images: Sequence[Image]) -> dict[str, float]:
+        """Dimension → mean over criteria of the mean over pairs."""
+        small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]
+        pairs = list(combinations(small, 2))
+        asked = [
+            Question(pair, questions.meets_criterion_in_a_word(text))
+            for named in case.criteria.values()
+            for text in named.values()
+            for pair in pairs
+        ]
+        verdicts = self.judge.verdicts(asked) if pairs else []
+        values = iter(_known([Score(verdict.p_yes, verdict.error) for verdict in verdicts]))
+        return {
+            name: fmean([fmean([next(values) for _ in pairs]) for _ in named])
+            for name, named in case.criteria.items()
+            if pairs
+        }
+
+    def figures(self, rows: Sequence[Row]) -> list[Interval]:
+        return bootstrap([row["key"] for row in rows], _statistic(rows))
+
+    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
+        by_category: dict[str, list[Row]] = {}
+        for row in rows:
+            by_category.setdefault(self._cases[row["key"]].category or "no category", []).append(row)
+        lines = [Line(f"{name} ({len(held)})", tuple(self.figures(held))) for name, held in sorted(by_category.items())]
+        return [Table("By category", self.columns, tuple(lines))]
+
+
+class _UnscoredError(Exception):
+    """A question of a case stayed without an answer."""
+
+
+def _known(scores: Sequence[Score]) -> list[float]:
+    for score in scores:
+        if score.value is None:
+            raise _UnscoredError(score.error or "no answer")
+    return [score.value for score in scores if score.value is not None]
+
+
+def _file_of(folder: Path, stem: str) -> str:
+    """The picture of that name, whatever its format. Raises BadItemError where there is none."""
+    found = next((f"{stem}{suffix}" for suffix in TYPES if (folder / f"{stem}{suffix}").is_file()), None)
+    if found is None:
+        raise BadItemError(f"{folder / stem}.png is missing")
+    return found
+
+
+# --- figures -----------------------------------------------------------------------------------------------------
+
+
+def _statistic(rows: Sequence[Row]) -> Callable[[Indices], Floats]:
+    """Cases (by index, with repetition) → the columns of the table."""
+    aesthetics = _sums([{"": value} for value in row["aesthetics"]] for row in rows)
+    aligned = [_sums([_only(one, name) for one in row["alignment"]] for row in rows) for name in ALIGNED]
+    case_KD = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
+
+    def statistic(chosen: Indices) -> Floats:
+        aesthetic, *alignment = (_ratio(table[chosen]) for table in (aesthetics, *aligned))
+        held = case_KD[chosen]
+        released = [_mean(column[column > 0]) for column in held.T]
+        every = [_mean(column[~np.isnan(column)]) for column in held.T]
+        overall = average(aesthetic, alignment, released)
+        return np.array([aesthetic, *alignment, *released, overall, *every])
+
+    return statistic
+
+
+def _sums(cases: Iterator[Sequence[Mapping[str, float]]]) -> Floats:
+    """(cases, 2): the sum over a case's pictures, and over how many."""
+    return np.array([[sum(sum(one.values()) for one in case), sum(len(one) for one in case)] for case in cases])
+
+
+def _only(held: Mapping[str, float], name: str) -> Mapping[str, float]:
+    return {name: held[name]} if name in held else {}
+
+
+def _ratio(table: NDArray[np.float64]) -> float:
+    total, count = table.sum(0)
+    return float(total / count) if count else float("nan")
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
