@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pacorl.cli import dataset, generate, policy, quickstart, reward, score, serve, tiny
+from pacorl.cli import dataset, generate, policy, quickstart, reward, score, serve, studio, tiny
 
 app = typer.Typer(
     name="pacorl",
@@ -21,6 +21,7 @@ policy.register(app)
 reward.register(app)
 score.register(app)
 generate.register(app)
+studio.register(app)
 serve.register(app)
 app.command("doctor")(serve.doctor_judge)
 app.add_typer(dataset.app, name="dataset")

@@ -46,12 +46,15 @@ def generate(
     size: str = typer.Option("", help="HEIGHTxWIDTH of a sheet; the record's, 128x128 for tiny, else 1024x1024."),
     steps: int | None = typer.Option(None, min=1, help="Denoising steps; 10 for tiny, else 20."),
     guidance: float | None = typer.Option(None, min=0, help="Guidance scale; the model's own default."),
+    true_cfg: float | None = typer.Option(None, min=1, help="True guidance, with a second pass; the model's default."),
+    negative_prompt: str | None = typer.Option(None, help="What true guidance steers away from."),
     text_tokens: int | None = typer.Option(None, min=1, help="Text tokens per prompt; the model's own default."),
     seed: int = typer.Option(0, min=0, help="Of the first picture; the next ones count on from it."),
     count: int = typer.Option(1, min=1, help="Pictures per prompt."),
     best_of: int = typer.Option(1, min=1, help="Paint so many candidates for each, and keep the judge's best."),
     keep_all: bool = typer.Option(False, "--keep-all", help="Keep every candidate, with its rank in the name."),
     judge: str = typer.Option("", help="Who ranks and scores: folder, hub name, URL, endpoints YAML, or tiny."),
+    ask: str = typer.Option("theme", help="What the judge is asked of pairs: the theme, or the written criteria."),
     judge_model: str = typer.Option("", help="The judge's name at a server."),
     judge_adapter: str = typer.Option("", help="A PEFT adapter on the judge's checkpoint."),
     api_key_env: str = typer.Option("", help="The environment variable that holds the judge server's key."),
@@ -72,6 +75,8 @@ def generate(
         model=model,
     )
     painted_size = _size(size)
+    if ask not in ("theme", "criteria"):
+        raise ValueError(f"--ask is theme or criteria, not {ask!r}")
     judging = _Judging(judge or ("tiny" if best_of > 1 and model == "tiny" else ""), best_of)
     if keep_all and storyboard:
         raise ValueError("--keep-all and --storyboard do not go together: a later page depends on the choice before it")
@@ -83,8 +88,17 @@ def generate(
 
     quiet_loading()
     use_cores()
-    painter = _load(model, image, kind=kind, adapter=adapter, guidance=guidance, text_tokens=text_tokens)
-    options: dict[str, Any] = {"size": painted_size, "steps": steps, "seed": seed, "best_of": best_of}
+    painter = _load(
+        model,
+        image,
+        kind=kind,
+        adapter=adapter,
+        guidance=guidance,
+        true_cfg=true_cfg,
+        negative_prompt=negative_prompt,
+        text_tokens=text_tokens,
+    )
+    options: dict[str, Any] = {"size": painted_size, "steps": steps, "seed": seed, "best_of": best_of, "ask": ask}
     if not wanted.board:
         painter.check(wanted.prompts, painted_size)
     with judging:

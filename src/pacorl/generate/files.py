@@ -42,6 +42,7 @@ def recipe_texts(made: Made, *, judge: str = "") -> dict[str, str]:
         "size": str(recipe.size),
         "steps": str(recipe.steps),
         "guidance": "" if recipe.guidance is None else f"{recipe.guidance:g}",
+        "true_cfg": "" if recipe.true_cfg is None else f"{recipe.true_cfg:g}",
         "version": recipe.version,
         "score": "" if judged is None or judged.score is None else f"{judged.score:.6f}",
         "judge": judge if judged else "",

@@ -17,6 +17,7 @@ import torch
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.generate.compose import TINY
 from pacorl.models.adapters import adapter_off, wear_lora
+from pacorl.models.kontext import TINY_KONTEXT
 from pacorl.models.policies import POLICIES
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 KIND_OF_PIPELINE = {
     "FluxPipeline": "flux",
     "FluxKontextPipeline": "kontext",
-    "QwenImageEditPipeline": "qwen-edit",
-    "QwenImageEditPlusPipeline": "qwen-edit-plus",
+    "QwenImageEditPipeline": "qwen_edit",
+    "QwenImageEditPlusPipeline": "qwen_edit_plus",
 }
 """A diffusers folder's class → the policy that runs it."""
 
@@ -61,6 +62,8 @@ class Generator:
         kind: str = "",
         adapter: str = "",
         guidance: float | None = None,
+        true_cfg: float | None = None,
+        negative_prompt: str | None = None,
         dtype: str = "auto",
         device: str = "",
         text_tokens: int | None = None,
@@ -71,21 +74,21 @@ class Generator:
         GPU, float32 elsewhere. Raises ValueError for unknown kinds and for adapters that do not fit.
         """
         kind = kind or kind_of(model)
-        if kind not in POLICIES:
-            raise ValueError(f"unknown kind of generator {kind!r}; there are {', '.join(POLICIES)}")
+        _check_kind(model, kind, guidance=guidance, text_tokens=text_tokens)
         on_gpu = torch.cuda.is_available()
+        device = device or ("cuda" if on_gpu else "cpu")
         best = "bfloat16" if on_gpu and model != TINY else "float32"
-        tokens = text_tokens or (TINY_TEXT_TOKENS if model == TINY and kind == SETS else None)
-        chosen: dict[str, Any] = {"guidance": guidance, "text_tokens": tokens}
-        policy = POLICIES[kind](
-            model,
-            dtype=best if dtype == "auto" else dtype,
-            device=device or ("cuda" if on_gpu else "cpu"),
-            **{name: value for name, value in chosen.items() if value is not None},
-        )
+        chosen: dict[str, Any] = {
+            "guidance": guidance,
+            "text_tokens": text_tokens or (TINY_TEXT_TOKENS if model == TINY else None),
+            "true_cfg": true_cfg,
+            "negative_prompt": negative_prompt,
+        }
+        given = {name: value for name, value in chosen.items() if value is not None}
+        policy = POLICIES[kind](model, dtype=best if dtype == "auto" else dtype, device=device, **given)
         if adapter:
             wear_lora(policy.transformer, adapter)
-            policy.transformer.to(device or ("cuda" if on_gpu else "cpu"))
+            policy.transformer.to(device)
         return cls(policy, model=model, kind=kind, adapter=adapter)
 
     @property
@@ -99,13 +102,22 @@ class Generator:
         return None if value is None else float(value)
 
     @property
+    def true_cfg(self) -> float | None:
+        """The true guidance scale where it does something."""
+        value = float(getattr(self.policy, "true_cfg", 1.0))
+        return value if value != 1 else None
+
+    @property
     def note(self) -> str:
         """What one who sees its pictures must know of it; empty for most."""
         return TINY_NOTE if self.model == TINY else ""
 
-    def default_size(self, prompt: Prompt) -> Size:
-        """The record's own size; the tiny world's; or 1024 × 1024."""
-        return TINY_SIZE if self.model == TINY else prompt.size or SIZE
+    def size_of(self, prompt: Prompt, size: Size | None = None) -> Size:
+        """The size at which a prompt is painted: what is asked for, the record's, the tiny world's, or 1024 × 1024;
+        for an edit that area in the shape of its source."""
+        asked = size or (TINY_SIZE if self.model == TINY else prompt.size or SIZE)
+        self.policy.check_size(asked)
+        return self.policy.size_of(prompt, asked)
 
     @property
     def default_steps(self) -> int:
@@ -114,14 +126,13 @@ class Generator:
     def check(self, prompts: Sequence[Prompt], size: Size | None = None) -> None:
         """Raises ValueError for a size that it cannot paint, a source that it cannot edit, an edit without a source."""
         for prompt in prompts:
-            self.policy.check_size(size or self.default_size(prompt))
             if bool(prompt.sources) != self.edits:
                 raise ValueError(
                     f"{self.model} edits pictures, and there is none; give one with --image"
                     if self.edits
-                    else f"{self.model} paints sets and edits no pictures; name an editor with --model, "
-                    "e.g. black-forest-labs/FLUX.1-Kontext-dev"
+                    else f"{self.model} paints sets and edits no pictures; {EDITOR}"
                 )
+            self.size_of(prompt, size)
 
     def paint(
         self,
@@ -138,7 +149,7 @@ class Generator:
         Two batches of other sizes may differ in a pixel's last bit, as floating point does.
         """
         self.check(prompts, size)
-        sizes = [size or self.default_size(prompt) for prompt in prompts]
+        sizes = [self.size_of(prompt, size) for prompt in prompts]
         watched = cast("Policy", _Watched(self.policy, on_step))
         painted: dict[int, Image] = {}
         with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():
@@ -155,6 +166,8 @@ class Generator:
                 painted |= dict(zip(rows, images, strict=True))
         return [painted[row] for row in range(len(prompts))]
 
+
+EDITOR = "name an editor with --model, e.g. black-forest-labs/FLUX.1-Kontext-dev"
 
 TINY_NOTE = (
     "Painted by the embedded tiny generator, which knows the tiny world of drawn characters only. Name a real one with "
@@ -178,8 +191,17 @@ def kind_of(model: str, *, edit: bool = False) -> str:
     if "kontext" in name:
         return "kontext"
     if "qwen-image-edit" in name:
-        return "qwen-edit-plus" if "plus" in name or "2509" in name or "2511" in name else "qwen-edit"
+        return "qwen_edit_plus" if "plus" in name or "2509" in name or "2511" in name else "qwen_edit"
     return SETS
+
+
+def _check_kind(model: str, kind: str, *, guidance: float | None, text_tokens: int | None) -> None:
+    if kind not in POLICIES:
+        raise ValueError(f"unknown kind of generator {kind!r}; there are {', '.join(POLICIES)}")
+    if model == TINY and kind != SETS and not (kind == "kontext" and TINY_KONTEXT.is_dir()):
+        raise ValueError(f"the embedded tiny generator paints sets and edits no pictures; {EDITOR}")
+    if kind.startswith("qwen") and (guidance is not None or text_tokens is not None):
+        raise ValueError(f"{model} has no distilled guidance and reads texts of any length; give --true-cfg instead")
 
 
 class _Watched:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pacorl.core import questions
 from pacorl.core.grid import shared_text, split
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pacorl.models.judge import Judge
 
+Ask = Literal["theme", "criteria"]
 Matrix = tuple[tuple[float | None, ...], ...]
 
 
@@ -36,9 +37,12 @@ class Judged:
     error: str = ""
 
 
-def judge_sets(judge: Judge, prompts: Sequence[Prompt], sheets: Sequence[Image]) -> list[Judged]:
-    """The consistency reward's own questions: one per pair of panels, their mean the score."""
-    reward = Consistency(judge)
+def judge_sets(judge: Judge, prompts: Sequence[Prompt], sheets: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
+    """The consistency reward's own questions of every pair of panels, their mean the score.
+
+    Raises ValueError for a single picture, and where criteria are to be asked for and a prompt has none.
+    """
+    reward = Consistency(judge, ask=ask)
     reward.check(prompts)
     pairs = reward.pairs(prompts, sheets)
     return [
@@ -48,22 +52,30 @@ def judge_sets(judge: Judge, prompts: Sequence[Prompt], sheets: Sequence[Image])
 
 
 def judge_beside(
-    judge: Judge, prompts: Sequence[Prompt], sheets: Sequence[Image], earlier: Sequence[Image]
+    judge: Judge,
+    prompts: Sequence[Prompt],
+    sheets: Sequence[Image],
+    earlier: Sequence[Image],
+    *,
+    ask: Ask = "theme",
 ) -> list[Judged]:
     """As `judge_sets`, with every pair of a panel and an earlier page's panel counted too."""
-    alone = judge_sets(judge, prompts, sheets)
+    alone = judge_sets(judge, prompts, sheets, ask=ask)
     if not earlier:
         return alone
     asked = [
-        [
-            Question((before, panel), questions.same_theme(shared_text(prompt.text)))
-            for before in earlier
-            for panel in split(sheet, prompt.grid)
-        ]
+        [Question((before, panel), text) for before in earlier for panel in split(sheet, prompt.grid) for text in texts]
         for prompt, sheet in zip(prompts, sheets, strict=True)
+        for texts in [_texts(prompt, ask)]
     ]
     answers = iter(judge.verdicts([question for several in asked for question in several]))
     return [_beside(one, [next(answers) for _ in several]) for one, several in zip(alone, asked, strict=True)]
+
+
+def _texts(prompt: Prompt, ask: Ask) -> list[str]:
+    if ask == "theme":
+        return [questions.same_theme(shared_text(prompt.text))]
+    return [questions.meets_criterion(text) for named in prompt.criteria.values() for text in named.values()]
 
 
 def _beside(alone: Judged, across: Sequence[Verdict]) -> Judged:

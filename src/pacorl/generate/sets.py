@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pacorl.core.grid import split
 from pacorl.generate.generator import Generator, Step
-from pacorl.generate.ranking import Judged, best_first, judge_edits, judge_sets
+from pacorl.generate.ranking import Ask, Judged, best_first, judge_edits, judge_sets
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Recipe:
     size: Size
     steps: int
     guidance: float | None
+    true_cfg: float | None
     version: str
 
 
@@ -63,6 +64,7 @@ def generate_sets(
     count: int = 1,
     best_of: int = 1,
     judge: Judge | None = None,
+    ask: Ask = "theme",
     rank: Rank | None = None,
     size: Size | None = None,
     steps: int | None = None,
@@ -73,7 +75,8 @@ def generate_sets(
     """`count` pictures per prompt, in order.
 
     best_of: candidates per picture, of which the judge's best is kept, or all (best first) with `keep_all`.
-    rank: how they are judged; by the judge's questions for sets or for edits if None.
+    ask: whether the judge is asked about a set's theme or about its written criteria.
+    rank: another way to judge them.
     on_step: hears of every denoising step (`steps` × candidates of them in all).
     Raises ValueError for counts below 1, candidates without a judge, and what the generator cannot paint; RuntimeError
     where the judge answers nothing.
@@ -82,7 +85,7 @@ def generate_sets(
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to say which; name one with --judge")
-    how = rank or (_judging(judge, generator) if judge else None)
+    how = rank or (_judging(judge, generator, ask) if judge else None)
     made = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
@@ -102,16 +105,18 @@ def recipe_of(
         model=generator.model,
         adapter="" if base else generator.adapter,
         seed=seed,
-        size=size or generator.default_size(prompt),
+        size=generator.size_of(prompt, size),
         steps=steps or generator.default_steps,
         guidance=generator.guidance,
+        true_cfg=generator.true_cfg,
         version=version("pacorl"),
     )
 
 
-def _judging(judge: Judge, generator: Generator) -> Rank:
-    how = judge_edits if generator.edits else judge_sets
-    return lambda prompts, sheets: how(judge, prompts, sheets)
+def _judging(judge: Judge, generator: Generator, ask: Ask) -> Rank:
+    if generator.edits:
+        return lambda prompts, images: judge_edits(judge, prompts, images)
+    return lambda prompts, sheets: judge_sets(judge, prompts, sheets, ask=ask)
 
 
 def _ranked(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.generate.generator import Generator
-    from pacorl.generate.ranking import Judged
+    from pacorl.generate.ranking import Ask, Judged
     from pacorl.generate.sets import Made
     from pacorl.models.judge import Judge
 
@@ -120,6 +120,7 @@ def paint_storyboard(
     seed: int = 0,
     best_of: int = 1,
     judge: Judge | None = None,
+    ask: Ask = "theme",
     size: Size | None = None,
     steps: int | None = None,
     on_step: Callable[[int], None] = lambda pictures: None,
@@ -133,7 +134,7 @@ def paint_storyboard(
     from pacorl.generate.sets import generate_sets
 
     prompts = pages(board, generator.model)
-    sizes = [_size_of(prompt, board, size or generator.default_size(prompt)) for prompt in prompts]
+    sizes = [_size_of(prompt, board, generator.size_of(prompt, size)) for prompt in prompts]
     for prompt, own in zip(prompts, sizes, strict=True):
         generator.check([prompt], own)
     painted: list[Made] = []
@@ -141,7 +142,7 @@ def paint_storyboard(
 
     def rank(same: Sequence[Prompt], sheets: Sequence[Image]) -> list[Judged]:
         assert judge is not None
-        return judge_beside(judge, same, sheets, earlier)
+        return judge_beside(judge, same, sheets, earlier, ask=ask)
 
     for number, (prompt, own) in enumerate(zip(prompts, sizes, strict=True)):
         painted += generate_sets(

@@ -37,7 +37,7 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, *, number: int = 
     if grid != GRID or len(panels) != GRID.count:
         raise ValueError(
             f"the tiny generator paints sets of {GRID.count} panels as {GRID} and no others, this is {grid} with "
-            f"{len(panels)}; describe {GRID.count}, or name a real model with --model, e.g. black-forest-labs/FLUX.1-dev"
+            f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
         )
     subject = Panel(**{**{name: VALUES[name][0] for name in SCENE}, **shared}).subject
     tags = ("[TOP]-[LEFT]", "[TOP]-[RIGHT]", "[BOTTOM]-[LEFT]", "[BOTTOM]-[RIGHT]")

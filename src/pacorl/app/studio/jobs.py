@@ -1,0 +1,151 @@
+"""A queue of jobs that run one at a time in a thread of their own, tell how far they are, and can be cancelled."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["queued", "running", "done", "failed", "cancelled"]
+ENDED: tuple[Status, ...] = ("done", "failed", "cancelled")
+
+MAX_WAITING = 8
+KEPT = 8
+"""Jobs whose results are kept; a result of large pictures takes tens of megabytes."""
+
+
+class CancelledError(Exception):
+    """Raised inside a job that was cancelled."""
+
+
+class BusyError(ValueError):
+    """Too many jobs are waiting."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One piece of work. Its fields are written by the worker and read by anyone."""
+
+    id: str
+    kind: str
+    status: Status = "queued"
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    error: str = ""
+    seconds: float = 0.0
+    result: Mapping[str, Any] | None = None
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    """PNG bytes by name."""
+    asked_to_stop: bool = False
+
+    def advance(self, count: int) -> None:
+        """So much more is done. Raises CancelledError where the job is to stop."""
+        self.done += count
+        self.check()
+
+    def enter(self, phase: str, *, total: int = 0) -> None:
+        """A new phase begins; `total` 0 where nobody knows how long it takes."""
+        self.phase, self.done, self.total = phase, 0, total
+        self.check()
+
+    def check(self) -> None:
+        if self.asked_to_stop:
+            raise CancelledError
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "status": self.status,
+            "phase": self.phase,
+            "done": self.done,
+            "total": self.total,
+            "error": self.error,
+            "seconds": round(self.seconds, 1),
+            "result": self.result,
+        }
+
+
+Work = Callable[[Job], Mapping[str, Any]]
+
+
+class Jobs:
+    """The queue. `close` ends the worker after the step that it is in."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.Queue[tuple[Job, Work] | None] = queue.Queue()
+        self._jobs: dict[str, Job] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._worker = threading.Thread(target=self._run, name="studio", daemon=True)
+        self._worker.start()
+
+    def submit(self, kind: str, work: Work) -> Job:
+        """Puts work at the end of the queue. Raises BusyError where too much is waiting."""
+        with self._lock:
+            if sum(job.status == "queued" for job in self._jobs.values()) >= MAX_WAITING:
+                raise BusyError(f"{MAX_WAITING} jobs are waiting already; cancel one, or wait")
+            job = Job(str(next(self._numbers)), kind)
+            self._jobs[job.id] = job
+            self._forget()
+        self._waiting.put((job, work))
+        return job
+
+    def find(self, name: str) -> Job | None:
+        return self._jobs.get(name)
+
+    def cancel(self, job: Job) -> None:
+        """A job that waits ends at once, one that runs at its next step; one that has ended stays as it is."""
+        job.asked_to_stop = True
+        if job.status == "queued":
+            job.status = "cancelled"
+
+    @property
+    def unfinished(self) -> list[Job]:
+        return [job for job in list(self._jobs.values()) if job.status not in ENDED]
+
+    def latest(self, kind: str) -> Job | None:
+        """The newest job of a kind that is not cancelled or failed."""
+        fitting = [job for job in self._jobs.values() if job.kind == kind and job.status not in ("cancelled", "failed")]
+        return fitting[-1] if fitting else None
+
+    def close(self) -> None:
+        for job in self.unfinished:
+            self.cancel(job)
+        self._waiting.put(None)
+        self._worker.join(timeout=10)
+
+    def _forget(self) -> None:
+        ended = [job for job in self._jobs.values() if job.status in ENDED]
+        for job in ended[: max(0, len(ended) - KEPT)]:
+            del self._jobs[job.id]
+
+    def _run(self) -> None:
+        while (one := self._waiting.get()) is not None:
+            job, work = one
+            if job.status == "queued":
+                _do(job, work)
+
+
+def _do(job: Job, work: Work) -> None:
+    """Runs one job. Whatever it raises becomes its error: the page shows it, and the next job runs."""
+    began = time.monotonic()
+    job.status = "running"
+    try:
+        job.result = work(job)
+        job.status = "done"
+    except CancelledError:
+        job.status = "cancelled"
+    except Exception as error:
+        if not isinstance(error, ValueError | OSError | RuntimeError):
+            logging.getLogger(__name__).exception("a job of the studio failed")
+        job.error = str(error).strip() or type(error).__name__
+        job.status = "failed"
+    finally:
+        job.seconds = time.monotonic() - began
