@@ -102,6 +102,12 @@ class PromptsConfig(Section):
     evaluation: str = "data/t2is/test.jsonl"
     evaluation_limit: Positive = 64
     """At most so many evaluation prompts, evenly spread over the file."""
+    benchmarks: tuple[str, ...] = ()
+    """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
+    leaks: Literal["refuse", "warn", "off"] = "refuse"
+    """What happens where a training prompt is among the evaluation's or a benchmark's."""
+    near: Share | None = None
+    """The share of word triples from which two texts count as one; None for equal texts only."""
 
 
 class SamplingConfig(Section):
@@ -182,6 +188,30 @@ class EvaluationConfig(Section):
         return self
 
 
+class LimitConfig(Section):
+    """How far a sign may move from where it stood at the start, and what happens beyond."""
+
+    at: float = Field(gt=0)
+    action: Literal["off", "warn", "stop"] = "warn"
+
+
+class WatchConfig(Section):
+    """The watch on reward hacking (docs/rewards.md); its limits leave three times what a healthy run was seen to do."""
+
+    duplicates: LimitConfig = LimitConfig(at=0.2)
+    """Rise of the share of pairs of panels that are copies."""
+    blank: LimitConfig = LimitConfig(at=0.1)
+    """Rise of the share of panels without a picture."""
+    lattice: LimitConfig = LimitConfig(at=0.1)
+    """Rise of the share of fine detail that is a regular pattern."""
+    diversity: LimitConfig = LimitConfig(at=0.4)
+    """Fall, as a share of the start, of the mean distance between prompts' pictures."""
+    held_out: LimitConfig = LimitConfig(at=0.2)
+    """Fall, as a share of the start, of each measure of evaluation.rewards."""
+    average: Positive = 3
+    """Epochs over which the signs of training pictures are averaged, since each has other prompts."""
+
+
 class AdvantageConfig(Section):
     """How rewards become advantages."""
 
@@ -247,6 +277,7 @@ class PolicyRun(Section):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    watch: WatchConfig = WatchConfig()
     judge: JudgeConfig = JudgeConfig()
     rewards: tuple[RewardConfig, ...] = (
         RewardConfig(name="consistency", weight=0.2),

@@ -20,25 +20,37 @@ from typing import Any
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
 from pacorl.data.edits import edit_prompt, is_edit
+from pacorl.data.published import LANGUAGES, load_gedit, load_sharegpt_4o
 from pacorl.types import Grid, Prompt, Size
 
 Record = Mapping[str, Any]
 
-SOURCES = "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, or tiny:train|dev|test"
+SOURCES = (
+    "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, GEdit-Bench's .parquet, "
+    "ShareGPT-4o-Image's .json, or tiny:train|dev|test"
+)
 TINY_COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 48}
 
 
 def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
     """The prompts that a config names: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
 
+    GEdit-Bench may be a folder of parquet files, and be asked for one language: `GEdit-Bench/data:en`.
     At most `limit` of them, evenly spread. Raises ValueError as `load_prompts` does, and for an unknown split.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"a limit of {limit} leaves no prompts of {source}; give at least 1, or none")
-    prompts = _tiny_prompts(source) if source.startswith("tiny:") else load_prompts(source)
+    prompts = _tiny_prompts(source) if source.startswith("tiny:") else _file_prompts(source)
     if limit is None or limit >= len(prompts):
         return prompts
     return [prompts[index * len(prompts) // limit] for index in range(limit)]
+
+
+def _file_prompts(source: str) -> list[Prompt]:
+    name, colon, language = source.rpartition(":")
+    if colon and language in LANGUAGES:
+        return load_gedit(Path(name), language=language)
+    return load_prompts(source)
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:
@@ -50,6 +62,10 @@ def load_prompts(path: str | Path) -> list[Prompt]:
     Raises ValueError that names file, line, fault and fix.
     """
     path = Path(path)
+    if path.suffix.lower() == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
+        return load_gedit(path)
+    if path.suffix.lower() == ".json":
+        return load_sharegpt_4o(path)
     parsers: dict[str, Callable[[str, int], Prompt]] = {
         ".jsonl": partial(_parse_json, folder=path.parent),
         ".txt": _parse_text,

@@ -1,0 +1,188 @@
+"""Keeping what a run is measured on out of what it is trained on: finding shared prompts, and splits without them.
+
+Two prompts are one where their texts differ only in case, spaces and punctuation, or, on request, where they share
+most of their word triples. Two edits are one where they start from one picture, whatever the instruction: GEdit-Bench
+asks for each of its edits in two languages. The released recipes train on 150 prompts of T2IS-Bench, and on most of
+GEdit-Bench.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pacorl.data.files import digest, write_jsonl
+from pacorl.types import Prompt
+
+Why = Literal["text", "near", "picture"]
+WORDS = {"text": "the same text", "near": "nearly the same text", "picture": "the same picture to edit"}
+SHOWN = 3
+"""How many examples a message gives."""
+SHINGLE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A training prompt that is also measured on."""
+
+    prompt: Prompt
+    other: Prompt
+    against: str
+    """Where the other one comes from."""
+    why: Why
+
+
+def find_leaks(
+    train: Sequence[Prompt], against: Mapping[str, Sequence[Prompt]], *, near: float | None = None
+) -> list[Leak]:
+    """The training prompts that are also in `against` (name → prompts), each once, with the first reason.
+
+    near: the share of word triples (Jaccard) from which two texts are nearly the same; None for equal ones only.
+    """
+    found: dict[int, Leak] = {}
+    for name, others in against.items():
+        known = _index(others)
+        resembling = _Resembling(others, near) if near is not None else None
+        for position, prompt in enumerate(train):
+            if position not in found and (hit := _hit(prompt, known, resembling)):
+                found[position] = Leak(prompt, hit[0], name, hit[1])
+    return [found[position] for position in sorted(found)]
+
+
+def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
+    """How many training prompts leak, into what, and the first few. Empty where none does."""
+    if not leaks:
+        return ""
+    counts = Counter((leak.against, leak.why) for leak in leaks)
+    parts = [f"{count} in {name} ({WORDS[why]})" for (name, why), count in counts.items()]
+    examples = [
+        f"training prompt {leak.prompt.id} is {leak.against}'s {leak.other.id}: {leak.prompt.text[:60]!r}"
+        for leak in leaks
+    ]
+    rest = f" and {len(leaks) - SHOWN} more" if len(leaks) > SHOWN else ""
+    return (
+        f"{len(leaks)} of {total} training prompts are measured on: {'; '.join(parts)}. "
+        + "; ".join(examples[:SHOWN])
+        + rest
+    )
+
+
+def split_prompts(
+    prompts: Sequence[Prompt],
+    *,
+    test: int,
+    seed: int = 42,
+    keep_out: Mapping[str, Sequence[Prompt]] | None = None,
+    near: float | None = None,
+) -> tuple[list[Prompt], list[Prompt], list[Leak]]:
+    """(training, test, what was kept out). Prompts of one text or one picture go to one side, together.
+
+    test: about how many prompts to hold out, drawn by `seed`; the last family drawn may exceed it. What `keep_out`
+    holds goes to neither side. Raises ValueError where nothing would be left to train on.
+    """
+    leaks = find_leaks(prompts, keep_out or {}, near=near)
+    dropped = {id(leak.prompt) for leak in leaks}
+    families = _families([prompt for prompt in prompts if id(prompt) not in dropped])
+    random.Random(seed).shuffle(families)
+    held: list[Prompt] = []
+    while families and len(held) < test:
+        held += families.pop()
+    if not families:
+        raise ValueError(
+            f"holding out {test} of {len(prompts)} prompts, {len(leaks)} kept out, leaves none to train on"
+        )
+    order = {id(prompt): place for place, prompt in enumerate(prompts)}
+    rest = sorted((prompt for family in families for prompt in family), key=lambda prompt: order[id(prompt)])
+    return rest, sorted(held, key=lambda prompt: order[id(prompt)]), leaks
+
+
+def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
+    """Writes edits as JSONL that `load_prompts` reads back, their pictures copied into a folder beside it."""
+    folder = path.parent / f"{path.stem}_pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for prompt in prompts:
+        names = [f"{folder.name}/{digest(source)[:32]}{source.suffix}" for source in prompt.sources]
+        for source, name in zip(prompt.sources, names, strict=True):
+            shutil.copyfile(source, path.parent / name)
+        row = {"image": names if len(names) > 1 else names[0], "instruction": prompt.text}
+        rows.append(row | {"category": prompt.category, "task_name": prompt.task, "panels": list(prompt.panels)})
+    write_jsonl(path, rows)
+
+
+# --- sameness --------------------------------------------------------------------------------------------------
+
+
+def _hit(prompt: Prompt, known: Mapping[str, Prompt], resembling: _Resembling | None) -> tuple[Prompt, Why] | None:
+    keys = _keys(prompt)
+    for key in keys:
+        if key in known:
+            return known[key], "picture" if prompt.sources else "text"
+    if resembling is not None and not prompt.sources and (other := resembling.nearest(prompt)):
+        return other, "near"
+    return None
+
+
+def _keys(prompt: Prompt) -> list[str]:
+    """What makes two prompts one: an edit's pictures, else the text."""
+    return [f"picture {digest(source)}" for source in prompt.sources] or [f"text {plain(prompt.text)}"]
+
+
+def _index(prompts: Iterable[Prompt]) -> dict[str, Prompt]:
+    index: dict[str, Prompt] = {}
+    for prompt in prompts:
+        for key in _keys(prompt):
+            index.setdefault(key, prompt)
+    return index
+
+
+def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    """Prompts that share a key, directly or through others, in order of their first member."""
+    family_of: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        keys = _keys(prompt)
+        joined = {id(family_of[key]): family_of[key] for key in keys if key in family_of}
+        family = [member for members in joined.values() for member in members] + [prompt]
+        for member in family:
+            family_of.update(dict.fromkeys(_keys(member), family))
+    return list({id(family_of[_keys(prompt)[0]]): family_of[_keys(prompt)[0]] for prompt in prompts}.values())
+
+
+def plain(text: str) -> str:
+    """A text without what does not make it another one: case, spaces, punctuation, ways to encode a letter."""
+    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+class _Resembling:
+    """Finds the prompt that shares most word triples with another, by an index of them."""
+
+    def __init__(self, prompts: Sequence[Prompt], least: float) -> None:
+        self.prompts = prompts
+        self.least = least
+        self.shingles = [_shingles(prompt.text) for prompt in prompts]
+        self.holders: dict[str, list[int]] = defaultdict(list)
+        for number, shingles in enumerate(self.shingles):
+            for shingle in shingles:
+                self.holders[shingle].append(number)
+
+    def nearest(self, prompt: Prompt) -> Prompt | None:
+        """The nearest one, where it shares at least the least share."""
+        own = _shingles(prompt.text)
+        shared = Counter(number for shingle in own for number in self.holders.get(shingle, ()))
+        scored = [
+            (count / (len(own) + len(self.shingles[number]) - count), -number) for number, count in shared.items()
+        ]
+        best, number = max(scored, default=(0.0, 0))
+        return self.prompts[-number] if best >= self.least else None
+
+
+def _shingles(text: str) -> set[str]:
+    words = plain(text).split()
+    return {" ".join(words[start : start + SHINGLE]) for start in range(max(len(words) - SHINGLE + 1, 1))}
