@@ -137,7 +137,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"prompts.csv: prompts are read from a .jsonl of T2IS records, a .txt"):
+    with pytest.raises(ValueError, match=r"prompts.csv: prompts are read from a .jsonl of T2IS records or of"):
         load_prompts(file_of(tmp_path, SET, name="prompts.csv"))
 
 

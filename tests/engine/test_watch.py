@@ -1,0 +1,185 @@
+"""The watch's detectors on drawn examples, and its alarms over time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from pacorl.config import WatchConfig
+from pacorl.core.grid import join
+from pacorl.data import characters
+from pacorl.data.characters import VALUES, Panel, all_panels, draw
+from pacorl.engine.watch import (
+    SAME_DISTANCE,
+    SIDE,
+    Limit,
+    Watch,
+    _distance,
+    _pixels,
+    alarm_values,
+    diversity,
+    is_blank,
+    lattice_share,
+    look_at,
+    signs,
+)
+from pacorl.types import Grid, Prompt
+
+RNG = random.Random(0)
+PANELS = RNG.sample(all_panels(), 24)
+GRID = Grid(2, 2)
+
+
+def sheet(panels: Sequence[Image.Image]) -> Image.Image:
+    return join(list(panels), GRID)
+
+
+def noisy(image: Image.Image, amount: float, seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).normal(0, 255 * amount, (image.height, image.width, 3))
+    return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
+
+
+def patterned(image: Image.Image, *, period: int, amount: float) -> Image.Image:
+    """A fine regular grid over the picture."""
+    rows, cols = np.mgrid[: image.height, : image.width]
+    wave = np.sign(np.sin(2 * np.pi * rows / period + 0.3)) + np.sign(np.sin(2 * np.pi * cols / period + 0.3))
+    return Image.fromarray((np.asarray(image) + 255 * amount * wave[..., None]).clip(0, 255).astype(np.uint8))
+
+
+def prompt(number: int = 0) -> Prompt:
+    return Prompt(id=number, text="", grid=GRID)
+
+
+# --- one sheet -------------------------------------------------------------------------------------------------
+
+
+def test_copies_are_duplicates_and_the_smallest_redrawing_is_none() -> None:
+    copies = [noisy(draw(PANELS[0], 64), 0.02, seed) for seed in range(4)]
+    assert look_at(prompt(), sheet(copies)).duplicates == 1.0
+    assert look_at(prompt(), sheet([*copies[:2], draw(PANELS[1], 64), draw(PANELS[2], 64)])).duplicates == 1 / 6
+    for panel in PANELS:
+        for name, values in VALUES.items():
+            for value in set(values) - {getattr(panel, name)}:
+                pair = [_pixels(draw(one, SIDE)) for one in (panel, replace(panel, **{name: value}))]
+                assert _distance(*pair) > SAME_DISTANCE
+
+
+@pytest.mark.parametrize("colour", ["black", "white", "grey", (20, 24, 40)])
+def test_flat_and_dark_panels_are_blank(colour: str | tuple[int, int, int]) -> None:
+    panel = noisy(Image.new("RGB", (64, 64), colour), 0.05)
+    look = look_at(prompt(), sheet([panel] * 4))
+    assert (look.blank, look.duplicates) == (1.0, 1.0)
+
+
+def test_drawings_are_not_blank() -> None:
+    assert not any(is_blank(_pixels(draw(panel, SIDE))) for panel in all_panels()[::7])
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_a_fine_pattern_is_a_lattice(size: int, period: int) -> None:
+    clean = [draw(panel, size) for panel in PANELS[:8]]
+    plain = np.mean([look_at(prompt(), image).lattice for image in map(sheet, (clean[:4], clean[4:]))])
+    covered = [patterned(panel, period=period, amount=0.1) for panel in clean]
+    found = np.mean([look_at(prompt(), image).lattice for image in map(sheet, (covered[:4], covered[4:]))])
+    assert found > plain + WatchConfig().lattice.at, (plain, found)
+
+
+def test_edges_textures_and_noise_are_no_lattice() -> None:
+    rng = np.random.default_rng(0)
+    for size in (32, 64, 128):
+        drawn = np.mean([lattice_share(_pixels(draw(panel, size)).mean(2)) for panel in PANELS])
+        assert drawn < 0.04
+        assert lattice_share(rng.random((size, size))) < 0.02
+    soft = Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).filter(ImageFilter.GaussianBlur(1))
+    assert lattice_share(_pixels(soft).mean(2)) < 0.02
+    assert lattice_share(np.zeros((64, 64))) == 0.0
+
+
+# --- many sheets -----------------------------------------------------------------------------------------------
+
+
+def sets(count: int, *, same: bool = False) -> list[tuple[Prompt, Image.Image]]:
+    made = []
+    for number, one in enumerate(characters.character_prompts("train", count)):
+        panels = [Panel.parse(text) for text in one.panels]
+        if same:  # every set shows the first one's hero in the first one's place
+            panels = [replace(panel, palette="night", colour="red", prop="lamp") for panel in panels]
+        made.append((prompt(number), characters.draw_grid(panels, GRID, 32)))
+    return made
+
+
+def test_one_picture_for_every_prompt_is_no_diversity() -> None:
+    healthy = diversity([look_at(*one) for one in sets(24)])
+    alike = diversity([look_at(*one) for one in sets(24, same=True)])
+    assert healthy is not None
+    assert alike is not None
+    assert alike < 0.5 * healthy
+    assert diversity([look_at(*sets(1)[0])] * 3) is None, "one prompt alone has no diversity"
+
+
+def test_diversity_is_between_prompts_not_within() -> None:
+    image = sets(2)[0][1]
+    noise = [look_at(prompt(0), noisy(image, 0.3, seed)) for seed in range(4)]
+    assert diversity([*noise, look_at(prompt(1), image)]) == pytest.approx(0, abs=0.05)
+
+
+def test_a_healthy_world_has_low_signs() -> None:
+    found = signs([look_at(*one) for one in sets(24)])
+    assert found["duplicates"] < 0.02
+    assert found["blank"] == 0.0
+    assert found["lattice"] < 0.05
+
+
+# --- over time -------------------------------------------------------------------------------------------------
+
+
+def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
+    watch = Watch({"duplicates": Limit(0.2)}, average=2)
+    raised = [watch.see("epoch", {"watch/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
+    assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
+    alarm = raised[4][0]
+    assert (alarm.start, alarm.now, alarm.action) == (pytest.approx(0.05), pytest.approx(0.275), "warn")
+    assert "duplicates went from 0.050 to 0.275, beyond the limit of 0.2" in str(alarm)
+    assert alarm_values(raised[4]) == {"alarm/duplicates": 1.0}
+
+
+def test_a_fall_is_a_share_of_the_start() -> None:
+    watch = Watch({"diversity": Limit(0.4, "stop"), "held_out": Limit(0.2)})
+    first = {"watch/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
+    assert watch.see("evaluation", first) == []
+    assert watch.see("evaluation", {"watch/diversity": 0.31, "held_out/clip": 0.25}) == []
+    alarms = watch.see("evaluation", {"watch/diversity": 0.29, "held_out/clip": 0.23})
+    assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "warn")]
+
+
+def test_training_and_evaluation_have_starts_of_their_own() -> None:
+    watch = Watch({"lattice": Limit(0.1)}, average=1)
+    assert watch.see("evaluation", {"watch/lattice": 0.0}) == []
+    assert watch.see("epoch", {"watch/lattice": 0.3}) == []
+    assert watch.see("epoch", {"watch/lattice": 0.35}) == []
+    assert len(watch.see("evaluation", {"watch/lattice": 0.35})) == 1
+
+
+def test_a_limit_that_is_off_raises_nothing() -> None:
+    watch = Watch({"blank": Limit(0.1, "off")}, average=1)
+    assert [watch.see("epoch", {"watch/blank": value}) for value in (0.0, 1.0)] == [[], []]
+
+
+def test_a_resumed_watch_goes_on() -> None:
+    lines = [{"kind": "epoch", "epoch": n, "watch/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
+    whole, resumed = (Watch({"blank": Limit(0.1)}, average=2) for _ in range(2))
+    for line in lines:
+        expected = whole.see("epoch", line)
+    resumed.recall(lines[:-1])
+    assert resumed.see("epoch", lines[-1]) == expected
+    assert expected
+
+
+def test_the_config_s_watch_knows_every_sign() -> None:
+    assert set(Watch.of(WatchConfig()).limits) == {"duplicates", "blank", "lattice", "diversity", "held_out"}
