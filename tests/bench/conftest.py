@@ -1,0 +1,188 @@
+"""Benchmarks in the published formats, a few items each, drawn from the tiny world."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pacorl.data.character_edits import draw_edit
+from pacorl.data.characters import Panel, all_panels, character_prompts, draw, redrawn
+from pacorl.data.files import write_jsonl
+from pacorl.models.judge import LocalJudge
+from pacorl.types import Prompt
+
+GRIDS, PANELS = 4, 4
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LocalJudge:
+    """The committed tiny judge."""
+    return LocalJudge.from_pretrained("tiny")
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+# --- ConsistencyRank -----------------------------------------------------------------------------------------------
+
+
+def rank_rows(prompts: list[Prompt]) -> list[dict[str, Any]]:
+    """Three items per prompt; the order is not one that a scorer would find by luck for all."""
+    rng = random.Random(3)
+    rows = []
+    for prompt in prompts:
+        for grid, panel, other in [(0, 0, 1), (1, 2, 3), (3, 1, 0)]:
+            names = [f"{x}_{other}.png" for x in range(GRIDS)]
+            order = rng.sample(names, len(names))
+            rows.append(
+                {
+                    "folder": f"{prompt.id:04d}",
+                    "ref_image": f"{grid}_{panel}.png",
+                    "comp_images": names,
+                    "rank_images": order,
+                }
+            )
+    return rows
+
+
+@pytest.fixture
+def rank_folder(tmp_path: Path) -> Path:
+    """Two prompts of 4 × 4 sub-figures and six rankings."""
+    folder, rng = tmp_path / "ConsistencyRank-Bench", random.Random(5)
+    prompts = character_prompts("dev", 2)
+    for prompt in prompts:
+        panels = [Panel.parse(text) for text in prompt.panels]
+        place = folder / "images" / f"{prompt.id:04d}"
+        place.mkdir(parents=True)
+        for grid in range(GRIDS):
+            for number, panel in enumerate(redrawn(panels, chance=0.4, rng=rng)):
+                draw(panel, 32).save(place / f"{grid}_{number}.png")
+    write_jsonl(
+        folder / "prompt_data.jsonl",
+        [
+            {
+                "idx": f"{prompt.id:04d}",
+                "prompt": prompt.text,
+                "criteria": {**{name: dict(held) for name, held in prompt.criteria.items()}, "Logic": {"Order": None}},
+                "category": ["Character", "Story"][prompt.id],
+            }
+            for prompt in prompts
+        ],
+    )
+    write_jsonl(folder / "consistency_full_rank.jsonl", rank_rows(prompts))
+    return folder
+
+
+# --- EditReward-Bench and GEdit-Bench ------------------------------------------------------------------------------
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+
+
+def cell(image: Image.Image, name: str) -> dict[str, Any]:
+    return {"bytes": png(image), "path": name}
+
+
+def edit_reward_rows() -> list[dict[str, Any]]:
+    """Three pairs of outputs of unlike sizes, each asked about in all three dimensions, over two task types."""
+    rng, rows = random.Random(11), []
+    for number, panel in enumerate(rng.sample(list(all_panels()), 3)):
+        edit = draw_edit(panel, "hat", rng)
+        other = draw(rng.choice(all_panels()), 48)
+        for dimension in ("prompt_following", "consistency", "overall"):
+            rows.append(
+                {
+                    "key": [f"{number}_a", f"{number}_b"],
+                    "instruction": edit.instruction,
+                    "input_image": cell(draw(panel, 32), "in.png"),
+                    "output_images": [cell(draw(edit.after, 40), "a.png"), cell(other, "b.png")],
+                    "task_type": ["subject-add", "color_alter"][number % 2],
+                    "dimension": dimension,
+                }
+            )
+    return rows
+
+
+@pytest.fixture
+def edit_reward_folder(tmp_path: Path) -> Path:
+    rows, folder = edit_reward_rows(), tmp_path / "EditReward-Bench" / "data"
+    write_parquet(folder / "train-00000-of-00002.parquet", rows[:5])
+    write_parquet(folder / "train-00001-of-00002.parquet", rows[5:])
+    return folder.parent
+
+
+def gedit_rows() -> list[dict[str, Any]]:
+    rng, rows = random.Random(13), []
+    for number, panel in enumerate(rng.sample(list(all_panels()), 4)):
+        edit = draw_edit(panel, "hat", rng)
+        for language in ("en", "cn"):
+            rows.append(
+                {
+                    "task_type": ["subject-add", "color_alter"][number // 2],
+                    "key": f"k{number}",
+                    "instruction": edit.instruction,
+                    "instruction_language": language,
+                    "input_image": cell(draw(panel, 64), "in.png"),
+                    "Intersection_exist": number % 2 == 0,
+                }
+            )
+    return rows
+
+
+@pytest.fixture
+def gedit_folder(tmp_path: Path) -> Path:
+    write_parquet(tmp_path / "GEdit-Bench" / "data" / "train-00000-of-00001.parquet", gedit_rows())
+    return tmp_path / "GEdit-Bench"
+
+
+# --- T2IS-Bench ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def t2is_folder(tmp_path: Path) -> Path:
+    """Three cases of four pictures; one has no criteria for Logic, one none for Style."""
+    folder = tmp_path / "T2IS-Bench"
+    folder.mkdir()
+    cases, criteria, alignment = {}, {}, {}
+    for prompt in character_prompts("dev", 3):
+        name = f"{prompt.id + 1:04d}_0001"
+        cases[name] = {
+            "task_name": "Multi-Scenario",
+            "num_of_cases": 1,
+            "uid": name,
+            "output_image_count": len(prompt.panels),
+            "case_id": name,
+            "task_name_case_id": f"Multi-Scenario_{name}",
+            "category": "Character Generation" if prompt.id else "Story Generation",
+            "instruction": prompt.theme,
+            "sub_caption": list(prompt.panels),
+        }
+        held = {name: [dict(named)] for name, named in prompt.criteria.items()} | {"Logic": [{"Order": "In order."}]}
+        for missing in [["Logic"], ["Style"], []][prompt.id]:
+            held.pop(missing, None)
+        criteria[name] = held
+        alignment[name] = {
+            f"sub_{place}": {"Entity": [text, prompt.theme], "Attribute": [text], "Relation": [] if place else [text]}
+            for place, text in enumerate(prompt.panels)
+        }
+    for file, content in [
+        ("T2IS-Bench.json", cases),
+        ("prompt_consistency.json", criteria),
+        ("prompt_alignment.json", alignment),
+    ]:
+        (folder / file).write_text(json.dumps(content))
+    return folder

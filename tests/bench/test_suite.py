@@ -1,0 +1,222 @@
+"""The runner: resumable by item, nothing counted twice, faults named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pacorl.bench.suite import BadItemError, Row, Shard, evenly, read_results, refuse, remarks_of, run
+from pacorl.bench.tables import Line, Table, cell, markdown
+from pacorl.core.ranking import Interval, bootstrap
+
+
+class Numbers:
+    """Measures the length of each key, so that what was asked can be counted."""
+
+    title = "Numbers"
+    columns = ("Mean", "Twice")
+    source = "nowhere, Tab. 0"
+    published: Mapping[str, Sequence[float | None]] = {"Somebody": (0.5,)}
+    digits = 2
+    notes = ()
+    refused: Mapping[str, str] = {}
+
+    def __init__(self, keys: Sequence[str], *, bad: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
+        self.held, self.bad, self.silent = list(keys), bad, silent
+        self.asked: list[str] = []
+        self.setting = "one"
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"benchmark": "numbers", "setting": self.setting}
+
+    def keys(self) -> Sequence[str]:
+        return self.held
+
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        return {key: [key] for key in self.held}
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        for key in keys:
+            if key in self.bad:
+                raise BadItemError(f"{key}.png is missing")
+        self.asked += keys
+        return [
+            {"key": key, "error": "it fell silent"} if key in self.silent else {"key": key, "value": len(key)}
+            for key in keys
+        ]
+
+    def figures(self, rows: Sequence[Row]) -> list[Interval]:
+        values = np.array([[row["value"], 2 * row["value"]] for row in rows], dtype=float)
+        return bootstrap([row["key"] for row in rows], lambda chosen: values[chosen].mean(0), draws=50)
+
+    def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
+        return []
+
+
+KEYS = ["a", "bb", "ccc", "dddd", "eeeee"]
+
+
+def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> None:
+    bench = Numbers(KEYS)
+    first = run(bench, tmp_path, name="here", batch=2)
+    again = run(bench, tmp_path, name="here", batch=2)
+    assert bench.asked == KEYS
+    assert first == again
+    assert first.complete
+    assert first.tables[0].lines[0].cells[0] == Interval(3.0, *_ends(first.tables[0].lines[0].cells[0]))
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
+
+
+def _ends(value: Interval | float | None) -> tuple[float | None, float | None]:
+    assert isinstance(value, Interval)
+    return value.low, value.high
+
+
+def test_a_half_written_line_is_dropped_with_notice_and_measured_again(tmp_path: Path) -> None:
+    run(Numbers(KEYS), tmp_path, name="here")
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-7])
+    bench, notices = Numbers(KEYS), []
+    outcome = run(bench, tmp_path, name="here", notice=notices.append)
+    assert bench.asked == ["eeeee"]
+    assert len(notices) == 1
+    assert "half-written" in notices[0]
+    assert (outcome.measured, outcome.wanted) == (5, 5)
+    assert len(path.read_text().splitlines()) == 5
+
+
+def test_an_item_that_stands_twice_counts_once(tmp_path: Path) -> None:
+    run(Numbers(KEYS), tmp_path, name="here")
+    path = tmp_path / "results.jsonl"
+    path.write_text(path.read_text() * 3 + '{"key": "a", "error": "later, and worse"}\n')
+    outcome = run(Numbers(KEYS), tmp_path, name="here")
+    assert outcome.measured == 5
+    mean = outcome.tables[0].lines[0].cells[0]
+    assert isinstance(mean, Interval)
+    assert mean.mean == 3.0
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    run(Numbers(KEYS), tmp_path, name="here")
+    path = tmp_path / "results.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], '{"key": "b', *lines[2:]]) + "\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl:2: not JSON"):
+        run(Numbers(KEYS), tmp_path, name="here")
+    path.write_text("\n".join([lines[0], "[1, 2]"]) + "\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl:2: no result"):
+        read_results(tmp_path)
+
+
+def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
+    outcome = run(Numbers(KEYS, silent=["bb"]), tmp_path, name="here")
+    assert outcome.missing == {"bb": "it fell silent"}
+    assert not outcome.complete
+    bench = Numbers(KEYS)
+    assert run(bench, tmp_path, name="here").complete
+    assert bench.asked == ["bb"]
+
+
+def test_bad_items_stop_the_run_unless_they_may_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(BadItemError, match=r"bb\.png is missing; --skip-bad"):
+        run(Numbers(KEYS, bad=["bb"]), tmp_path, name="here", batch=5)
+    bench = Numbers(KEYS, bad=["bb"])
+    outcome = run(bench, tmp_path, name="here", batch=5, skip_bad=True)
+    assert outcome.skipped == {"bb": "bb.png is missing"}
+    assert sorted(bench.asked) == ["a", "ccc", "dddd", "eeeee"]
+    assert outcome.measured == 4
+
+
+def test_shards_share_the_work_and_their_results(tmp_path: Path) -> None:
+    first, second = Numbers(KEYS), Numbers(KEYS)
+    half = run(first, tmp_path, name="here", shard=Shard.parse("0/2"))
+    assert not half.complete
+    assert "Incomplete: 3 of 5" in remarks_of(half)[0]
+    whole = run(second, tmp_path, name="here", shard=Shard.parse("1/2"))
+    assert (first.asked, second.asked) == (["a", "ccc", "eeeee"], ["bb", "dddd"])
+    assert whole.complete
+    assert run(Numbers(KEYS), tmp_path / "alone", name="here").tables == whole.tables
+
+
+def test_a_shard_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "results-1-of-2.jsonl").write_text('{"key": "bb", "value": 2}\n{"key": "dd')
+    assert list(read_results(tmp_path)) == ["bb"]
+
+
+def test_two_processes_do_not_write_one_shard(tmp_path: Path) -> None:
+    class Nested(Numbers):
+        def measure(self, keys: Sequence[str]) -> list[Row]:
+            run(Numbers(KEYS), tmp_path, name="other")
+            return super().measure(keys)
+
+    with pytest.raises(ValueError, match="another process writes results"):
+        run(Nested(KEYS), tmp_path, name="here")
+
+
+def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    run(Numbers(KEYS), tmp_path, name="here")
+    other = Numbers(KEYS)
+    other.setting = "two"
+    with pytest.raises(ValueError, match="setting was 'one' and is 'two'"):
+        run(other, tmp_path, name="here")
+
+
+def test_a_limit_may_be_raised_later(tmp_path: Path) -> None:
+    run(Numbers(evenly(KEYS, 2)), tmp_path, name="here")
+    bench = Numbers(KEYS)
+    assert run(bench, tmp_path, name="here").measured == 5
+    assert bench.asked == ["bb", "dddd", "eeeee"]
+    assert run(Numbers(evenly(KEYS, 2)), tmp_path, name="here").measured == 2
+
+
+def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
+    outcome = run(Numbers(KEYS), tmp_path, name="here", trained_on={"a": "a", "bb": "bb"})
+    names = [line.name for line in outcome.tables[0].lines]
+    assert names == ["here", "here, without what it was trained on", "Somebody"]
+    rest = outcome.tables[0].lines[1].cells[0]
+    assert isinstance(rest, Interval)
+    assert rest.mean == 4.0
+    assert "Leak: 2 of 5" in remarks_of(outcome)[0]
+
+
+def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
+    outcome = run(Numbers(KEYS), tmp_path, name="here | there")
+    text, page = (tmp_path / "table.md").read_text(), (tmp_path / "table.html").read_text()
+    assert "| Somebody | published † | 0.50 | – |" in text
+    assert "† Published in nowhere, Tab. 0; not measured here." in text
+    assert r"| here \| there | measured | 3.00 [" in text
+    assert page.count("published †") == 1
+    assert "not measured here" in page
+    assert "http" not in page.replace("http-equiv", "")
+    held = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["source"] for row in held["tables"][0]["rows"]] == ["measured", "published, not measured here"]
+    assert held["complete"] is True
+    assert markdown(outcome.tables[0]).startswith("## Numbers")
+
+
+def test_cells() -> None:
+    assert cell(Interval(-0.1234, -0.2, 0.1), digits=3) == "−0.123 [−0.200, 0.100]"
+    assert cell(Interval(float("nan")), digits=3) == cell(None, digits=3) == "–"
+    assert cell(7.2, digits=3) == "7.200"
+    with pytest.raises(AssertionError, match="x has 1 cells"):
+        Table("t", ("a", "b"), (Line("x", (1.0,)),))
+
+
+def test_shards_and_limits_are_checked() -> None:
+    for text in ("4/4", "1", "-1/2", "a/b"):
+        with pytest.raises(ValueError, match="is not of the form"):
+            Shard.parse(text)
+    with pytest.raises(ValueError, match="a limit of 0"):
+        evenly(KEYS, 0)
+
+
+def test_many_faults_are_listed_up_to_a_point() -> None:
+    faults = {str(number): f"fault {number}" for number in range(12)}
+    with pytest.raises(ValueError, match=r"(?s)fault 9\n… and 2 more\n--skip-bad"):
+        refuse(faults, skip_bad=False)
+    assert refuse(faults, skip_bad=True) == faults
