@@ -17,14 +17,15 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
-from pacorl.core.questions import same_theme
+from pacorl.core.questions import meets_criterion
 from pacorl.data import characters
-from pacorl.data.characters import KEPT, VALUES, Panel, Split
+from pacorl.data.characters import IDENTITY, VALUES, Panel, Split
 from pacorl.data.files import inside, write_jsonl
 from pacorl.types import Comparison
 
@@ -36,6 +37,7 @@ SHOWN_FAULTS = 10
 TINY_SPLITS: Mapping[str, Split] = {"train": "train", "dev": "dev", "test": "test"}
 TINY_SIDE = 64
 """Pixels of a drawn panel."""
+ONE_HERO = "The hero is the same in all images, whatever the palette."
 
 # LLaMA-Factory's own defaults for entries of dataset_info.json that do not say otherwise.
 COLUMNS = {"messages": "conversations", "images": "images"}
@@ -302,30 +304,31 @@ def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
 
 
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
-    """Draws pairs of panels of one subject into `folder`; in every second one an attribute differs.
+    """Draws pairs of panels into `folder` and asks whether they show one hero; half of the answers are Yes.
 
-    The category is the attribute in question, the reasons say what is seen.
+    The palette is drawn anew for each panel and must be overlooked, which the committed judge has not learned. The
+    category is the attribute in question, the reasons say what is seen.
     """
     rng = random.Random(f"{split}-{seed}")
     pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == split]
     drawn = []
-    for number, name in zip(range(count), _rotating(KEPT), strict=False):
+    for number, (name, consistent) in zip(range(count), cycle(product(IDENTITY, (True, False))), strict=False):
         first = rng.choice(pool)
-        second = _in_a_new_scene(first, rng)
-        if number % 2:
+        second = replace(rng.choice(pool), **{kept: getattr(first, kept) for kept in IDENTITY})
+        if not consistent:
             second = with_another(second, name, rng)
         paths = tuple(folder / f"{number:05d}-{place}.png" for place in "ab")
         for path, panel in zip(paths, (first, second), strict=True):
             characters.draw(panel, TINY_SIDE).save(path)
-        seen, other = getattr(first, name), getattr(second, name)
+        differs = f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}."
         drawn.append(
             Comparison(
                 images=paths,
-                question=same_theme(first.subject),
-                consistent=number % 2 == 0,
-                reasons=f"The {name} differs: {seen} and {other}." if number % 2 else f"Both show {first.subject}.",
+                question=meets_criterion(ONE_HERO),
+                consistent=consistent,
+                reasons=f"Both show {first.colour} {first.shape} hero, {first.hat}." if consistent else differs,
                 category=name,
-                group=first.subject,
+                group=f"{first.subject} / {second.subject}",
             )
         )
     return drawn
@@ -334,16 +337,3 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
 def with_another(panel: Panel, name: str, rng: random.Random) -> Panel:
     """The panel with another value of one attribute."""
     return replace(panel, **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)])})
-
-
-def _in_a_new_scene(panel: Panel, rng: random.Random) -> Panel:
-    pose, prop = rng.choice(characters.SCENES)
-    return replace(panel, pose=pose, prop=prop)
-
-
-def _rotating(names: Sequence[str]) -> Iterator[str]:
-    """Each name twice in a row, endlessly: so that each has as many Yes as No."""
-    while True:
-        for name in names:
-            yield name
-            yield name

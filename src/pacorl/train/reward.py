@@ -150,6 +150,7 @@ def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = Fa
         "report_to": [],
         "remove_unused_columns": False,
         "dataloader_num_workers": config.data.workers,
+        "dataloader_pin_memory": torch.cuda.is_available(),
     }
     if evaluates and every:
         ours["eval_steps"] = every
@@ -240,6 +241,8 @@ def _save(config: RewardRun, trainer: JudgeTrainer, processor: Any) -> None:
     trainer.save_model(str(folder))
     if not PartialState().is_main_process:
         return
+    for name in ("training_args.bin", "README.md"):  # a pickle, and an empty form; config.yaml says more
+        (folder / name).unlink(missing_ok=True)
     if full:
         save_processor(processor, folder, source=source_of(config.model.checkpoint))
     elif config.merge:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,16 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config)
+    with _older_names_of_peft():
+        return get_peft_model(model, config)
+
+
+@contextmanager
+def _older_names_of_peft() -> Iterator[None]:
+    """peft 0.21 asks transformers 5.23 by a name that it calls outdated; no user can do anything about it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        yield
 
 
 def lora_targets(model: Any, wanted: Sequence[str] = (), *, vision: bool = False) -> list[str]:
@@ -108,7 +119,8 @@ def merge(checkpoint: str, adapter: Path, out: Path, *, dtype: str = "bfloat16",
 
     `processor` is saved with it; by default the checkpoint's own.
     """
-    model = PeftModel.from_pretrained(load_model(checkpoint, dtype=dtype), adapter).merge_and_unload()
+    with _older_names_of_peft():
+        model = PeftModel.from_pretrained(load_model(checkpoint, dtype=dtype), adapter).merge_and_unload()
     _own_generation_config(model)
     model.save_pretrained(out)
     save_processor(processor or processor_of(checkpoint), out, source=source_of(checkpoint))

@@ -1,0 +1,357 @@
+"""The judge's training: what it minimises, that it stops and goes on, and what it leaves behind."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from transformers import AutoModelForImageTextToText, TrainerCallback
+
+from pacorl.config import ConfigError, RewardRun, load
+from pacorl.core.questions import consistent
+from pacorl.data.comparisons import comparisons_from, save_comparisons
+from pacorl.data.images import open_image
+from pacorl.engine.runtime import Interrupted
+from pacorl.models.judge import LocalJudge
+from pacorl.train import reward
+from pacorl.train.reward import gather, micro_batches, plan_reward, train_reward, training_arguments
+from pacorl.train.reward_callbacks import complete_checkpoints
+from pacorl.train.reward_data import Collator, Rows, in_both_orders, in_order
+from pacorl.train.reward_model import load_model, processor_of, tune
+from pacorl.train.reward_trainer import JudgeTrainer, Tally, read_answers
+from pacorl.types import Question
+
+RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve comparisons; the file that holds them."""
+    folder = tmp_path_factory.mktemp("data")
+    comparisons_from("tiny:train:12", scratch=folder)
+    return folder / "tiny-train-12" / "comparisons.jsonl"
+
+
+@pytest.fixture
+def run(data: Path, tmp_path: Path) -> Any:
+    """Overrides → a config of six steps of two comparisons."""
+
+    def config(*overrides: str, out: str = "run") -> RewardRun:
+        small = [
+            f"out={tmp_path / out}",
+            f"data.train=['{data}']",
+            "data.evaluation=[]",
+            "optimizer.batch=2",
+            "log_every=2",
+            "save_every=100",
+            "trackers=[]",
+        ]
+        return load(RewardRun, RECIPE, [*small, *overrides])
+
+    return config
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith("seconds/")} for line in found]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "adapter" / "adapter_model.safetensors")
+
+
+# --- the forward -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def batch(data: Path) -> dict[str, torch.Tensor]:
+    rows = in_order(comparisons_from(str(data)))
+    return Collator(processor_of("tiny"), target="reasons")([rows[index] for index in range(4)])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load_model("tiny", dtype="float32")
+
+
+def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str, Any], model: Any) -> None:
+    answers = read_answers(model, batch, yes=0, no=1)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "mm_token_type_ids", "pixel_values",
+                                             "image_grid_thw")}  # fmt: skip
+    logits = model(**inputs).logits.detach()
+    for row in range(4):
+        places = batch["answer"][row].nonzero()[:, 0]
+        expected = F.log_softmax(logits[row, places - 1], -1)[range(len(places)), batch["input_ids"][row, places]]
+        torch.testing.assert_close(answers.log_prob_BL[row, places], expected, atol=1e-6, rtol=1e-6)
+    assert (answers.log_prob_BL[~batch["answer"]] == 0).all()
+
+
+def test_the_head_sees_answer_positions_only(batch: dict[str, Any], model: Any) -> None:
+    seen = []
+    with model.lm_head.register_forward_hook(lambda module, given, made: seen.append(made.shape)):
+        read_answers(model, batch, yes=0, no=1)
+    assert seen == [(int(batch["answer"].sum()), model.config.text_config.vocab_size)]
+
+
+def test_p_yes_is_the_judges(data: Path, model: Any) -> None:
+    """What training sees is what scoring asks, single images and images within the question included."""
+    comparisons = comparisons_from(str(data))[:3]
+    comparisons.append(dataclasses.replace(comparisons[0], images=comparisons[0].images[:1], question=consistent()))
+    judge = LocalJudge(model, processor_of("tiny"))
+    rows = in_both_orders(comparisons)
+    collator = Collator(judge.processor, target="reasons")
+    found = read_answers(model, collator([rows[i] for i in range(len(rows))]), yes=collator.yes, no=collator.no)
+    shown = [(row.comparison, row.comparison.images[:: -1 if row.swapped else 1]) for row in rows.rows]
+    asked = [Question(tuple(map(open_image, images)), one.question) for one, images in shown]
+    assert len(asked) == 7
+    assert found.p_yes_B.tolist() == pytest.approx([v.p_yes for v in judge.verdicts(asked)], abs=1e-5)
+
+
+def test_image_tags_stand_where_the_question_puts_them(data: Path) -> None:
+    collator = Collator(processor_of("tiny"), target="reasons")
+    one = dataclasses.replace(comparisons_from(str(data))[0], question="<image> or <image>?")
+    text = collator.processor.tokenizer.decode(collator.prompt_ids(one, [1, 1]))
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert f"user\n{image} or {image}?<|im_end|>" in text
+
+
+def test_targets(data: Path) -> None:
+    yes, no = comparisons_from(str(data))[:2]
+    processor = processor_of("tiny")
+    decode = processor.tokenizer.decode
+    found = {target: Collator(processor, target=target) for target in ("reasons", "label", "token")}
+    assert decode(found["reasons"].answer_ids(no)) == f"No. {no.reasons}<|im_end|>"
+    assert decode(found["label"].answer_ids(yes)) == "Yes.<|im_end|>"
+    assert decode(found["token"].answer_ids(yes)) == "Yes"
+    assert decode(found["reasons"].answer_ids(dataclasses.replace(yes, answer="Yes! All."))) == "Yes! All.<|im_end|>"
+    with pytest.raises(ValueError, match="does not begin with the token of 'No'"):
+        found["reasons"].answer_ids(dataclasses.replace(no, answer=" No."))
+
+
+# --- batches ---------------------------------------------------------------------------------------------------
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.steps: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        self.steps.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+
+
+def gradients(config: RewardRun) -> list[torch.Tensor]:
+    material, seen = gather(config), Gradients()
+    trainer = reward._trainer(config, material, training_arguments(config, evaluates=False), Tally(), [seen])
+    trainer.train()
+    return seen.steps
+
+
+@pytest.mark.parametrize(("batch", "micro"), [(4, 1), (6, 2)])
+def test_accumulation_changes_nothing(run: Any, batch: int, micro: int) -> None:
+    """4×1 is one batch of 4, and 3×2 one of 6."""
+    limit = ["data.workers=0", "optimizer.lr=1e-9", "optimizer.max_grad_norm=0", f"optimizer.batch={batch}"]
+    whole = gradients(run(*limit, f"optimizer.micro_batch={batch}", out="whole"))
+    parts = gradients(run(*limit, f"optimizer.micro_batch={micro}", out="parts"))
+    assert len(whole) == len(parts) == 12 // batch
+    for one, other in zip(whole, parts, strict=True):
+        assert (one - other).norm() < 1e-5 * one.norm()
+
+
+def test_a_last_step_that_is_not_full_is_a_mean_too(run: Any, data: Path) -> None:
+    """Three comparisons as 2 + 1: the mean over three, not the mean of two means."""
+    three = comparisons_from(str(data))[:3]
+    save_comparisons(three, data.with_name("three.jsonl"))
+    source = [f"data.train=['{data.with_name('three.jsonl')}']", "optimizer.batch=4", "optimizer.max_grad_norm=0"]
+    (whole,) = gradients(run(*source, "optimizer.micro_batch=4", out="whole"))
+    (parts,) = gradients(run(*source, "optimizer.micro_batch=2", out="parts"))
+    assert (whole - parts).norm() < 1e-5 * whole.norm()
+
+
+def test_a_batch_is_dealt_to_processes_and_forwards(run: Any) -> None:
+    config = run("optimizer.batch=24", "optimizer.micro_batch=8")
+    assert [micro_batches(config, world=world) for world in (1, 2, 4, 8)] == [(8, 3), (6, 2), (6, 1), (3, 1)]
+    with pytest.raises(ValueError, match=r"optimizer\.batch 24 cannot be dealt to 5 processes"):
+        micro_batches(config, world=5)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(run: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout, a checkpoint between two lines of the log, and a newer checkpoint that was cut short."""
+    more = ["tuning.dropout=0.2", f"data.evaluation=['{data}']", "data.evaluation_limit=2", "evaluate_every=4"]
+    whole, stopped = run(*more, out="whole"), run(*more, out="stopped")
+    train_reward(whole)
+    loss = JudgeTrainer.compute_loss
+
+    def loss_and_signal(trainer: JudgeTrainer, *args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(trainer, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JudgeTrainer, "compute_loss", loss_and_signal)
+        with pytest.raises(Interrupted, match="stopped after step 3, and saved; go on with --resume"):
+            train_reward(stopped)
+    (checkpoint,) = complete_checkpoints(stopped.out / "checkpoints")
+    assert checkpoint.name == "checkpoint-3"
+    torn = checkpoint.with_name("checkpoint-5")
+    shutil.copytree(checkpoint, torn)
+    (torn / "complete.json").unlink()
+    (torn / "adapter_model.safetensors").write_bytes(b"cut short")
+    with (stopped.out / "metrics.jsonl").open("a") as log:
+        log.write('{"kind": "train", "epoch": 0, "step": 5, "loss": 0}\n{"kind": "tr')
+    with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
+        train_reward(stopped)
+    train_reward(stopped, resume=True)
+    assert lines(stopped.out) == lines(whole.out)
+    assert [line["step"] for line in lines(whole.out)] == [0, 2, 4, 4, 6, 6]
+    expected, found = weights(whole.out), weights(stopped.out)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert any(value.abs().sum() > 0 for name, value in found.items() if "lora_B" in name)
+
+
+def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
+    config = run(f"data.evaluation=['{data}']", "max_steps=1")
+    train_reward(config)
+    first, train, last = lines(config.out)
+    assert (first["kind"], train["kind"], last["kind"]) == ("evaluation", "train", "evaluation")
+    for name in ("decision_accuracy", "auc", "ece", "order_gap"):
+        assert {name, f"{name}/colour", f"{name}/shape", f"{name}/hat"} <= set(first)
+    summary = json.loads((config.out / "summary.json").read_text())
+    assert summary["before"]["auc"] == first["auc"]
+    assert summary["after"]["step"] == 1
+
+
+def test_merged_weights_judge_as_the_adapter_does(run: Any, data: Path) -> None:
+    config = run("merge=true", "max_steps=2", "optimizer.warmup=0", "optimizer.lr=0.01")
+    train_reward(config)
+    merged = config.out / "merged"
+    one = comparisons_from(str(data))[0]
+    asked = [Question(tuple(map(open_image, one.images)), one.question)]
+    base, adapted, whole = (
+        LocalJudge.from_pretrained(source, adapter=str(adapter)).verdicts(asked)[0].p_yes
+        for source, adapter in (("tiny", ""), ("tiny", config.out / "adapter"), (merged, ""))
+    )
+    assert whole == pytest.approx(adapted, abs=1e-5)
+    assert whole != pytest.approx(base, abs=1e-3)
+    names = {path.name for path in merged.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json",
+            "tokenizer_config.json", "chat_template.jinja", "video_preprocessor_config.json"} <= names  # fmt: skip
+    for name, key in (
+        ("preprocessor_config", "image_processor_type"),
+        ("video_preprocessor_config", "video_processor_type"),
+    ):
+        document = json.loads((merged / f"{name}.json").read_text())
+        assert document["processor_class"] == "Qwen2_5_VLProcessor"
+        assert document[key].startswith("Qwen2VL")
+        assert (document["patch_size"], document["merge_size"]) == (8, 2)
+    assert "ImageTextProcessor" not in (merged / "tokenizer_config.json").read_text()
+    stock = AutoModelForImageTextToText.from_pretrained(merged)
+    assert type(stock).__name__ == "Qwen2_5_VLForConditionalGeneration"
+
+
+@pytest.mark.parametrize("target", ["label", "token"])
+def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
+    config = run(f"loss.target={target}", "loss.alpha=uniform", "epochs=4", "optimizer.lr=3e-3", "optimizer.batch=6")
+    train_reward(config)
+    found = lines(config.out)
+    assert found[-1]["decision_nll"] < found[0]["decision_nll"]
+    assert (found[0]["reasons_nll"] == 0) == (target == "token")
+
+
+def test_what_is_trained(model: Any) -> None:
+    def trained(*overrides: str) -> set[str]:
+        options = load(RewardRun, None, overrides).tuning
+        tuned = tune(load_model("tiny", dtype="float32"), options)
+        return {name for name, parameter in tuned.named_parameters() if parameter.requires_grad}
+
+    adapter = trained()
+    linear = [
+        name for name, module in model.model.language_model.named_modules() if isinstance(module, torch.nn.Linear)
+    ]
+    assert len(adapter) == 2 * len(linear) == 2 * 7 * 4
+    assert all("language_model" in name and "lora_" in name for name in adapter)
+    with_vision = trained("tuning.vision=true")
+    assert adapter < with_vision
+    assert all("visual" in name and "lora_" in name for name in with_vision - adapter)
+    assert {name.split(".lora")[0].rpartition(".")[2] for name in trained("tuning.targets=[q_proj]")} == {"q_proj"}
+    whole = {name for name, _ in model.named_parameters()}
+    assert trained("tuning.method=full", "tuning.vision=true") == whole
+    assert trained("tuning.method=full") == {name for name in whole if "visual" not in name}
+    with pytest.raises(ValueError, match=r"tuning\.targets names 'qkv', which no trained linear layer"):
+        trained("tuning.targets=[qkv]")
+
+
+def test_all_weights_can_be_trained(run: Any) -> None:
+    config = run("tuning.method=full", "max_steps=1")
+    train_reward(config)
+    found = LocalJudge.from_pretrained(config.out / "model")
+    assert found.processor.image_processor.patch_size == 8
+
+
+def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = JudgeTrainer.compute_loss
+    monkeypatch.setattr(JudgeTrainer, "compute_loss", lambda *args, **more: loss(*args, **more) * float("nan"))
+    config = run("optimizer.max_bad_steps=3")
+    with pytest.raises(ValueError, match="3 optimizer steps in a row had gradients that are not finite"):
+        train_reward(config)
+    (checkpoint,) = complete_checkpoints(config.out / "checkpoints")
+    assert checkpoint.name == "checkpoint-3"
+    saved = load_file(checkpoint / "adapter_model.safetensors")
+    assert all(value.abs().sum() == 0 for name, value in saved.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer={learning_rat: 1}", r"trainer\.learning_rat: .* has no such key"),
+        ("trainer={learning_rate: 1}", r"trainer\.learning_rate: a key of the config says it already"),
+        ("model.max_pixels=9", r"model\.max_pixels 9 is below the least that tiny takes \(1024\)"),
+        ("tuning.targets=[nothing]", "names 'nothing', which no trained linear layer"),
+        ("data.train=[nowhere]", "nowhere: no such source"),
+    ],
+)
+def test_what_cannot_run_is_refused(run: Any, override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_reward(run(override))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.alpha=1.5", r"loss\.alpha"),
+        ("loss.alpha=0", "would not train the decision"),
+        ("data.train=[]", r"data\.train is empty"),
+        ("loss.beta=1", r"loss\.beta: unknown key"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(RewardRun, None, [override])
+
+
+def test_the_plan_counts_what_training_does(run: Any) -> None:
+    config = run("epochs=1.5", "optimizer.batch=5")
+    plan = plan_reward(config)
+    assert plan["train"] == {"pairs": 12, "yes": 6, "no": 6, "with_reasons": 12}
+    # Three steps an epoch, the last of two comparisons.
+    assert (plan["optimizer_steps"], plan["per_forward"], plan["forwards_per_step"]) == (5, 5, 1)
+    train_reward(config)
+    assert lines(config.out)[-1]["step"] == 5
+    assert plan["trained_parameters"] == sum(value.numel() for value in weights(config.out).values())
+
+
+def test_rows_open_their_images_in_order(data: Path) -> None:
+    rows: Rows = in_both_orders(comparisons_from(str(data))[:1])
+    assert [image.tobytes() for image in rows[0].images] == [image.tobytes() for image in rows[1].images[::-1]]
