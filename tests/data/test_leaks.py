@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.data.leaks import find_leaks, leak_report, save_edits, split_prompts
+from pacorl.data.leaks import check_leaks, find_leaks, leak_report, save_edits, split_prompts
 from pacorl.data.records import load_prompts, prompts_from
 from pacorl.types import Prompt
 
@@ -92,3 +92,12 @@ def test_saved_edits_are_read_back(tmp_path: Path) -> None:
     again = load_prompts(tmp_path / "out" / "train.jsonl")
     assert [p.text for p in again] == ["Make it blue.", "Add a hat."]
     assert again[0].sources[0].read_bytes() == made[0].sources[0].read_bytes()
+
+
+def test_a_leak_is_refused_told_or_passed_over() -> None:
+    train, bench = prompts("a fox", "a boat"), {"data/bench.jsonl": prompts("A boat")}
+    with pytest.raises(ValueError, match=r"1 of 2 training prompts.*data/bench\.jsonl.*prompts\.leaks=warn"):
+        check_leaks(train, [], benchmarks=bench, action="refuse")
+    assert "training prompt 1 is data/bench.jsonl's 0" in check_leaks(train, [], benchmarks=bench, action="warn")
+    assert check_leaks(train, train, benchmarks=bench, action="off") == ""
+    assert check_leaks(train, prompts("a hat"), benchmarks={}, action="refuse") == ""

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pacorl.cli import benchmark, dataset, generate, policy, quickstart, reward, score, serve, studio, tiny
+from pacorl.cli import benchmark, dataset, generate, policy, prompts, quickstart, reward, score, serve, studio, tiny
 
 app = typer.Typer(
     name="pacorl",
@@ -25,6 +25,7 @@ studio.register(app)
 serve.register(app)
 app.command("doctor")(serve.doctor_judge)
 app.add_typer(dataset.app, name="dataset")
+app.add_typer(prompts.app, name="prompts")
 app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(tiny.app, name="tiny")
 

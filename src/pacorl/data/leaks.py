@@ -74,6 +74,30 @@ def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
     )
 
 
+def check_leaks(
+    train: Sequence[Prompt],
+    evaluation: Sequence[Prompt],
+    *,
+    benchmarks: Mapping[str, Sequence[Prompt]],
+    action: Literal["refuse", "warn", "off"],
+    near: float | None = None,
+) -> str:
+    """What a run should be told about its prompts; empty where none leaks.
+
+    Raises ValueError with the report and the fix where one does and `action` is "refuse".
+    """
+    if action == "off":
+        return ""
+    against = {"prompts.evaluation": evaluation, **benchmarks}
+    report = leak_report(find_leaks(train, against, near=near), total=len(train))
+    if report and action == "refuse":
+        raise ValueError(
+            f"{report}. Split them with `pacorl prompts split`, or go on with prompts.leaks=warn: what is measured is "
+            "then partly what was trained on"
+        )
+    return report
+
+
 def split_prompts(
     prompts: Sequence[Prompt],
     *,
