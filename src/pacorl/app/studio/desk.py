@@ -37,5 +37,6 @@ def serve(
 def _bind(listening: socket.socket, host: str, port: int) -> None:
     try:
         listening.bind((host, port))
+        listening.listen(128)  # whoever follows the link at once is kept waiting, not refused
     except OSError as error:
         raise OSError(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port") from None

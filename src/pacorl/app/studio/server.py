@@ -317,4 +317,3 @@ def judge(form: JudgeForm, studio: Owner) -> dict[str, Any]:
         symmetric=form.symmetric,
     )
     return studio.jobs.submit("judgement", lambda job: studio.bench.judge(job, order)).to_dict()
-

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pacorl.app.studio.jobs import Job
@@ -78,32 +78,31 @@ class Bench:
 
         painter, reward = self._tools(job)
         steps = order.steps or painter.default_steps
-        options: dict[str, Any] = {"size": order.size, "steps": steps, "on_step": job.advance}
+
+        def paint(*, base: bool) -> list[Made]:
+            return generate_sets(
+                painter,
+                [order.prompt],
+                seed=order.seed,
+                best_of=order.candidates,
+                judge=reward.judge,
+                keep_all=True,
+                size=order.size,
+                steps=steps,
+                base=base,
+                on_step=job.advance,
+            )
+
         job.enter("Painting", total=steps * order.candidates)
-        made = generate_sets(
-            painter,
-            [order.prompt],
-            seed=order.seed,
-            best_of=order.candidates,
-            judge=reward.judge,
-            keep_all=True,
-            **options,
-        )
-        based: list[Made | None] = [None] * len(made)
+        made = paint(base=False)
+        result = _result(job, order, made, reward.name)
         if order.compare and painter.adapter:
+            job.result = result  # the ranking can be looked at while the base paints
             job.enter("Painting with the base", total=steps * order.candidates)
-            based = [_by_base(painter, reward, one, options) for one in made]
-        return {
-            "theme": order.prompt.theme or order.prompt.text,
-            "panels": list(order.prompt.panels),
-            "layout": str(order.prompt.grid),
-            "judge": reward.name,
-            "adapter": painter.adapter,
-            "candidates": [
-                {**_candidate(job, one, reward.name), "base": base and _candidate(job, base, reward.name)}
-                for one, base in zip(made, based, strict=True)
-            ],
-        }
+            based = {one.recipe.seed: _candidate(job, one, reward.name) for one in paint(base=True)}
+            candidates = [{**one, "base": based[one["seed"]]} for one in result["candidates"]]
+            result = {**result, "candidates": candidates}
+        return result
 
     def judge(self, job: Job, order: JudgeOrder) -> dict[str, Any]:
         """Every pair of some pictures."""
@@ -183,12 +182,16 @@ def words(models: Models) -> dict[str, list[str]]:
     return {name: list(values) for name, values in VALUES.items()} if models.model == TINY else {}
 
 
-def _by_base(painter: Generator, reward: PacoReward, made: Made, options: Mapping[str, Any]) -> Made:
-    from pacorl.generate.ranking import judge_sets
-    from pacorl.generate.sets import generate_sets
-
-    (based,) = generate_sets(painter, [made.prompt], seed=made.recipe.seed, base=True, **options)
-    return replace(based, judged=judge_sets(reward.judge, [made.prompt], [based.sheet])[0])
+def _result(job: Job, order: SetOrder, made: Sequence[Made], judge: str) -> dict[str, Any]:
+    prompt = order.prompt
+    return {
+        "theme": prompt.theme or prompt.text,
+        "panels": [text.removeprefix(f"{prompt.theme}, ") for text in prompt.panels],
+        "layout": str(prompt.grid),
+        "judge": judge,
+        "adapter": made[0].recipe.adapter,
+        "candidates": [{**_candidate(job, one, judge), "base": None} for one in made],
+    }
 
 
 def _candidate(job: Job, made: Made, judge: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ function make(name, properties = {}, ...children) {
   return made;
 }
 
-const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(value >= 0.0995 || value === 0 ? 2 : 3));
+const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
 function toast(text, stays = false) {
   $("toast").textContent = text;
@@ -218,11 +218,14 @@ function watchSet(id) {
       $("bar").className = job.total ? "" : "unsure";
       $("bar").style.width = job.total ? `${share}%` : "";
       $("bar").parentElement.setAttribute("aria-valuenow", Math.round(share));
+      if (job.result && early !== id) { early = id; showSet(job); }  // ranked already; the base is still painting
     },
-    done(job) { setEnded(); showSet(job); },
+    done(job) { setEnded(); showSet(job, early === id); },
     failed(message) { setEnded(); say("formError", message); $("empty").hidden = Boolean(shown); },
   });
 }
+
+let early = "";         // the job whose ranking is shown before it has ended
 
 function setEnded() {
   $("progress").hidden = true;
@@ -231,24 +234,26 @@ function setEnded() {
 
 // --- the result of a set
 
-function showSet(job) {
+function showSet(job, again = false) {
+  const first = shown === null;
   shown = job.result;
-  chosen = 0;
-  against = shown.candidates[0].base ? "base" : shown.candidates.length > 1 ? String(shown.candidates.length - 1) : "";
+  if (!again) chosen = 0;
+  against = shown.candidates[chosen].base ? "base" : otherThan(chosen);
   $("empty").hidden = true;
   $("made").hidden = false;
   $("texts").replaceChildren(...shown.panels.map((text) => make("li", { textContent: text })));
   $("ranks").replaceChildren(...shown.candidates.map(card));
   $("rankWords").textContent = summary(job);
-  $("wipe").value = 50;
+  if (!again) $("wipe").value = 50;
   view();
+  if (!again && !first && innerWidth <= 820) $("made").scrollIntoView();
 }
 
 function summary(job) {
   const known = (pick) => shown.candidates.map(pick).filter((value) => value !== null && value !== undefined);
   const mean = (values) => number(values.reduce((a, b) => a + b, 0) / values.length);
   const own = known((one) => one.score), base = known((one) => one.base?.score);
-  const told = [`Judged by ${shown.judge}, ${job.seconds.toFixed(1)} s.`];
+  const told = [`Judged by ${shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
   if (base.length && own.length) told.push(`Mean of the same seeds: ${mean(base)} with the base, ${mean(own)} with the adapter.`);
   return told.join(" ");
 }
@@ -268,8 +273,13 @@ const look = (one) => (Math.max(one.width, one.height) < PIXEL_ART_BELOW ? "pixe
 function pick(index) {
   if (!shown || index >= shown.candidates.length) return;
   chosen = index;
-  if (against === String(index)) against = shown.candidates[index].base ? "base" : String(index === 0 ? shown.candidates.length - 1 : 0);
+  if (against === String(index)) against = shown.candidates[index].base ? "base" : otherThan(index);
   view();
+}
+
+function otherThan(index) {
+  const last = shown.candidates.length - 1;
+  return last === 0 ? "" : String(index === last ? 0 : last);
 }
 
 function view() {
@@ -443,7 +453,7 @@ document.addEventListener("keydown", (event) => {
   else if (!making) return;
   else if (/^[1-9]$/.test(event.key)) pick(Number(event.key) - 1);
   else if (event.key.toLowerCase() === "e") another();
-  else if (event.key.toLowerCase() === "b" && shown) { against = shown.candidates[chosen].base ? "base" : String(shown.candidates.length - 1); view(); }
+  else if (event.key.toLowerCase() === "b" && shown) { against = shown.candidates[chosen].base ? "base" : otherThan(chosen); view(); }
   else if (event.key.startsWith("Arrow") && shown && document.activeElement === document.body) $("wipe").focus();
 });
 

@@ -1,0 +1,223 @@
+"""The studio in a real Chromium: make, rank, compare by the slider, cancel, upload, judge; by hand and by keys."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.data.characters import Panel, draw
+from pacorl.models.adapters import adapter_state, add_lora, save_lora
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
+]
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+COMMAND = "from pacorl.cli import app; app()"
+SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
+"""A folder that receives pictures of the page, for people who work on its looks and for the docs."""
+ADAPTER = os.environ.get("PACORL_SCREENSHOT_ADAPTER", "")
+"""A trained adapter to be shown in these pictures; a random one otherwise."""
+PATIENCE = 240_000  # milliseconds until models are loaded and four sheets are painted, on a busy machine
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory) -> Path:
+    """A LoRA that changes pictures."""
+    if ADAPTER:
+        return Path(ADAPTER)
+    import torch
+
+    from pacorl.models.flux import LORA_TARGETS, FluxPolicy
+
+    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    add_lora(transformer, rank=2, alpha=4, targets=LORA_TARGETS)
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        name: torch.randn(value.shape, generator=generator) * 0.15 for name, value in adapter_state(transformer).items()
+    }
+    folder = tmp_path_factory.mktemp("adapter")
+    save_lora(folder, state, rank=2, alpha=4, targets=LORA_TARGETS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def link(adapter):
+    """`pacorl studio` as a process of its own, on any free port."""
+    command = [sys.executable, "-c", COMMAND, "studio", "--port", "0", "--adapter", str(adapter)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    line = process.stdout.readline()
+    assert line.startswith("studio: http://127.0.0.1:"), line
+    yield line.removeprefix("studio: ").strip()
+    process.terminate()
+    process.wait(30)
+    process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser, link):
+    """A page whose every request and fault is looked at in the end."""
+    context = browser.new_context(viewport={"width": 1320, "height": 900})
+    page, requests, faults = context.new_page(), [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if "Content Security" in message.text else None)
+    page.goto(link)
+    playwright.expect(page.locator("#theme")).not_to_have_value("")
+    yield page
+    assert faults == []
+    assert requests
+    assert all(url.startswith("http://127.0.0.1:") for url in requests), requests
+    context.close()
+
+
+def shot(page, name: str) -> None:
+    if SCREENSHOTS:
+        page.screenshot(path=f"{SCREENSHOTS}/{name}.png")
+
+
+def scores(page) -> list[float]:
+    return [float(text) for text in page.locator("#ranks .card b").all_text_contents()]
+
+
+def made(page) -> None:
+    playwright.expect(page.locator("#ranks .card")).to_have_count(4, timeout=PATIENCE)
+    playwright.expect(page.locator("#progress")).to_be_hidden(timeout=PATIENCE)
+
+
+def png(panel: Panel, size: int = 64) -> bytes:
+    buffer = io.BytesIO()
+    draw(panel, size).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_candidates_are_made_ranked_and_compared(page):
+    shot(page, "studio-fresh")
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#progress")).to_be_visible()
+    playwright.expect(page.locator("#phase")).to_contain_text("Painting", timeout=PATIENCE)
+    shot(page, "studio-progress")
+    made(page)
+    assert scores(page) == sorted(scores(page), reverse=True)
+    playwright.expect(page.locator("#matrix td")).to_have_count(12)
+    shot(page, "studio-made")
+
+    # The slider, by keys: the base on the left of it, the adapter on the right, both of one seed.
+    left, right = (page.locator(f"#{side}").get_attribute("src") for side in ("left", "right"))
+    assert left.replace("/base-", "/adapter-") == right
+    page.locator("#wipe").focus()
+    before = page.locator("#left").evaluate("element => getComputedStyle(element).clipPath")
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    assert page.locator("#wipe").input_value() == "60"
+    assert page.locator("#left").evaluate("element => getComputedStyle(element).clipPath") != before
+    # … and by the mouse.
+    box = page.locator("#compareBox").bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] / 2)
+    assert float(page.locator("#wipe").input_value()) == pytest.approx(25, abs=2)
+
+    # The second candidate by its number, against the first.
+    page.locator("body").click(position={"x": 4, "y": 400})
+    page.keyboard.press("2")
+    playwright.expect(page.locator("#ranks .card").nth(1)).to_have_attribute("aria-selected", "true")
+    page.get_by_role("radio", name="against number 1").click()
+    playwright.expect(page.locator("#leftTag")).to_contain_text("number 1")
+    with page.expect_download() as download:
+        page.locator("#download").click()
+    with Image.open(download.value.path()) as saved:
+        assert saved.info["seed"] == page.locator("#seedLine").text_content().split()[1].rstrip(",")
+        assert "hero" in saved.info["prompt"]
+
+    # Coming back loses nothing.
+    page.reload()
+    made(page)
+
+
+def test_what_the_tiny_generator_does_not_know_is_said_and_examples_help(page):
+    page.locator("#theme").fill("a blue dragon with a crown at night")
+    page.locator("#generate").click()
+    playwright.expect(page.locator("#formError")).to_contain_text("'dragon'")
+    shot(page, "studio-refused")
+    page.locator("#words summary").click()
+    page.locator("#example").click()
+    playwright.expect(page.locator("#formError")).to_be_hidden()
+    assert "dragon" not in page.locator("#theme").input_value()
+
+
+def test_a_job_can_be_cancelled(page):
+    page.locator("#settings summary").click()
+    page.locator("#candidates").fill("9")
+    page.locator("#steps").fill("200")
+    page.locator("#generate").click()
+    playwright.expect(page.locator("#percent")).to_contain_text("%", timeout=PATIENCE)
+    page.locator("#cancel").click()
+    playwright.expect(page.locator("#progress")).to_be_hidden(timeout=PATIENCE)
+    playwright.expect(page.locator("#generate")).to_be_enabled()
+    playwright.expect(page.locator("#formError")).to_be_hidden()
+
+
+def test_uploads_are_judged_and_no_pictures_are_refused_by_name(page):
+    page.keyboard.press("j")
+    hero = Panel("red", "round", "crown", "night", "waving", "flag")
+    other = Panel("blue", "tall", "cap", "day", "standing", "tree")
+    files = [
+        {"name": "first.png", "mimeType": "image/png", "buffer": png(hero)},
+        {
+            "name": "second.png",
+            "mimeType": "image/png",
+            "buffer": png(Panel("red", "round", "crown", "night", "jumping", "boat")),
+        },
+        {"name": "stranger.png", "mimeType": "image/png", "buffer": png(other)},
+        {"name": "letter.png", "mimeType": "image/png", "buffer": b"Dear Sir or Madam,"},
+    ]
+    page.locator("#files").set_input_files(files)
+    playwright.expect(page.locator("#uploads li")).to_have_count(3)
+    playwright.expect(page.locator("#uploadErrors li")).to_have_text(["letter.png: not an image of a known format"])
+    page.locator("#criteria").fill(
+        "The hero wears the same hat in all images.\nThe hero has the same colour in all images."
+    )
+    page.locator("#judgeNow").click()
+    playwright.expect(page.locator("#judged")).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.locator("#judgeStrip .odd figcaption")).to_contain_text("stranger.png")
+    cells = [float(text) for text in page.locator("#judgeMatrix td").all_text_contents()]
+    assert cells[0] > 0.5 > max(cells[1], cells[3])
+    shot(page, "studio-judged")
+    page.locator("#uploads button").first.click()
+    playwright.expect(page.locator("#uploads li")).to_have_count(2)
+
+
+@pytest.mark.parametrize("look", [("phone", 390, 844, "light"), ("dark", 1320, 900, "dark")], ids=lambda look: look[0])
+def test_everything_fits_on_a_phone_and_in_the_dark(browser, link, look):
+    name, width, height, scheme = look
+    page = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme).new_page()
+    page.goto(link)
+    playwright.expect(page.locator("#theme")).not_to_have_value("")
+    playwright.expect(page.locator("#ranks .card").first).to_be_visible(timeout=PATIENCE)
+    shot(page, f"studio-{name}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#tabJudge").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shot(page, f"studio-{name}-judged")
+
+
+def test_without_the_link_nothing_is_shown(browser, link):
+    page = browser.new_context().new_page()
+    page.goto(link.rpartition("/join/")[0] + "/")
+    playwright.expect(page.locator("#toast")).to_contain_text("open the page by the link that the command printed")

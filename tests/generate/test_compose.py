@@ -1,0 +1,94 @@
+"""Prompts from a theme and panels, and what the tiny generator may be asked for; no model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from pacorl.core.grid import panel_texts, shared_text
+from pacorl.data.characters import character_prompts
+from pacorl.generate.compose import check_for, compose, layout_for, prompt_from
+from pacorl.generate.records import find_record
+from pacorl.generate.tiny_words import tiny_prompt
+from pacorl.types import Grid, Prompt
+
+SCENES = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2), Grid(1, 3), Grid(2, 3), Grid(1, 12)])
+def test_a_composed_prompt_reads_back(grid):
+    panels = [f"Dr. Ada, 3.5 m tall, shows slide {number}!" for number in range(grid.count)]
+    prompt = compose("a lecture. All in ink", panels, grid)
+    assert panel_texts(prompt.text) == tuple(f"{text}." for text in panels)
+    assert f"{grid} grid layout" in shared_text(prompt.text)
+    assert prompt.panels == tuple(panels)
+
+
+@pytest.mark.parametrize(("count", "layout"), [(1, "1x1"), (2, "1x2"), (4, "2x2"), (5, "1x5"), (6, "2x3"), (12, "3x4")])
+def test_the_squarest_layout(count, layout):
+    assert str(layout_for(count)) == layout
+
+
+@pytest.mark.parametrize(
+    ("theme", "panels", "grid", "fault"),
+    [
+        ("a fox", ["runs", " "], None, "panel 2 is empty"),
+        (" ", ["runs", "sleeps"], None, "the theme is empty"),
+        ("a fox", ["runs", "sleeps", "eats"], Grid(2, 2), "2x2 has 4 panels and 3 are described; 1x3 would fit"),
+        ("a fox", ["[TOP]-[LEFT]: runs", "sleeps"], None, "holds a panel tag"),
+        (" ", [], None, "the prompt is empty"),
+    ],
+)
+def test_what_does_not_fit_is_refused(theme, panels, grid, fault):
+    with pytest.raises(ValueError, match=fault):
+        prompt_from("some/model", theme=theme, panels=panels, grid=grid)
+
+
+def test_plain_words_become_the_prompt_that_the_tiny_generator_was_trained_on():
+    """Every held-out prompt, put in other words and another order, is written as it was in training."""
+    for wanted in character_prompts("test", 12):
+        colour, shape, _, hat, palette = wanted.theme.replace(",", "").split()
+        theme = f"At {palette}: a {shape.upper()} hero in {colour}, with a {hat.replace('-', ' ')}"
+        scenes = [text.split(", ")[-2:] for text in wanted.panels]
+        made = tiny_prompt(theme, [f"by the {prop}, {pose}" for pose, prop in scenes], Grid(2, 2))
+        assert (made.text, made.panels, made.theme) == (wanted.text, wanted.panels, wanted.theme)
+
+
+def test_a_panel_may_depart_from_the_theme():
+    made = tiny_prompt("red round hero, crown, night", [*SCENES[:3], "blue, waving, lamp"], Grid(2, 2))
+    assert [text.split()[0] for text in made.panels] == ["red", "red", "red", "blue"]
+
+
+@pytest.mark.parametrize(
+    ("theme", "panels", "fault"),
+    [
+        ("red round dragon, crown, nihgt", SCENES, r"'dragon'.*'nihgt' \(did you mean 'night'\?\).*palette: day, night"),
+        ("red round hero, night", SCENES, r"the theme.*lacks a hat \(cap, crown, top-hat\)"),
+        ("red round hero, crown, cap, night", SCENES, "two values of hat, crown and cap"),
+        ("red round hero, crown, night", ["waving", *SCENES[1:]], r"panel 1, 'waving', lacks a prop"),
+        ("red round hero, crown, night", SCENES[:3], "sets of 4 panels as 2x2.*this is 1x3"),
+        ("red round hero, crown, night", [], "sets of 4 panels"),
+        ("a lighthouse keeper at sea", [], "'lighthouse'.*'keeper', 'sea'"),
+    ],
+)
+def test_what_the_tiny_world_has_not_is_named(theme, panels, fault):
+    with pytest.raises(ValueError, match=fault):
+        prompt_from("tiny", theme=theme, panels=panels)
+
+
+def test_records_are_checked_for_the_tiny_generator_alone():
+    stranger = Prompt(id=0, text="x", grid=Grid(1, 2), panels=("a fox runs", "a fox sleeps"))
+    check_for("black-forest-labs/FLUX.1-dev", stranger)
+    with pytest.raises(ValueError, match="panel 1 says 'fox', 'runs'"):
+        check_for("tiny", stranger)
+    check_for("tiny", character_prompts("dev", 1)[0])
+
+
+def test_a_record_is_found_by_its_idx_or_its_line(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"idx": "0007", "prompt": "a fox"}\n\n{"idx": "0009", "prompt": "an owl"}\n')
+    assert find_record(f"{path}:0009").text == "an owl"
+    assert find_record(f"{path}:1").text == "a fox"
+    with pytest.raises(ValueError, match="no record '3'; the first of its 2 are 0007, 0009"):
+        find_record(f"{path}:3")
+    with pytest.raises(ValueError, match="not of the form FILE:ID"):
+        find_record("prompts")

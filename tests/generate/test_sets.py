@@ -1,0 +1,318 @@
+"""Painting with the committed tiny generator: seeds, candidates, adapters, recipes, storyboards, edits."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageChops
+
+from pacorl.core.grid import split
+from pacorl.data.characters import character_prompts, vocabulary
+from pacorl.generate.files import read_recipe, save, save_pdf, write_page
+from pacorl.generate.generator import Generator, kind_of
+from pacorl.generate.ranking import best_first, judge_edits
+from pacorl.generate.sets import generate_sets
+from pacorl.generate.storyboard import Storyboard, paint_storyboard
+from pacorl.models import tiny
+from pacorl.models.adapters import adapter_state, add_lora, save_lora, wear_lora
+from pacorl.models.flux import LORA_TARGETS, FluxPolicy
+from pacorl.models.kontext import KontextPolicy
+from pacorl.types import Prompt, Question, Size, Verdict
+
+SIZE, STEPS = Size(64, 64), 3
+
+
+class Brightness:
+    """A judge whose answers can be computed by hand: how alike two pictures are in brightness."""
+
+    def __init__(self, *, dumb: bool = False) -> None:
+        self.dumb, self.asked = dumb, 0
+
+    def verdicts(self, questions: list[Question]) -> list[Verdict]:
+        self.asked += len(questions)
+        return [Verdict(None, "asleep") if self.dumb else Verdict(alike(*question.images)) for question in questions]
+
+    def explain(self, question: Question) -> str:
+        return "Because."
+
+
+def alike(first: Image.Image, second: Image.Image) -> float:
+    return 1 - abs(float(np.asarray(first).mean()) - float(np.asarray(second).mean())) / 255
+
+
+def score_of(sheet: Image.Image, prompt: Prompt) -> float:
+    return fmean(alike(a, b) for a, b in combinations(split(sheet, prompt.grid), 2))
+
+
+@pytest.fixture(scope="module")
+def painter() -> Generator:
+    return Generator.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    return character_prompts("test", 2)
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """A LoRA whose α is not its rank, so that a reader who forgets α is found out."""
+    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    add_lora(transformer, rank=2, alpha=6, targets=LORA_TARGETS)
+    generator = torch.Generator().manual_seed(0)
+    state = adapter_state(transformer)
+    state = {name: torch.randn(value.shape, generator=generator) * 0.15 for name, value in state.items()}
+    folder = tmp_path_factory.mktemp("adapter")
+    save_lora(folder, state, rank=2, alpha=6, targets=LORA_TARGETS)
+    return folder
+
+
+def apart(first: Image.Image, second: Image.Image) -> int:
+    """The largest difference of a pixel's channel, in levels."""
+    return max(high for _, high in ImageChops.difference(first, second).getextrema())
+
+
+def test_the_same_seed_gives_the_same_picture_and_another_another(painter, prompts):
+    first, second = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
+    again, _ = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
+    (alone,) = generate_sets(painter, prompts[:1], seed=6, size=SIZE, steps=STEPS)
+    assert first.sheet.tobytes() == again.sheet.tobytes()
+    assert (second.recipe.seed, apart(second.sheet, alone.sheet)) == (6, 0)
+    assert apart(first.sheet, second.sheet) > 20
+
+
+def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
+    (made,) = generate_sets(painter, prompts[:1], seed=11, size=SIZE, steps=STEPS)
+    pipeline = painter.policy.pipeline
+    pipeline.set_progress_bar_config(disable=True)
+    image = pipeline(
+        prompt=prompts[0].text,
+        height=64,
+        width=64,
+        num_inference_steps=STEPS,
+        guidance_scale=3.5,
+        max_sequence_length=48,
+        generator=torch.Generator().manual_seed(11),
+    ).images[0]
+    assert apart(made.sheet, image) <= 1
+
+
+def test_the_best_of_several_is_the_judges(painter, prompts):
+    judge = Brightness()
+    ranked = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS, keep_all=True)
+    assert [one.rank for one in ranked] == [1, 2, 3, 1, 2, 3]
+    assert sorted(one.recipe.seed for one in ranked) == list(range(3, 9))
+    assert judge.asked == 2 * 3 * 6
+    for prompt, part in zip(prompts, (ranked[:3], ranked[3:]), strict=True):
+        own = [score_of(one.sheet, prompt) for one in part]
+        assert own == sorted(own, reverse=True)
+        assert [one.judged.score for one in part] == pytest.approx(own)
+        assert part[0].judged.matrix[0][1] == part[0].judged.matrix[1][0]
+    best = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
+    assert [one.sheet.tobytes() for one in best] == [ranked[0].sheet.tobytes(), ranked[3].sheet.tobytes()]
+
+
+def test_criteria_are_asked_for_where_wanted(painter, prompts):
+    judge = Brightness()
+    (made,) = generate_sets(painter, prompts[:1], judge=judge, ask="criteria", size=SIZE, steps=STEPS)
+    assert judge.asked == 6 * 4  # the tiny world's criteria: colour, shape, hat, palette
+    assert made.judged.score == pytest.approx(score_of(made.sheet, prompts[0]))
+
+
+def test_every_step_is_told_and_may_stop_the_painting(painter, prompts):
+    told: list[int] = []
+    generate_sets(painter, prompts[:1], count=2, size=SIZE, steps=STEPS, on_step=told.append)
+    assert sum(told) == 2 * STEPS
+
+    class Enough(Exception):
+        pass
+
+    def stop(pictures: int) -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        generate_sets(painter, prompts[:1], size=SIZE, steps=STEPS, on_step=stop)
+
+
+def test_what_cannot_be_is_refused(painter, prompts, tmp_path):
+    source = tmp_path / "a.png"
+    Image.new("RGB", (64, 64)).save(source)
+    with pytest.raises(ValueError, match="best of 2 needs a judge"):
+        generate_sets(painter, prompts, best_of=2)
+    with pytest.raises(ValueError, match="must be at least 1"):
+        generate_sets(painter, prompts, count=0)
+    with pytest.raises(ValueError, match="must be a multiple of 8"):
+        generate_sets(painter, prompts, size=Size(60, 64))
+    with pytest.raises(ValueError, match="edits no pictures; name an editor"):
+        generate_sets(painter, [Prompt(id=0, text="Give it a hat.", sources=(source,))])
+    with pytest.raises(RuntimeError, match="no candidate is the best: asleep"):
+        generate_sets(painter, prompts[:1], best_of=2, judge=Brightness(dumb=True), size=SIZE, steps=1)
+    with pytest.raises(ValueError, match="unknown kind of generator 'sdxl'"):
+        Generator.load("tiny", kind="sdxl")
+
+
+def test_a_missing_verdict_ranks_last():
+    from pacorl.generate.ranking import Judged
+
+    assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize("form", ["", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"])
+def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
+    worn = Generator.load("tiny", adapter=str(adapter / form))
+    options = {"seed": 2, "size": SIZE, "steps": STEPS}
+    (own,), (base,) = (generate_sets(worn, prompts[:1], base=base, **options) for base in (False, True))
+    (plain,) = generate_sets(painter, prompts[:1], **options)
+    assert apart(base.sheet, plain.sheet) <= 1
+    assert apart(own.sheet, plain.sheet) > 20
+    assert (own.recipe.adapter, base.recipe.adapter) == (str(adapter / form), "")
+    # PEFT's own reading of the folder gives the same weights.
+    from peft import PeftModel
+
+    theirs = PeftModel.from_pretrained(FluxPolicy.from_pretrained("tiny").transformer, adapter)
+    ours = dict(worn.policy.transformer.named_modules())["transformer_blocks.0.attn.to_q"]
+    other = theirs.base_model.model.transformer_blocks[0].attn.to_q
+    torch.testing.assert_close(ours.get_delta_weight("default"), other.get_delta_weight("default"))
+
+
+def test_an_adapter_without_its_config_says_alpha_itself(adapter, tmp_path):
+    """diffusers' file alone, as `load_lora_weights` takes it."""
+    alone = tmp_path / "only.safetensors"
+    alone.write_bytes((adapter / "pytorch_lora_weights.safetensors").read_bytes())
+    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    wear_lora(transformer, alone)
+    assert dict(transformer.named_modules())["transformer_blocks.0.attn.to_q"].scaling["default"] == 3
+
+
+def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
+    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    with pytest.raises(ValueError, match="no adapter in"):
+        wear_lora(transformer, tmp_path)
+    strange = tmp_path / "strange"
+    save_lora(strange, {"blocks.7.to_q.lora_A.weight": torch.zeros(2, 8)}, rank=2, alpha=2, targets=["to_q"])
+    with pytest.raises(ValueError, match=r"does not fit this model: it has no layer blocks.7.to_q"):
+        wear_lora(transformer, strange)
+    config = adapter / "adapter_config.json"
+    (tmp_path / "dora").mkdir()
+    (tmp_path / "dora" / "adapter_config.json").write_text(
+        config.read_text().replace('"r": 2', '"use_dora": true, "r": 2')
+    )
+    weights = (adapter / "adapter_model.safetensors").read_bytes()
+    (tmp_path / "dora" / "adapter_model.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match="use_dora is set"):
+        wear_lora(transformer, tmp_path / "dora")
+
+
+def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
+    made = generate_sets(painter, prompts[:1], seed=9, best_of=2, judge=Brightness(), size=SIZE, steps=STEPS)
+    (saved,) = save(made, tmp_path, judge="brightness")
+    told = read_recipe(saved.sheet)
+    assert told["prompt"] == prompts[0].text
+    assert told["score"] == f"{made[0].judged.score:.6f}"
+    expected = {"seed": str(made[0].recipe.seed), "model": "tiny", "steps": "3", "guidance": "3.5", "layout": "2x2"}
+    assert expected.items() <= told.items()
+    assert read_recipe(saved.panels[2])["panel"] == prompts[0].panels[2]
+    with Image.open(saved.panels[3]) as panel:
+        assert panel.tobytes() == made[0].panels[3].tobytes()
+    # What it says paints it again, and the same call writes the same bytes.
+    (again,) = generate_sets(painter, prompts[:1], seed=int(told["seed"]), size=SIZE, steps=int(told["steps"]))
+    assert apart(again.sheet, made[0].sheet) <= 1
+    before = saved.sheet.read_bytes()
+    assert save(made, tmp_path, judge="brightness")[0].sheet.read_bytes() == before
+    page = write_page(tmp_path / "page.html", [saved], title="<b>Sets</b>", notes=["Painted."], judge="brightness")
+    html = page.read_text()
+    assert "<b>Sets</b>" not in html
+    assert "&lt;b&gt;Sets" in html
+    assert prompts[0].panels[0] in html
+    assert "http://" not in html.replace("http://www.w3.org/", "")
+
+
+def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
+    board = Storyboard(
+        title="A walk",
+        style="night",
+        characters={"hero": "red round hero, crown"},
+        scenes=("{hero} waving, flag", "jumping, boat", "standing, tree", "waving, lamp") * 2,
+    )
+    judge = Brightness()
+    first, second = paint_storyboard(painter, board, seed=1, best_of=2, judge=judge, size=SIZE, steps=STEPS)
+    assert judge.asked == 2 * 6 + 2 * (6 + 16)
+    own = [alike(a, b) for a, b in combinations(second.panels, 2)]
+    across = [alike(a, b) for a in first.panels for b in second.panels]
+    assert second.judged.score == pytest.approx(fmean([*own, *across]))
+    assert dict(second.judged.parts) == pytest.approx({"this page": fmean(own), "with earlier pages": fmean(across)})
+    assert {first.recipe.seed, second.recipe.seed} <= {1, 2, 3, 4}
+    saved = save([first, second], tmp_path, stem="page")
+    assert [one.sheet.name for one in saved] == ["page-1.png", "page-2.png"]
+    assert save_pdf([first, second], tmp_path / "walk.pdf", title="A walk").read_bytes().startswith(b"%PDF")
+
+
+def test_a_short_last_page_keeps_the_size_of_panels(prompts):
+    board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
+    other = Generator(FluxPolicy.from_pretrained("tiny", text_tokens=48), model="another")
+    first, second = paint_storyboard(other, board, size=SIZE, steps=1)
+    assert (first.sheet.size, second.sheet.size) == ((64, 64), (64, 32))
+    assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}
+
+
+@pytest.fixture(scope="module")
+def editor() -> Generator:
+    """A random tiny Kontext, whose output depends on everything."""
+    torch.manual_seed(0)
+    pipeline = tiny.tiny_kontext(tiny.tiny_flux(vocabulary()))
+    for parameter in pipeline.transformer.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return Generator(KontextPolicy(pipeline, text_tokens=48), model="tiny-kontext", kind="kontext")
+
+
+def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
+    sources = []
+    for name, colour, shape in (("tall", "red", (48, 96)), ("wide", "blue", (96, 48))):
+        path = tmp_path / f"{name}.png"
+        Image.new("RGB", shape, colour).save(path)
+        sources.append(Prompt(id=len(sources), text="Give the hero a crown.", sources=(path,)))
+    judge = Brightness()
+    made = generate_sets(editor, sources, best_of=2, judge=judge, size=SIZE, steps=2)
+    assert made[0].sheet.height > made[0].sheet.width
+    assert made[1].sheet.width > made[1].sheet.height
+    assert judge.asked == 2 * 2 * 2
+    likeness = alike(Image.open(sources[0].sources[0]), made[0].sheet)
+    assert made[0].judged.score == pytest.approx(likeness)  # √(a·a)
+    assert dict(made[0].judged.parts) == pytest.approx({"kept": likeness, "followed": likeness})
+    saved = save(made, tmp_path / "out")
+    assert saved[0].sheet.name == "edit-1.png"
+    assert read_recipe(saved[0].sheet)["sources"] == '["tall.png"]'
+    assert saved[0].panels == ()
+
+
+def test_an_editor_without_a_source_is_refused(editor, prompts):
+    with pytest.raises(ValueError, match="edits pictures, and there is none; give one with --image"):
+        generate_sets(editor, prompts, size=SIZE)
+
+
+def test_a_missing_answer_about_an_edit_is_no_score(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (16, 16)).save(path)
+    (judged,) = judge_edits(
+        Brightness(dumb=True), [Prompt(id=0, text="x", sources=(path,))], [Image.new("RGB", (16, 16))]
+    )
+    assert (judged.score, judged.error) == (None, "asleep")
+
+
+def test_the_kind_is_found_out(tmp_path):
+    assert kind_of("tiny") == "flux"
+    assert kind_of("tiny", edit=True) == "kontext"
+    assert kind_of("black-forest-labs/FLUX.1-dev") == "flux"
+    assert kind_of("black-forest-labs/FLUX.1-Kontext-dev") == "kontext"
+    assert kind_of("Qwen/Qwen-Image-Edit") == "qwen_edit"
+    assert kind_of("Qwen/Qwen-Image-Edit-2509") == "qwen_edit_plus"
+    (tmp_path / "model_index.json").write_text('{"_class_name": "FluxKontextPipeline"}')
+    assert kind_of(str(tmp_path)) == "kontext"
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+    with pytest.raises(ValueError, match="is a StableDiffusionPipeline; there are FluxPipeline"):
+        kind_of(str(tmp_path))

@@ -1,0 +1,106 @@
+"""Storyboards as files, and the prompts of their pages; no model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pacorl.core.grid import panel_texts
+from pacorl.generate.storyboard import pages, read_storyboard, spoken
+
+CASES = sorted((Path(__file__).parents[2] / "configs" / "cases").glob("*.yaml"))
+
+DENTIST = """
+title: A day at the practice
+style: soft watercolour
+layout: 1x2
+characters: {dentist: a young dentist in light-blue scrubs., boy: a boy of six}
+scenes:
+  - "{dentist} shows {boy} a model of teeth; {dentist} smiles"
+  - "{dentist} reads an X-ray"
+  - "an empty waiting room"
+criteria: {Identity: {Face: The same face in all images.}}
+"""
+
+
+def write(tmp_path, text: str) -> Path:
+    path = tmp_path / "board.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_pages_of_panels(tmp_path):
+    board = read_storyboard(write(tmp_path, DENTIST))
+    first, last = pages(board, "some/model")
+    assert first.panels == (
+        "A young dentist in light-blue scrubs shows a boy of six a model of teeth; the dentist smiles",
+        "A young dentist in light-blue scrubs reads an X-ray",
+    )
+    assert (str(first.grid), str(last.grid)) == ("1x2", "1x1")
+    assert last.panels == ("An empty waiting room",)
+    assert len(panel_texts(first.text)) == 2
+    for told in ("A day at the practice", "a boy of six", "soft watercolour"):
+        assert told in first.text
+        assert told in last.text
+    assert first.criteria == {"Identity": {"Face": "The same face in all images."}}
+
+
+@pytest.mark.parametrize(
+    ("scenes", "layouts"), [(6, ["2x3"]), (9, ["2x3", "1x3"]), (8, ["2x3", "1x2"]), (7, ["2x3", "1x1"])]
+)
+def test_the_last_page_is_laid_out_in_what_is_left(tmp_path, scenes, layouts):
+    text = "title: A walk\nlayout: 2x3\nscenes:\n" + "".join(f"  - scene {number}\n" for number in range(scenes))
+    assert [str(page.grid) for page in pages(read_storyboard(write(tmp_path, text)), "some/model")] == layouts
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("- a\n- b", "a storyboard is a mapping"),
+        ("title: x\nscene: [a]", "unknown key 'scene'; a storyboard has title, style"),
+        ("title: x", "scenes must be a list of texts, got None"),
+        ("title: x\nscenes: []", "scenes must be a list"),
+        ("title: x\nscenes: [{hero: null}]", r"scene 1 must be a text.*\(quote it\)"),
+        ("scenes: [a]", "title must be a text, got None"),
+        ("title: x\nlayout: wide\nscenes: [a]", "no layout such as '2x2'"),
+        ("title: x\nlayout: 9x9\nscenes: [a]", "81 panels a page; give at most 16"),
+        ("title: x\ncharacters: [ann]\nscenes: [a]", "characters must map names to texts"),
+        ("title: x\ncharacters: {ann: 3}\nscenes: [a]", "characters.ann must be a text, got 3"),
+        ("title: x\ncharacters: {ann: a cook}\nscenes: ['{bob} runs']", "names 'bob', who is none of ann"),
+        ("title: x\ncriteria: {Identity: same}\nscenes: [a]", "criteria.Identity must map names to texts"),
+        ("title: [x", "not valid YAML"),
+    ],
+)
+def test_faults_name_file_and_key(tmp_path, text, fault):
+    path = write(tmp_path, text)
+    with pytest.raises(ValueError, match=fault) as caught:
+        read_storyboard(path)
+    assert str(path) in str(caught.value)
+
+
+def test_no_text_is_named(tmp_path):
+    path = tmp_path / "board.yaml"
+    path.write_bytes(b"title: \xff")
+    with pytest.raises(ValueError, match="not UTF-8 text"):
+        read_storyboard(path)
+
+
+def test_a_name_with_underscores_is_spoken():
+    assert spoken("{old_cook} stirs, {old_cook} tastes", {"old_cook": "a cook of seventy"}) == (
+        "A cook of seventy stirs, the old cook tastes"
+    )
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_case_studies_can_be_asked_for(path):
+    board = read_storyboard(path)
+    model = "tiny" if path.stem.startswith("tiny") else "black-forest-labs/FLUX.1-dev"
+    for page in pages(board, model):
+        assert len(page.panels) == page.grid.count
+    assert board.criteria
+
+
+def test_there_are_case_studies():
+    assert {"dentist", "cafe_menus", "portrait"} <= {path.stem for path in CASES}
+    assert sum(path.stem.startswith("tiny") for path in CASES) >= 3
