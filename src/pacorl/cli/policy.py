@@ -16,7 +16,13 @@ def register(app: typer.Typer) -> None:
 def train_policy(
     config: Path = typer.Argument(help="A YAML file, such as configs/tiny.yaml."),
     overrides: list[str] = typer.Argument(None, help="Changes, as section.key=value."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the newest checkpoint of the run's folder."),
+    resume: str = typer.Option(
+        "",
+        "--resume",
+        metavar="auto|CHECKPOINT",
+        help="auto: go on from the newest checkpoint of the run's folder, or start where there is none; "
+        "or a checkpoint's folder, of this run or another.",
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would need."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
 ) -> None:
