@@ -44,7 +44,7 @@ class ModelConfig(Section):
     kind: Literal["flux", "kontext", "qwen_edit", "qwen_edit_plus"] = "flux"
     """flux paints sets; the others edit a source."""
     checkpoint: str = "black-forest-labs/FLUX.1-dev"
-    """A diffusers folder, a hub name, or `tiny` for the committed checkpoint; by default the published one of `kind`."""
+    """A diffusers folder, a hub name, or `tiny` for the committed checkpoint; else the published one of `kind`."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
     """Of the frozen weights; latents and log-probabilities are always fp32, adapters too (fp64 with float64, which is
     for comparing machines to the last digits)."""
@@ -63,6 +63,12 @@ class ModelConfig(Section):
         if isinstance(section, dict) and section.get("kind") in PUBLISHED:
             return {"checkpoint": PUBLISHED[section["kind"]], **section}
         return section
+
+    @model_validator(mode="after")
+    def _tiny_is_committed(self) -> ModelConfig:
+        if self.checkpoint == "tiny" and self.kind.startswith("qwen"):
+            raise ValueError(f"checkpoint tiny: there is none of kind {self.kind}; name a folder or a hub name")
+        return self
 
     @model_validator(mode="after")
     def _flux_alone_is_distilled(self) -> ModelConfig:
@@ -110,21 +116,45 @@ class PromptsConfig(Section):
     """The share of word triples from which two texts count as one; None for equal texts only."""
 
 
+class WindowConfig(Section):
+    """Which of `noise_steps` are stochastic, and trained, in an epoch; the same ones for all groups."""
+
+    kind: Literal["fixed", "random", "sliding"] = "fixed"
+    """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move
+    (MixGRPO, arXiv 2507.21802)."""
+    size: Positive = 1
+    stride: Positive = 1
+    """Places by which a progressive window moves."""
+    interval: Positive = 1
+    """Epochs for which a sliding window stays."""
+    order: Literal["progressive", "random"] = "progressive"
+    """Whether a sliding window goes from noise to picture and stays at the end, or jumps."""
+
+
 class SamplingConfig(Section):
     """How training samples are drawn: at a low resolution, with a few stochastic steps."""
 
     size: tuple[Positive, Positive] = (512, 512)
     """Height and width."""
+    curriculum: tuple[tuple[Annotated[int, Field(ge=0)], tuple[Positive, Positive]], ...] = ()
+    """[epoch, [height, width]] …: from each of these epochs on (the first is 0) that size replaces `size`."""
+    shift: Literal["training", "evaluation"] = "training"
+    """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
     steps: Positive = 10
     kernel: Literal["flow_sde", "cps"] = "flow_sde"
     noise_level: float = Field(0.7, gt=0)
     """a in σ_t = a·√(t/(1−t))."""
     noise_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
-    """Indices of the sampling steps that are stochastic, and trained."""
+    """Indices of the sampling steps that are stochastic, and trained; for diffusion_nft, whose sampling is without
+    noise, those whose sigmas endpoints are noised to."""
+    window: WindowConfig = WindowConfig()
     shared_noise: bool = False
     """Whether all samples of a group start from one noise, so that they differ by the stochastic steps alone."""
     batch: Positive = 1
     """Samples per forward."""
+    merge: bool = True
+    """Whether the adapter is added to the weights for forwards that are not trained on, evaluation included. Faster,
+    for one more copy of the adapted weights; only done where it is exact up to rounding (fp32 weights, not sharded)."""
 
     @model_validator(mode="after")
     def _noise_steps_exist(self) -> SamplingConfig:
@@ -134,9 +164,23 @@ class SamplingConfig(Section):
             raise ValueError(f"noise_steps {list(self.noise_steps)} must be ascending and distinct")
         if self.noise_steps[-1] >= self.steps:
             raise ValueError(f"noise_steps {list(self.noise_steps)} reach beyond the {self.steps} sampling steps")
-        if self.kernel == "cps" and self.noise_steps[-1] == self.steps - 1:
-            raise ValueError("cps adds no noise at the last step, so it cannot be trained; leave it out of noise_steps")
+        if self.window.kind != "fixed" and self.window.size > len(self.noise_steps):
+            raise ValueError(
+                f"window.size {self.window.size} exceeds the {len(self.noise_steps)} noise_steps that it is chosen from"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _stages_ascend(self) -> SamplingConfig:
+        starts = [epoch for epoch, _ in self.curriculum]
+        if starts != sorted(set(starts)):
+            raise ValueError(f"curriculum's epochs {starts} must be ascending and distinct")
+        return self
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Every size that is trained at."""
+        return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
 
 
 class RewardConfig(Section):
@@ -158,13 +202,42 @@ class RewardConfig(Section):
 class JudgeConfig(Section):
     """Who answers the questions."""
 
-    backend: Literal["local"] = "local"
+    backend: Literal["local", "http"] = "local"
+    """In this process, or behind an OpenAI-compatible API."""
     checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
-    """A transformers folder, a hub name, or `tiny` for the committed judge."""
+    """local: a transformers folder, a hub name, or `tiny` for the committed judge. http: a URL, or a YAML file of
+    endpoints."""
+    model: str = ""
+    """http: the model's name there."""
+    api_key_env: str = ""
+    """http: the environment variable that holds the key."""
+    concurrency: Positive = 32
+    """http: requests that an endpoint is sent at a time, by all processes together."""
+    timeout: float = Field(60.0, gt=0)
+    """http: seconds for an answer."""
+    retries: int = Field(6, ge=0)
+    """http: further attempts before a verdict is missing."""
+    overlap: bool | Literal["auto"] = "auto"
+    """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
+    CPU cores. Scores are the same either way."""
     adapter: str = ""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     batch_tokens: Positive = 8192
     """Most tokens of one forward, padding included."""
+
+    @model_validator(mode="after")
+    def _http_has_an_address(self) -> JudgeConfig:
+        url = self.checkpoint.startswith(("http://", "https://"))
+        if self.backend == "http" and not url and not self.checkpoint.endswith((".yaml", ".yml")):
+            raise ValueError(
+                f"checkpoint {self.checkpoint!r} is no address; backend http needs a URL such as "
+                "http://127.0.0.1:8000/v1, or a YAML file of endpoints"
+            )
+        if self.backend == "http" and url and not self.model:
+            raise ValueError(f"model is empty; name the model to ask at {self.checkpoint}")
+        if self.backend == "local" and url:
+            raise ValueError(f"checkpoint {self.checkpoint} is a URL; set backend: http")
+        return self
 
 
 class EvaluationConfig(Section):
@@ -180,6 +253,11 @@ class EvaluationConfig(Section):
     """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
     judge: JudgeConfig | None = None
     """Who answers for them: another model than the one that rewards, or, where none is given, the same."""
+    compare_sizes: bool = True
+    """Whether each evaluation also paints its prompts at the training size, where that differs, to log how the rewards
+    at both sizes correlate."""
+    min_correlation: float = Field(0.2, ge=-1, le=1)
+    """Warns where a reward's correlation is lower: then what is learned at the training size may not carry over."""
 
     @model_validator(mode="after")
     def _judge_has_work(self) -> EvaluationConfig:
@@ -215,7 +293,7 @@ class WatchConfig(Section):
 class AdvantageConfig(Section):
     """How rewards become advantages."""
 
-    aggregate: Literal["log_tamed", "weighted_sum", "gdpo"] = "log_tamed"
+    aggregate: Literal["log_tamed", "weighted_sum", "gdpo", "ranked"] = "log_tamed"
     threshold: float | Literal["mean", "median"] = 0.2
     """δ of Eq. 4: rewards whose std/mean exceeds it are passed through log(1+R)."""
     std: Literal["group", "global"] = "group"
@@ -223,14 +301,22 @@ class AdvantageConfig(Section):
     clip: float = Field(5.0, gt=0)
     min_valid: Positive = 2
     """Groups with fewer judged samples are dropped."""
+    max_missing: Share = 0.2
+    """The failure budget: the run saves and stops where a larger share of an epoch's scores is missing."""
 
 
 class ObjectiveConfig(Section):
     """What is minimised."""
 
-    name: Literal["grpo_clip"] = "grpo_clip"
+    name: Literal["grpo_clip", "grpo_guard", "diffusion_nft"] = "grpo_clip"
     clip_range: float = Field(1e-4, gt=0)
+    """ε of the clipped objectives; of grpo_guard's own ratio, which is smaller by the step's std."""
+    beta: float = Field(0.1, gt=0)
+    """diffusion_nft: how far the implicit good and bad policies lie from the one that sampled."""
     kl_weight: float = Field(0.0, ge=0)
+    """Of the divergence from the base."""
+    inner_epochs: Positive = 1
+    """How often an epoch's samples are trained on."""
 
 
 class OptimizerConfig(Section):
@@ -293,12 +379,31 @@ class PolicyRun(Section):
             raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
         refuse_equal_keys("rewards", self.rewards)
         refuse_equal_keys("evaluation.rewards", self.evaluation.rewards)
+        self._refuse_steps_without_noise()
         if self.advantages.min_valid > self.group_size:
             raise ValueError(
                 f"advantages.min_valid {self.advantages.min_valid} exceeds group_size {self.group_size}, "
                 "so every group would be dropped"
             )
         return self
+
+    def _refuse_steps_without_noise(self) -> None:
+        sampling = self.sampling
+        if self.objective.name == "diffusion_nft":
+            if sampling.shared_noise:
+                raise ValueError(
+                    "sampling.shared_noise with diffusion_nft would paint every sample of a group alike, since it "
+                    "samples without noise; set it to false"
+                )
+        elif sampling.kernel == "cps":
+            if sampling.noise_steps[-1] == sampling.steps - 1:
+                raise ValueError(
+                    "sampling.noise_steps: cps adds no noise at the last step, so it cannot be trained; leave it out"
+                )
+            if sampling.noise_level > 1:
+                raise ValueError(
+                    f"sampling.noise_level {sampling.noise_level} is beyond 1, where all of cps's noise is new; lower it"
+                )
 
 
 def refuse_equal_keys(key: str, rewards: Sequence[RewardConfig]) -> None:
@@ -364,7 +469,8 @@ class RewardOptimizerConfig(Section):
 
     lr: float = Field(2e-4, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, ge=0)
+    """0 for no clipping."""
     warmup: float = Field(0.1, ge=0, lt=1)
     """Share of the steps."""
     batch: Positive = 8

@@ -136,7 +136,7 @@ def test_an_unknown_source_is_refused(folder: Path, source: str, fault: str) -> 
         ({"consistent": "yes"}, "'consistent' must be true or false, got 'yes'"),
         ({"answer": "No."}, "'consistent' is true and the answer says 'No.'"),
         ({"question": " "}, "'question' is missing or empty"),
-        ({"question": "<image>Same?"}, "2 images and 1 <image> tags"),
+        ({"question": "<image>Same?"}, "it has 2 images and 1 <image> tags"),
         ({"images": []}, "'images' must be a list of paths"),
         ({"reasons": 3}, "'reasons' must be a text"),
     ],

@@ -24,11 +24,14 @@ def train_reward(
     """Train a judge on comparisons."""
     import json
 
+    from transformers.utils import logging
+
     from pacorl.app.threads import use_cores
     from pacorl.config import RewardRun, load
 
     run = load(RewardRun, config, overrides or [])
     use_cores()
+    logging.disable_progress_bar()  # of loading weights; training has its own
     if dry_run:
         from pacorl.train.reward import plan_reward
 
