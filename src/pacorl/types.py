@@ -89,6 +89,8 @@ class Verdict:
     p_yes: float | None
     """P(Yes | Yes or No) of the first answer token."""
     error: str = ""
+    order_gap: float | None = None
+    """How far P(Yes) of the two orders of the images lies apart, where both were asked and `p_yes` is their mean."""
 
     @property
     def valid(self) -> bool:

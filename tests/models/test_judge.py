@@ -1,82 +1,265 @@
-"""P(Yes) against a plain forward, whatever the batch."""
+"""P(Yes) against a plain forward, whatever is batched and shared; options; what a judge refuses."""
 
-import random
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of_any_size
+from PIL import Image
 
 from pacorl.core import questions
+from pacorl.core.orders import both_orders
+from pacorl.core.pictures import ImageError
 from pacorl.data import characters
+from pacorl.models.http_judge import VARIANTS
 from pacorl.models.judge import LocalJudge, single_token
-from pacorl.types import Question
+from pacorl.models.processor import ImageTextProcessor
+from pacorl.types import Question, Verdict
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+WAYS: dict[str, dict[str, Any]] = {
+    "shared": {"share": True},
+    "shared, small batches": {"share": True, "batch_tokens": 300},
+    "plain": {"share": False},
+    "plain, small batches": {"share": False, "batch_tokens": 300},
+}
+
+
+@pytest.fixture(scope="module")
+def processor() -> ImageTextProcessor:
+    return processor_of_any_size()
 
 
 @pytest.fixture(scope="module")
 def judge() -> LocalJudge:
-    return LocalJudge.from_pretrained("tiny", batch=4)
+    return LocalJudge.from_pretrained("tiny")
 
 
-def ask(count: int) -> list[Question]:
-    """Questions of all kinds about panels of both sizes."""
-    rng = random.Random(0)
-    asked = []
-    for number in range(count):
-        first, second = rng.sample(characters.all_panels(), 2)
-        images = (characters.draw(first, 32), characters.draw(second, 64))
-        asked += [
-            Question(images, questions.same_theme(first.subject)),
-            Question(images[:1], questions.shows_text((first if number % 2 else second).text)),
-            Question(images, questions.consistent()),
-        ]
-    return asked
+def answers(judge: LocalJudge, asked: list[Question]) -> list[float]:
+    return [verdict.p_yes or math.nan for verdict in judge.verdicts(asked)]
 
 
-def plain_p_yes(judge: LocalJudge, question: Question) -> float:
-    """One question through the processor and one ordinary forward, fp32 softmax over the two tokens."""
-    content = [*({"type": "image"} for _ in question.images), {"type": "text", "text": question.text}]
-    text = judge.processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-    )
-    inputs = judge.processor(text=[text], images=list(question.images), return_tensors="pt")
+def grid_questions(images: list[Image.Image]) -> list[Question]:
+    return [Question(pair, questions.same_theme("a red hero")) for pair in itertools.combinations(images, 2)]
+
+
+# --- P(Yes) ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-6)])
+def test_p_yes_is_the_plain_forwards(
+    processor: ImageTextProcessor, family: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    model, asked = build(family, processor).to(dtype), pairs(50)
+    plain = [plain_p_yes(model, processor, question) for question in asked]
+    for name, options in WAYS.items():
+        judge = LocalJudge(model, processor, **options)
+        assert answers(judge, asked) == pytest.approx(plain, abs=tolerance), name
+    judge = LocalJudge(model, processor)
+    assert answers(judge, asked[::-1])[::-1] == pytest.approx(plain, abs=tolerance)
+    alone = [answers(judge, [question])[0] for question in asked[:5]]
+    assert alone == pytest.approx(plain[:5], abs=tolerance)
+    assert max(plain) - min(plain) > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_part_of_a_question_counts(processor: ImageTextProcessor, family: str) -> None:
+    """Else equality with the plain forward would say little."""
+    judge = LocalJudge(build(family, processor).double(), processor)
+    first, second, third = panels(3)
+    text = questions.consistent()
+    different = [
+        Question((first, second), text),
+        Question((second, first), text),
+        Question((first, third), text),
+        Question((third, second), text),
+        Question((first, second.transpose(Image.Transpose.ROTATE_180)), text),
+        Question((first, second), text.replace("style", "logic")),
+    ]
+    found = answers(judge, different)
+    assert min(abs(a - b) for a, b in itertools.combinations(found, 2)) > 1e-6
+
+
+def test_all_log_probabilities_are_the_plain_forwards(processor: ImageTextProcessor) -> None:
+    model, asked = build("qwen2_5_vl", processor), [*pairs(4), Question((), "Is it Yes or No?")]
+    judge = LocalJudge(model, processor)
+    rows = judge.log_probs(judge.prompting.chat_prompts(asked))
+    plain = [plain_logits(model, processor, question).double().log_softmax(0) for question in asked[:4]]
+    for row, expected in zip(rows, plain, strict=False):
+        torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
+    assert rows[4].exp().sum() == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_a_larger_judge_agrees_in_fp32(processor: ImageTextProcessor) -> None:
+    """40 M parameters: sums are long enough for their order to show."""
+    sizes = {"width": 512, "heads": 8, "layers": 8, "vision_width": 256, "vision_layers": 8}
+    model, asked = build("qwen2_5_vl", processor, **sizes), pairs(50)
     with torch.no_grad():
-        logits = judge.model(**inputs).logits[0, -1]
-    tokenizer = judge.processor.tokenizer
-    yes, no = tokenizer.convert_tokens_to_ids("Yes"), tokenizer.convert_tokens_to_ids("No")
-    return float(torch.stack([logits[yes], logits[no]]).float().softmax(0)[0])
+        for parameter in model.parameters():
+            parameter.mul_(0.3 if parameter.ndim > 1 else 1.0)  # as wide layers are initialised
+    plain = [plain_p_yes(model, processor, question) for question in asked]
+    for name in ("shared", "plain, small batches"):
+        assert answers(LocalJudge(model, processor, **WAYS[name]), asked) == pytest.approx(plain, abs=1e-5), name
+    assert max(plain) - min(plain) > 0.01
 
 
-def test_p_yes_is_the_plain_forwards(judge: LocalJudge) -> None:
-    asked = ask(8)
-    found = [verdict.p_yes for verdict in judge.verdicts(asked)]
-    assert found == pytest.approx([plain_p_yes(judge, question) for question in asked], abs=1e-5)
-    assert max(found) - min(found) > 0.5
+def test_the_committed_judge_agrees_and_tells_pairs_apart(judge: LocalJudge) -> None:
+    drawn = [characters.draw(panel, size) for panel in characters.all_panels()[::1500] for size in (32, 64)]
+    asked = [Question(pair, questions.same_theme("a hero")) for pair in itertools.permutations(drawn[:5], 2)]
+    asked += [Question((image,), questions.shows_text("red round hero")) for image in drawn]
+    plain = [plain_p_yes(judge.model, judge.processor, question) for question in asked]
+    assert answers(judge, asked) == pytest.approx(plain, abs=1e-6)
+    assert max(plain) - min(plain) > 0.5
 
 
-def test_order_and_batch_do_not_matter(judge: LocalJudge) -> None:
-    asked = ask(4)
-    found = [verdict.p_yes for verdict in judge.verdicts(asked)]
-    backwards = [verdict.p_yes for verdict in judge.verdicts(asked[::-1])][::-1]
-    alone = [judge.verdicts([question])[0].p_yes for question in asked]
-    assert found == pytest.approx(backwards, abs=1e-5)
-    assert found == pytest.approx(alone, abs=1e-5)
+# --- what is computed ------------------------------------------------------------------------------------------
 
 
-def test_equal_questions_are_asked_once(judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ask(1)
-    sizes: list[int] = []
-    p_yes = judge._p_yes
-    monkeypatch.setattr(judge, "_p_yes", lambda part, *rest: sizes.append(len(part)) or p_yes(part, *rest))
-    found = judge.verdicts(asked * 5)
-    assert sum(sizes) == len(asked)
-    assert found[: len(asked)] == found[-len(asked) :]
+@contextmanager
+def counted(judge: LocalJudge) -> Iterator[dict[str, int]]:
+    """Images through the vision tower, rows through the head, tokens through the language model."""
+    count = {"images": 0, "answers": 0, "tokens": 0}
+
+    def images(_: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        count["images"] += len(named["grid_thw"] if "grid_thw" in named else arguments[1])
+
+    def tokens(_: Any, __: tuple[Any, ...], named: dict[str, Any]) -> None:
+        count["tokens"] += named["inputs_embeds"].shape[:2].numel()
+
+    def rows(_: Any, arguments: tuple[Any, ...]) -> None:
+        count["answers"] += arguments[0].shape[:-1].numel()
+
+    model = judge.model
+    hooks = [
+        model.model.visual.register_forward_pre_hook(images, with_kwargs=True),
+        model.model.language_model.register_forward_pre_hook(tokens, with_kwargs=True),
+        model.lm_head.register_forward_pre_hook(rows),
+    ]
+    yield count
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_grid_of_four_is_6_questions_and_4_images(processor: ImageTextProcessor, family: str) -> None:
+    judge = LocalJudge(build(family, processor), processor)
+    asked = grid_questions(panels(4, sizes=[(128, 128)]))
+    with counted(judge) as count:
+        judge.verdicts(asked)
+    _, runs = judge.prompting.featured(judge.prompting.encode(judge.prompting.chat_prompts(asked)), batch_tokens=8192)
+    beginnings = {tuple(run.symbol_N[:end]) for run in runs for end in range(1, len(run) + 1)}
+    assert count == {"images": 4, "answers": 6, "tokens": len(beginnings)}
+    assert len(beginnings) < 0.8 * sum(map(len, runs))
+
+
+def test_criteria_about_a_pair_share_both_images(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    pair = tuple(panels(2, sizes=[(128, 128)]))
+    asked = [Question(pair, questions.meets_criterion(f"One {word}.")) for word in ("hat", "hero", "palette", "prop")]
+    with counted(judge) as count:
+        judge.verdicts(asked)
+    alone = sum(map(len, judge.prompting.encode(judge.prompting.chat_prompts(asked))))
+    assert (count["images"], count["answers"]) == (2, 4)
+    assert count["tokens"] < alone / 2
+
+
+def test_equal_questions_and_equal_pixels_are_computed_once(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    images = panels(2)
+    asked = [Question((images[0].copy(), images[1].copy()), questions.consistent()) for _ in range(5)]
+    with counted(judge) as count:
+        verdicts = judge.verdicts(asked)
+    assert (count["images"], count["answers"]) == (2, 1)
+    assert len(set(verdicts)) == 1
+
+
+def test_a_call_leaves_nothing_behind(processor: ImageTextProcessor) -> None:
+    """Rope deltas are state of the model: an answer in words in between must not change a score, nor the reverse."""
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor)
+    asked = pairs(6)
+    before, words = answers(judge, asked), judge.explain(asked[0], max_new_tokens=8)
+    assert answers(judge, asked) == before
+    assert judge.explain(asked[0], max_new_tokens=8) == words
+
+
+# --- options ---------------------------------------------------------------------------------------------------
+
+
+def test_temperature_divides_the_logit(processor: ImageTextProcessor) -> None:
+    model, asked = build("qwen2_5_vl", processor).double(), pairs(3)
+    sure, unsure = (answers(LocalJudge(model, processor, temperature=t), asked) for t in (1.0, 4.0))
+    assert [math.log(p / (1 - p)) / 4 for p in sure] == pytest.approx([math.log(p / (1 - p)) for p in unsure])
+
+
+def test_variants_add_up_the_spellings_that_are_single_tokens(processor: ImageTextProcessor) -> None:
+    model, (question,) = build("qwen2_5_vl", processor).double(), pairs(1)
+    tokenizer, probability = processor.tokenizer, plain_logits(model, processor, question).softmax(0)
+    masses = [
+        sum(float(probability[ids[0]]) for word in words if len(ids := tokenizer.encode(word)) == 1)
+        for words in VARIANTS
+    ]
+    judge = LocalJudge(model, processor, variants=True)
+    assert min(len(judge.yes_ids), len(judge.no_ids)) > 1
+    assert answers(judge, [question])[0] == pytest.approx(masses[0] / sum(masses), abs=1e-12)
+
+
+def test_symmetric_is_the_mean_of_both_orders_and_tells_the_gap(processor: ImageTextProcessor) -> None:
+    model, (pair,) = build("qwen2_5_vl", processor).double(), pairs(1)
+    single = Question(pair.images[:1], questions.shows_text("a hero"))
+    there, back, alone = answers(LocalJudge(model, processor), [pair, Question(pair.images[::-1], pair.text), single])
+    both, one = LocalJudge(model, processor, symmetric=True).verdicts([pair, single])
+    assert both.p_yes == pytest.approx((there + back) / 2, abs=1e-12)
+    assert both.order_gap == pytest.approx(abs(there - back), abs=1e-12)
+    assert (one.p_yes, one.order_gap) == (pytest.approx(alone, abs=1e-12), None)
+
+
+def test_a_pair_is_missing_where_one_order_is() -> None:
+    images = tuple(panels(2))
+    said = iter([Verdict(0.5), Verdict(None, "no answer")])
+    (verdict,) = both_orders(lambda asked: [next(said) for _ in asked], [Question(images, "Same?")])
+    assert (verdict.valid, verdict.error) == (False, "no answer")
 
 
 def test_the_judge_explains(judge: LocalJudge) -> None:
-    answer = judge.explain(ask(1)[0])
+    first, second = characters.all_panels()[:2]
+    images = (characters.draw(first, 32), characters.draw(second, 64))
+    answer = judge.explain(Question(images, questions.same_theme(first.subject)))
     assert answer.startswith(("Yes", "No"))
     assert len(answer.split()) > 2
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
 
 
 def test_a_word_of_several_tokens_is_no_score(judge: LocalJudge) -> None:
     with pytest.raises(ValueError, match="must be one"):
         single_token(judge.processor.tokenizer, "Certainly not")
+
+
+def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:
+    with pytest.raises(ValueError, match=r"3 image tokens for 2 images; take <\|image_pad\|> out"):
+        judge.verdicts([Question(tuple(panels(2)), "Same? <|image_pad|>")])
+
+
+@pytest.mark.parametrize(("size", "message"), [((1, 1), "1x1 is too small"), ((2000, 8), "2000x8 is too long")])
+def test_an_image_that_cannot_be_looked_at_is_named(judge: LocalJudge, size: tuple[int, int], message: str) -> None:
+    images = (panels(1)[0], Image.new("RGB", size))
+    with pytest.raises(ImageError, match=rf"image 2 of 'Same\?': {message}"):
+        judge.verdicts([Question(images, "Same?")])
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "CMYK", "L"])
+def test_other_colour_modes_are_judged_as_what_they_show(judge: LocalJudge, mode: str) -> None:
+    image = panels(1)[0].convert("L").convert("RGB")
+    shown = image.quantize() if mode == "P" else image.convert(mode)
+    asked = [Question((first, image), "Same?") for first in (image, shown)]
+    as_rgb, as_mode = answers(judge, asked)
+    assert as_mode == pytest.approx(as_rgb, abs=1e-2)

@@ -20,7 +20,7 @@ from pacorl.serve.builtin import create_app
 @pytest.fixture(scope="session")
 def local_judge() -> LocalJudge:
     torch.manual_seed(0)
-    return LocalJudge(*tiny_judge(vocabulary()), batch=8)
+    return LocalJudge(*tiny_judge(vocabulary()), batch_tokens=600)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def first_token(answer: Any) -> dict[str, Any]:
 
 
 def test_tokens_asked_for_by_id_are_listed_however_unlikely(url: str, local_judge: LocalJudge) -> None:
-    unlikely = [3, 4, local_judge.yes]
+    unlikely = [3, 4, *local_judge.yes_ids]
     _, answer = chat(url, max_tokens=1, logprobs=True, logprob_token_ids=unlikely, return_tokens_as_token_ids=True)
     listed = {entry["token"] for entry in first_token(answer)["top_logprobs"]}
     assert listed == {f"token_id:{i}" for i in unlikely}

@@ -49,7 +49,7 @@ def test_the_adapter_agrees_with_merged_weights(served: Served) -> None:
 def test_token_ids_are_those_of_the_tokenizer(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
         (report,) = judge.check()
-    assert (report.yes_ids, report.no_ids) == ((served.base.yes,), (served.base.no,))
+    assert (report.yes_ids, report.no_ids) == (served.base.yes_ids, served.base.no_ids)
     assert report.served == ("judge", "judge-lora")
     assert report.version
 

@@ -98,7 +98,7 @@ def _generator_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
 
 
 def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
-    dtype, batch = getattr(torch, config.judge.dtype), config.judge.batch
+    dtype = getattr(torch, config.judge.dtype)
     model = memory.judge_on_meta(parts["model"], dtype=dtype)
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
     tokens = memory.question_tokens(
@@ -107,6 +107,7 @@ def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
         images=2,
         text_tokens=QUESTION_WORDS,
     )
+    batch = max(1, config.judge.batch_tokens // tokens)
     working = memory.judging_peak(model, questions=batch, tokens=tokens)
     return [
         _weights("judge", memory.count(model), dtype.itemsize, note=f"{config.judge.dtype}, in every process"),

@@ -153,7 +153,7 @@ def _warnings(config: PolicyRun, found: Plan, generator: Checkpoint, judge: Chec
     if found.device_bytes and found.peak_bytes > found.device_bytes:
         warnings.append(
             f"the device has {_size(found.device_bytes)} and {_size(found.peak_bytes)} are needed: lower "
-            "sampling.batch, evaluation.batch or judge.batch, or turn model.gradient_checkpointing on"
+            "sampling.batch, evaluation.batch or judge.batch_tokens, or turn model.gradient_checkpointing on"
         )
     free, needed = _free_disk(config.out), sum(row.bytes for row in found.rows if row.place == "disk")
     if needed > free:

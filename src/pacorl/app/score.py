@@ -14,13 +14,16 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pacorl.core import questions
 from pacorl.core.grid import split
-from pacorl.data.images import ImageError, check_shape, open_image
+from pacorl.core.orders import both_orders
+from pacorl.core.pictures import ImageError, check_shape
+from pacorl.data.images import open_image
 from pacorl.types import Grid, Question, Verdict
 
 if TYPE_CHECKING:
@@ -267,33 +270,24 @@ def _scores(
     reasons: bool,
 ) -> Scores:
     asked = tuple(asked) or questions_about()
-    orders = [[pair, pair[::-1]] if symmetric else [pair] for pair in pairs]
-    flat = [(order, one) for both in orders for order in both for one in asked]
-    verdicts = iter(judge.verdicts([Question(tuple(images[i] for i in order), one.text) for order, one in flat]))
-    scored = [
-        _pair_score(pair, [[next(verdicts) for _ in asked] for _ in both])
-        for pair, both in zip(pairs, orders, strict=True)
-    ]
+    ask = partial(both_orders, judge.verdicts) if symmetric else judge.verdicts
+    verdicts = iter(ask([Question((images[a], images[b]), one.text) for a, b in pairs for one in asked]))
+    scored = [_pair_score(pair, [next(verdicts) for _ in asked]) for pair in pairs]
     if reasons:
         scored = [replace(pair, reasons=_reasons(judge, images, pair, asked)) for pair in scored]
     names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
     return Scores(names, tuple(images), asked, tuple(scored))
 
 
-def _pair_score(pair: tuple[int, int], verdicts: Sequence[Sequence[Verdict]]) -> PairScore:
-    """`verdicts`: one row per order, one column per question."""
-    columns = list(zip(*verdicts, strict=True))
-    values = tuple(
-        _mean([verdict.p_yes for verdict in column]) if all(verdict.valid for verdict in column) else None
-        for column in columns
+def _pair_score(pair: tuple[int, int], verdicts: Sequence[Verdict]) -> PairScore:
+    """`verdicts`: one per question."""
+    errors = dict.fromkeys(verdict.error for verdict in verdicts if not verdict.valid)
+    return PairScore(
+        *pair,
+        by_question=tuple(verdict.p_yes for verdict in verdicts),
+        order_gap=_mean([verdict.order_gap for verdict in verdicts]),
+        error="; ".join(errors),
     )
-    gaps = [
-        abs(a.p_yes - b.p_yes)
-        for a, b in (c for c in columns if len(c) == 2)
-        if a.p_yes is not None and b.p_yes is not None
-    ]
-    errors = dict.fromkeys(verdict.error for row in verdicts for verdict in row if not verdict.valid)
-    return PairScore(*pair, values, order_gap=_mean(gaps), error="; ".join(errors))
 
 
 def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, asked: Sequence[Asked]) -> str:
@@ -330,20 +324,25 @@ class PacoReward:
         model: str = "",
         api_key_env: str = "",
         temperature: float = 1.0,
+        variants: bool = False,
     ) -> PacoReward:
         """A judge from a transformers folder or hub name (with a PEFT `adapter`), the URL of a server, or an
-        endpoints YAML (`model` is its name there). "tiny" is the embedded one, of the tiny world only.
+        endpoints YAML (`model` is its name there). "tiny" is the embedded one, of the tiny world only. `variants` adds
+        up the spellings of Yes and of No, as EditReward-Bench does.
 
         Raises ValueError where it cannot be what was asked for; for a server, before any question.
         """
         text = str(source)
         if not text.startswith(("http://", "https://")) and not text.endswith((".yaml", ".yml")):
-            return cls(_local(text, adapter=adapter, temperature=temperature), name=_local_name(text, adapter))
+            local = _local(text, adapter=adapter, temperature=temperature, variants=variants)
+            return cls(local, name=_local_name(text, adapter))
         from pacorl.models.http_judge import HttpJudge
 
         if adapter:
             raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
-        judge = HttpJudge.connect(text, model=model, api_key_env=api_key_env, temperature=temperature)
+        judge = HttpJudge.connect(
+            text, model=model, api_key_env=api_key_env, temperature=temperature, variants=variants
+        )
         try:
             judge.check()
         except BaseException:
@@ -409,11 +408,14 @@ class PacoReward:
         return how(self.judge, opened, asked=questions_about(theme, criteria), **options)
 
 
-def _local(checkpoint: str, *, adapter: str, temperature: float) -> Judge:
+def _local(checkpoint: str, *, adapter: str, **options: Any) -> Judge:
+    from transformers.utils import logging
+
     from pacorl.models.judge import LocalJudge
     from pacorl.serve.servers import placement
 
-    return LocalJudge.from_pretrained(checkpoint, adapter=adapter, temperature=temperature, **placement(checkpoint))
+    logging.disable_progress_bar()  # one would be drawn for the weights, between a command's own lines
+    return LocalJudge.from_pretrained(checkpoint, adapter=adapter, **options, **placement(checkpoint))
 
 
 def _local_name(checkpoint: str, adapter: str) -> str:

@@ -2,24 +2,34 @@
 
 A judge is shown images and a question, and its P(Yes | Yes or No) of the first answer token is the score
 (arXiv 2512.04784, §3.2).
+
+    judge = LocalJudge.from_pretrained("X-GenGroup/PaCo-Reward-7B", dtype="bfloat16", device="cuda")
+    judge.verdicts([Question((first, second), same_theme("a red fox"))])
+
+Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature maps of an image, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from pacorl.models.http_judge import HttpJudge
+from pacorl.core.orders import both_orders
+from pacorl.models.http_judge import VARIANTS, WORDS, HttpJudge
+from pacorl.models.prompting import ChatPrompt, Prompting
+from pacorl.models.sharing import SharedForward, can_share
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from pacorl.models.prompting import EncodedPrompt
 
 TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
+BATCH_TOKENS = 8192
+"""Enough to keep a GPU busy with a 7B model; its activations then take about 2 GiB."""
 
 
 class Judge(Protocol):
@@ -33,17 +43,35 @@ class Judge(Protocol):
 
 
 class LocalJudge:
-    """A Qwen2.5-VL-family model in this process.
+    """A Qwen-VL-family model in this process; one call at a time.
 
-    Every distinct (images, question) is asked once per call, and every distinct image is prepared once.
+    In one call every distinct question is asked once, every distinct image passes the vision tower once (equal
+    pixels are one image), and what questions begin with in common is computed once.
     """
 
-    def __init__(self, model: Any, processor: Any, *, batch: int = 32, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        temperature: float = 1.0,
+        symmetric: bool = False,
+        variants: bool = False,
+        share: bool | None = None,
+    ) -> None:
+        """`batch_tokens`: the most tokens of one forward, padding included (one longer prompt still passes alone).
+
+        `temperature` divides the Yes − No logit. `symmetric`: every pair is asked about in both orders, the verdict
+        is the mean, and its `order_gap` says how far they lie apart. `variants` adds up the spellings VARIANTS
+        (EditReward-Bench's rule). `share`: compute common beginnings once; by default where that is proven equal.
+        """
         self.model = model.eval().requires_grad_(False)
         self.processor = processor
-        self.batch = batch
-        self.temperature = temperature
-        self.yes, self.no = (single_token(processor.tokenizer, word) for word in ("Yes", "No"))
+        self.prompting = Prompting(model, processor)
+        self.batch_tokens, self.temperature, self.symmetric = batch_tokens, temperature, symmetric
+        self.share = can_share(model.config) if share is None else share
+        self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
 
     @classmethod
     def from_pretrained(
@@ -53,83 +81,88 @@ class LocalJudge:
         adapter: str = "",
         dtype: str = "float32",
         device: str | torch.device = "cpu",
-        batch: int = 32,
-        temperature: float = 1.0,
+        **options: Any,
     ) -> LocalJudge:
-        """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named."""
+        """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
+
+        `options` are those of `LocalJudge`. Raises ValueError where the adapter belongs to another base.
+        """
         from transformers import AutoModelForImageTextToText
 
+        from pacorl.models.judge_adapter import merge_adapter
         from pacorl.models.processor import load_processor
 
         source = TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint
         model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:
-            from peft import PeftModel
+            model = merge_adapter(model, adapter)
+        return cls(model.to(device), load_processor(source), **options)
 
-            model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
-        return cls(model.to(device), load_processor(source), batch=batch, temperature=temperature)
-
-    @torch.inference_mode()
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        distinct = list({_key(question): question for question in questions}.values())
-        patches = _ImagePatches(self.processor.image_processor)
-        # Longest first: batches of like length pad little, and a batch too large fails at once.
-        prompts = [self._prompt_ids(question, patches) for question in distinct]
-        order = sorted(range(len(distinct)), key=lambda i: -len(prompts[i]))
-        probability: dict[Any, float] = {}
-        for start in range(0, len(order), self.batch):
-            part = order[start : start + self.batch]
-            scores = self._p_yes([distinct[i] for i in part], [prompts[i] for i in part], patches)
-            probability |= {_key(distinct[i]): score for i, score in zip(part, scores, strict=True)}
-        return [Verdict(probability[_key(question)]) for question in questions]
+        """One verdict per question, in order. Raises ImageError where an image cannot be looked at."""
+        return both_orders(self._verdicts, questions) if self.symmetric else self._verdicts(questions)
 
-    @torch.inference_mode()
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
-        patches = _ImagePatches(self.processor.image_processor)
-        inputs = self._inputs([question], [self._prompt_ids(question, patches)], patches)
-        output = self.model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        answer = output[0, inputs["input_ids"].shape[1] :]
+        """The answer in words, the likeliest token each time."""
+        (prompt,) = self.prompting.chat_prompts([question])
+        answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
 
-    def _p_yes(self, part: Sequence[Question], prompts: Sequence[list[int]], patches: _ImagePatches) -> list[float]:
-        inputs = self._inputs(part, prompts, patches)
-        hidden = self.model.model(**inputs).last_hidden_state[:, -1]
-        logits = self.model.lm_head(hidden)[:, [self.yes, self.no]].float()
-        return list((logits / self.temperature).softmax(-1)[:, 0].tolist())
+    def log_probs(self, prompts: Sequence[ChatPrompt]) -> list[Tensor]:
+        """Per prompt the (V,) log-probabilities of the first answer token, fp64 on the CPU."""
+        return list(log_softmax(self._last_logits(prompts, slice(None))))
 
-    def _prompt_ids(self, question: Question, patches: _ImagePatches) -> list[int]:
-        content = [*({"type": "image"} for _ in question.images), {"type": "text", "text": question.text}]
-        text = self.processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-        )
-        pieces = text.split(self.processor.image_token)
-        merged = self.processor.image_processor.merge_size**2
-        for image, piece in zip(question.images, pieces[1:], strict=True):
-            pieces[0] += self.processor.image_token * (patches.count(image) // merged) + piece
-        return list(self.processor.tokenizer(pieces[0]).input_ids)
+    @torch.inference_mode()
+    def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
+        """What transformers' `generate` returns as a dict; its `sequences` hold the new tokens alone."""
+        inputs = self.prompting.padded(self.prompting.encode([prompt]))
+        output = self.model.generate(**inputs, **options, return_dict_in_generate=True)
+        output.sequences = output.sequences[:, inputs["input_ids"].shape[1] :]
+        return output
 
-    def _inputs(
-        self, part: Sequence[Question], prompts: Sequence[list[int]], patches: _ImagePatches
-    ) -> dict[str, Tensor]:
-        """Left-padded, so that the last position of every row is where the answer begins."""
-        length = max(map(len, prompts))
-        ids = torch.full((len(part), length), self.processor.tokenizer.pad_token_id)
-        attended = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, length - len(prompt) :] = torch.tensor(prompt)
-            attended[row, length - len(prompt) :] = 1
-        images = [image for question in part for image in question.images]
-        inputs = {
-            "input_ids": ids,
-            "attention_mask": attended,
-            "mm_token_type_ids": (ids == self.processor.image_token_id).int(),
-            "pixel_values": torch.cat([patches.pixels(image) for image in images]).to(self.model.dtype),
-            "image_grid_thw": torch.cat([patches.grid(image) for image in images]),
-        }
-        return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
+    def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        prompts = self.prompting.chat_prompts(questions)
+        place = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+        logits = self._last_logits(list(place), torch.tensor([*self.yes_ids, *self.no_ids]))
+        p_yes = self._p_yes(logits).tolist()
+        return [Verdict(p_yes[place[prompt]]) for prompt in prompts]
+
+    def _p_yes(self, logits: Tensor) -> Tensor:
+        """P(Yes | Yes or No) from the logits of `yes_ids` and `no_ids`, in fp32 (fp64 for an fp64 model)."""
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        yes, no = (part.logsumexp(-1) for part in wide.split([len(self.yes_ids), len(self.no_ids)], dim=-1))
+        return (torch.stack([yes, no], dim=-1) / self.temperature).softmax(-1)[:, 0]
+
+    @torch.inference_mode()
+    def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
+        """(P, columns) logits at the last position of each prompt, and nowhere else."""
+        if not prompts:
+            return torch.empty(0, 2)
+        encoded = self.prompting.encode(prompts)
+        return self._shared(encoded, columns) if self.share else self._plain(encoded, columns)
+
+    def _shared(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
+        feature_KND, runs = self.prompting.featured(prompts, batch_tokens=self.batch_tokens)
+        hidden_PD = SharedForward(self.model, feature_KND, self.batch_tokens).last_hidden(runs)
+        return torch.cat([self.model.lm_head(part)[:, columns] for part in hidden_PD.split(self.batch_tokens)])
+
+    def _plain(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
+        """An ordinary forward of left-padded batches; nothing is shared."""
+        rows: dict[int, Tensor] = {}
+        for batch in _batches(prompts, tokens=self.batch_tokens):
+            inputs = self.prompting.padded([prompts[i] for i in batch])
+            logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1, columns]
+            rows |= dict(zip(batch, logits, strict=True))
+        return torch.stack([rows[number] for number in range(len(prompts))])
 
 
 JUDGES: dict[str, Callable[..., Judge]] = {"local": LocalJudge.from_pretrained, "http": HttpJudge.connect}
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities in fp64 on the CPU."""
+    # One of −20 in fp32 is known to 1e-6 only, and P(Yes) is a difference of two.
+    return logits.double().log_softmax(-1).cpu()
 
 
 def single_token(tokenizer: Any, word: str) -> int:
@@ -140,27 +173,24 @@ def single_token(tokenizer: Any, word: str) -> int:
     return int(ids[0])
 
 
-class _ImagePatches:
-    """The image processor's output for each distinct image, prepared once."""
-
-    def __init__(self, image_processor: Any) -> None:
-        self._processor = image_processor
-        self._done: dict[int, dict[str, Tensor]] = {}
-
-    def pixels(self, image: Image) -> Tensor:
-        return self._of(image)["pixel_values"]
-
-    def grid(self, image: Image) -> Tensor:
-        return self._of(image)["image_grid_thw"]
-
-    def count(self, image: Image) -> int:
-        return len(self.pixels(image))
-
-    def _of(self, image: Image) -> dict[str, Tensor]:
-        if id(image) not in self._done:
-            self._done[id(image)] = self._processor(images=[image.convert("RGB")], return_tensors="pt")
-        return self._done[id(image)]
+def answer_ids(tokenizer: Any, *, variants: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids of Yes and of No, first; with `variants` also those of their other spellings that are single tokens."""
+    yes, no = (
+        (
+            single_token(tokenizer, words[0]),
+            *(ids[0] for word in words[1:] if len(ids := tokenizer.encode(word, add_special_tokens=False)) == 1),
+        )
+        for words in (VARIANTS if variants else WORDS)
+    )
+    return yes, no
 
 
-def _key(question: Question) -> tuple[Any, ...]:
-    return (*(id(image) for image in question.images), question.text)
+def _batches(prompts: Sequence[EncodedPrompt], *, tokens: int) -> Iterator[list[int]]:
+    """Prompts longest first (they pad little, and a batch too large fails at once), `tokens` of them at most."""
+    batch: list[int] = []
+    for number in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
+        if batch and (len(batch) + 1) * len(prompts[batch[0]]) > tokens:
+            yield batch
+            batch = []
+        batch.append(number)
+    yield batch

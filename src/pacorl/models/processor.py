@@ -6,6 +6,7 @@ is left out, and images are prepared by the PIL backend.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
+from transformers.utils import cached_file
 
 
 class ImageTextProcessor(Qwen2_5_VLProcessor):  # type: ignore[misc]
@@ -36,9 +38,20 @@ def image_text_processor(
 
 
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
-    """The processor of a checkpoint folder or hub name, whichever files it was saved in."""
+    """The processor of a checkpoint folder or hub name, whichever files it was saved in.
+
+    Raises ValueError where it has no chat template.
+    """
     tokenizer = AutoTokenizer.from_pretrained(source, **hub)
     image_processor = Qwen2VLImageProcessorPil.from_pretrained(source, **hub)
-    return ImageTextProcessor(
-        image_processor=image_processor, tokenizer=tokenizer, chat_template=tokenizer.chat_template
-    )
+    template = tokenizer.chat_template or _template_beside(source, **hub)
+    return ImageTextProcessor(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)
+
+
+def _template_beside(source: str | Path, **hub: Any) -> str:
+    """The chat template from the file that some checkpoints keep it in."""
+    for name in ("chat_template.jinja", "chat_template.json"):
+        if path := cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub):
+            text = Path(path).read_text(encoding="utf-8")
+            return text if name.endswith(".jinja") else str(json.loads(text)["chat_template"])
+    raise ValueError(f"{source} has no chat template, so no question can be put to it; is it a chat model?")

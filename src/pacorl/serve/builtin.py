@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,9 +25,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pacorl import __version__
 from pacorl.data.images import MAX_PIXELS
 from pacorl.models.judge import LocalJudge
+from pacorl.models.prompting import ChatPrompt
 from pacorl.serve.batcher import Batcher, QueueFullError
 from pacorl.serve.body_limit import BodyLimit
-from pacorl.serve.conversation import Continuation, Conversations, Prompt, pick_token
+from pacorl.serve.conversation import Continuation, Conversations, pick_token
 from pacorl.serve.fetch import fetch_image
 from pacorl.serve.metrics import Metrics
 from pacorl.serve.schema import ChatRequest, ImagePart, TokenizeRequest
@@ -48,6 +49,8 @@ class Limits:
     new_tokens: int = 2048
     waiting: int = 1024
     """Questions that may queue for one model."""
+    together: int = 64
+    """Questions that are answered in common; what they share is computed once."""
 
 
 class RefusedError(Exception):
@@ -65,14 +68,11 @@ class ServedModel:
         self.name = name
         self.conversations = Conversations(judge)
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
-        self.batcher: Batcher[Prompt, Tensor] = Batcher(
-            self._next_tokens, self.executor, largest=judge.batch, most_waiting=limits.waiting
+        self.batcher: Batcher[ChatPrompt, Tensor] = Batcher(
+            judge.log_probs, self.executor, largest=limits.together, most_waiting=limits.waiting
         )
 
-    def _next_tokens(self, prompts: Sequence[Prompt]) -> list[Tensor]:
-        return list(self.conversations.next_token(prompts))
-
-    async def answer(self, request: ChatRequest, prompt: Prompt) -> Continuation:
+    async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         """The continuation that a request asks for; a single token goes through the batcher."""
         if request.new_tokens == 1:
             row = await self.batcher.ask(prompt)
@@ -119,7 +119,7 @@ def create_app(
         with metrics.request(model.name):
             prompt = await _prompt(model, request, limits, allow_urls)
             continuation = await model.answer(request, prompt)
-            metrics.images += len(prompt.images)
+            metrics.images += len(prompt.pictures)
             return JSONResponse(completion(request, continuation, model.conversations))
 
     return app
@@ -160,7 +160,7 @@ def _model_of(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     return models[name]
 
 
-async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allow_urls: bool) -> Prompt:
+async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allow_urls: bool) -> ChatPrompt:
     urls = [part.image_url.url for message in request.messages for part in message.parts if isinstance(part, ImagePart)]
     if len(urls) > limits.images:
         raise RefusedError(400, f"{len(urls)} images in one request; at most {limits.images} are taken")

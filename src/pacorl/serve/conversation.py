@@ -1,7 +1,4 @@
-"""Running a judge's model on whole conversations: next-token log-probabilities in batches, and generation.
-
-The plain transformers path: nothing is shared between the questions of a batch.
-"""
+"""Whole conversations put to a judge: their prompt, and answers of more than one token."""
 
 from __future__ import annotations
 
@@ -12,19 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pacorl.models.judge import LocalJudge
+from pacorl.models.judge import LocalJudge, log_softmax
+from pacorl.models.prompting import ChatPrompt, Picture
 from pacorl.serve.schema import ImagePart, Message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A conversation as the model's chat template writes it, and its images in order."""
-
-    text: str
-    images: tuple[Image, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,45 +29,38 @@ class Continuation:
 
 
 class Conversations:
-    """A judge's model and processor; one call at a time (positions are state of the model)."""
+    """A judge that is talked to; one call at a time."""
 
     def __init__(self, judge: LocalJudge) -> None:
         self.judge = judge
         self.tokenizer: Any = judge.processor.tokenizer
         self.vocabulary: int = judge.model.get_input_embeddings().num_embeddings
 
-    def prompt(self, messages: Sequence[Message], images: Sequence[Image]) -> Prompt:
+    def prompt(self, messages: Sequence[Message], images: Sequence[Image]) -> ChatPrompt:
         """Raises ValueError where a text holds one of the tokens that structure a conversation."""
         turns = [{"role": message.role, "content": self._content(message)} for message in messages]
-        text = self.judge.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        return Prompt(str(text), tuple(images))
+        pictures = tuple(Picture.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
+        return ChatPrompt(self.judge.prompting.chat_text(turns), pictures)
 
-    @torch.inference_mode()
-    def next_token(self, prompts: Sequence[Prompt]) -> Tensor:
-        """(prompts, vocabulary) log-probabilities of the first answer token, in fp64 on the CPU."""
-        logits = self.judge.model(**self._inputs(prompts), use_cache=False, logits_to_keep=1).logits[:, -1]
-        return _log_probs(logits)
-
-    @torch.inference_mode()
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int, temperature: float, top_p: float, seed: int | None, scored: bool
+        self,
+        prompt: ChatPrompt,
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int | None,
+        scored: bool,
     ) -> Continuation:
         """Goes on from a prompt; at temperature 0 with the likeliest token each time."""
-        inputs = self._inputs([prompt])
-        sampling = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
-            sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}  # type: ignore[dict-item]
+            sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
             if seed is not None:
                 torch.manual_seed(seed)
-        output = self.judge.model.generate(
-            **inputs,
-            **sampling,
-            max_new_tokens=max_new_tokens,
-            return_dict_in_generate=True,
-            output_logits=scored,
-        )
-        ids = tuple(output.sequences[0, inputs["input_ids"].shape[1] :].tolist())
-        rows = _log_probs(torch.cat(output.logits)) if scored else torch.empty(0, self.vocabulary)
+        output = self.judge.generate(prompt, max_new_tokens=max_new_tokens, output_logits=scored, **sampling)
+        ids = tuple(output.sequences[0].tolist())
+        rows = log_softmax(torch.cat(output.logits)) if scored else torch.empty(0, self.vocabulary)
         return Continuation(ids, rows, stopped=bool(ids) and self.ends_with(ids[-1]))
 
     def ends_with(self, token: int) -> bool:
@@ -97,20 +80,6 @@ class Conversations:
             content.append({"type": "text", "text": part.text})
         return content
 
-    def _inputs(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Left-padded, so that the last position of every row is where the answer begins."""
-        images = [image for prompt in prompts for image in prompt.images]
-        inputs = self.judge.processor(
-            text=[prompt.text for prompt in prompts],
-            images=images or None,
-            padding=True,
-            padding_side="left",
-            return_tensors="pt",
-        ).to(self.judge.model.device)
-        if images:
-            inputs["pixel_values"] = inputs["pixel_values"].to(self.judge.model.dtype)
-        return dict(inputs)
-
 
 def pick_token(log_probs: Tensor, *, temperature: float, top_p: float = 1.0, seed: int | None = None) -> int:
     """A token of one position: the likeliest at temperature 0, else one drawn from the nucleus of mass `top_p`."""
@@ -124,8 +93,3 @@ def pick_token(log_probs: Tensor, *, temperature: float, top_p: float = 1.0, see
     else:
         generator.manual_seed(seed)
     return int(token[probability.multinomial(1, generator=generator)])
-
-
-def _log_probs(logits: Tensor) -> Tensor:
-    # fp64: a log-probability of −20 in fp32 is known to 1e-6 only, and P(Yes) is a difference of two.
-    return logits.double().log_softmax(-1).cpu()

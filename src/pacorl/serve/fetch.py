@@ -7,7 +7,8 @@ import binascii
 import urllib.request
 from typing import TYPE_CHECKING
 
-from pacorl.data.images import ImageError, open_image
+from pacorl.core.pictures import ImageError
+from pacorl.data.images import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

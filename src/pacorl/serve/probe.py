@@ -88,7 +88,7 @@ def _errors(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
 
 
 def _local_ids(judge: LocalJudge) -> dict[str, tuple[int, ...]]:
-    return {"Yes": (judge.yes,), "No": (judge.no,)}
+    return {"Yes": judge.yes_ids, "No": judge.no_ids}
 
 
 def _served_ids(reports: Sequence[Any]) -> dict[str, tuple[int, ...]]:

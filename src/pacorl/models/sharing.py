@@ -1,0 +1,250 @@
+"""What several prompts begin with is computed once: prompts become a tree of prefixes, walked level by level.
+
+The 6 questions about 4 panels share, besides the system prompt, the first image of (A,B), (A,C), (A,D); the criteria
+about one pair share both images. A node of the tree is a run of tokens; it attends to the keys and values of the runs
+above it, which were computed once, at positions (M-RoPE) that are those of the whole prompt. So every number is the
+one that a plain forward computes, up to the order of its sums.
+
+Legend: B rows of a batch, Q new tokens, T tokens before them, P prompts, H heads, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+WORTH_SHARING = 64
+"""A run is computed apart from what follows it only if that saves as many tokens: each level costs a pass over the
+weights and its launches."""
+RAGGED = 2
+"""Runs of one batch are padded to its longest; one that is so many times shorter waits for the next batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """A whole prompt, ready for the language model."""
+
+    symbol_N: NDArray[np.int64]
+    """Token ids; for image tokens −1 − (row of the image features)."""
+    position_3N: Tensor
+    """M-RoPE: temporal, height, width."""
+
+    def __len__(self) -> int:
+        return len(self.symbol_N)
+
+
+@dataclass(slots=True)
+class Node:
+    """Tokens [start, end) that all prompts below have in common."""
+
+    start: int
+    end: int
+    prompt: int
+    """One of those prompts: where the tokens stand."""
+    ends: list[int] = field(default_factory=list)
+    """Prompts whose last token is this node's."""
+    children: list[Node] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
+    """The tree of the prompts' common prefixes; several trees where they have none that is worth it."""
+    order = sorted(range(len(symbols)), key=lambda prompt: tuple(symbols[prompt]))
+    return _grow(symbols, order, 0, worth)
+
+
+def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: int, worth: int) -> list[Node]:
+    """Nodes from `start` on; the prompts are sorted and agree before it."""
+    nodes: list[Node] = []
+    for group in _grouped(symbols, prompts, start):
+        end = _agree_until(symbols[group[0]], symbols[group[-1]])
+        ends = [prompt for prompt in group if len(symbols[prompt]) == end]
+        longer = [prompt for prompt in group if len(symbols[prompt]) > end]
+        node = Node(start, end, group[0], ends, _grow(symbols, longer, end, worth) if longer else [])
+        nodes += _kept(node, worth)
+    return nodes
+
+
+def _grouped(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], at: int) -> Iterator[Sequence[int]]:
+    first = 0
+    for place in range(1, len(prompts) + 1):
+        if place == len(prompts) or symbols[prompts[place]][at] != symbols[prompts[first]][at]:
+            yield prompts[first:place]
+            first = place
+
+
+def _agree_until(first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
+    """Of sorted prompts the first and the last agree least."""
+    shorter = min(len(first), len(last))
+    differs = np.nonzero(first[:shorter] != last[:shorter])[0]
+    return int(differs[0]) if len(differs) else shorter
+
+
+def _kept(node: Node, worth: int) -> list[Node]:
+    """The node, or, where it saves too little, its children with its tokens in front of theirs."""
+    branches = len(node.children) + bool(node.ends)
+    if not node.children or (branches - 1) * len(node) >= worth:
+        return [node]
+    for child in node.children:
+        child.start = node.start
+    alone = [Node(node.start, node.end, node.prompt, node.ends)] if node.ends else []
+    return alone + node.children
+
+
+def batches(nodes: Sequence[Node], *, tokens: int) -> Iterator[list[Node]]:
+    """Nodes of like length, longest first, in batches of at most `tokens` tokens, padding included (or one node)."""
+    batch: list[Node] = []
+    # Leaves apart: their keys and values need not be kept.
+    for node in sorted(nodes, key=lambda node: (not node.children, -len(node))):
+        if batch and not _fits(node, batch, tokens):
+            yield batch
+            batch = []
+        batch.append(node)
+    if batch:
+        yield batch
+
+
+def _fits(node: Node, batch: Sequence[Node], tokens: int) -> bool:
+    longest = len(batch[0])
+    alike = bool(node.children) == bool(batch[0].children) and RAGGED * len(node) > longest
+    return alike and (len(batch) + 1) * longest <= tokens
+
+
+# --- walking the tree ------------------------------------------------------------------------------------------
+
+
+class BranchCache:
+    """Keys and values of the runs above a batch, as the attention layers of transformers ask for them.
+
+    It gives each row the tokens of its parent and takes the row's own; `kept` says whether children will need them.
+    """
+
+    def __init__(self, above: BranchCache | None, rows: Sequence[int], *, kept: bool) -> None:
+        self.above, self.kept = above, kept
+        self.rows = torch.tensor(rows)
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        nothing_BT = torch.empty(len(rows), 0, dtype=torch.bool)
+        self.seen_BT: Tensor = nothing_BT if above is None else above.own_BT[self.rows]
+        """Which of the tokens above are a row's, and not padding."""
+        self.own_BT: Tensor = self.seen_BT
+        """The same with the rows' own tokens: what children see."""
+
+    def close(self, lengths: Sequence[int]) -> Tensor | None:
+        """Adds tokens of these lengths, padded behind: their mask (B, 1, Q, T + Q), or None where causal is enough."""
+        queries = max(lengths)
+        own_BQ = torch.arange(queries) < torch.tensor(lengths)[:, None]
+        self.own_BT = torch.cat([self.seen_BT, own_BQ], dim=1)
+        if self.above is None:
+            return None  # a token never looks ahead, so padding behind needs no mask
+        causal_QQ = torch.ones(queries, queries, dtype=torch.bool).tril()
+        above_BQT = self.seen_BT[:, None, :].expand(-1, queries, -1)
+        return torch.cat([above_BQT, causal_QQ.expand(len(lengths), -1, -1)], dim=2)[:, None]
+
+    def update(self, key_BHQD: Tensor, value_BHQD: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values of all tokens so far."""
+        if self.above is not None:
+            rows = self.rows.to(key_BHQD.device)
+            key, value = self.above.layers[layer_idx]
+            key_BHQD = torch.cat([key.index_select(0, rows), key_BHQD], dim=2)
+            value_BHQD = torch.cat([value.index_select(0, rows), value_BHQD], dim=2)
+        if self.kept:
+            self.layers[layer_idx] = (key_BHQD, value_BHQD)
+        return key_BHQD, value_BHQD
+
+    # What transformers asks to build a causal mask, where it builds one.
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen_BT.shape[1]
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.seen_BT.shape[1]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.seen_BT.shape[1] + query_length, 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedForward:
+    """The language model of a Qwen-VL-family model over prefix trees.
+
+    Equality with the plain forward is a test of each family in `FAMILIES`, no property of this code.
+    """
+
+    model: Any
+    """`…ForConditionalGeneration`."""
+    feature_KND: Tensor
+    """Features of all images' tokens; row 0 is embedded, the others (DeepStack) are added after the first layers."""
+    batch_tokens: int
+
+    def last_hidden(self, prompts: Sequence[TokenRun]) -> Tensor:
+        """(P, D), the last layer's state at every prompt's last token."""
+        forest = prefix_forest([prompt.symbol_N for prompt in prompts])
+        hidden_PD = self.feature_KND.new_empty(len(prompts), self.feature_KND.shape[-1])
+        self._walk(prompts, forest, None, [0] * len(forest), hidden_PD)
+        return hidden_PD
+
+    def _walk(
+        self,
+        prompts: Sequence[TokenRun],
+        nodes: Sequence[Node],
+        above: BranchCache | None,
+        rows: Sequence[int],
+        hidden_PD: Tensor,
+    ) -> None:
+        """`rows`: each node's parent among the rows of `above`."""
+        parent = {id(node): row for node, row in zip(nodes, rows, strict=True)}
+        for batch in batches(nodes, tokens=self.batch_tokens):
+            cache = BranchCache(above, [parent[id(node)] for node in batch], kept=bool(batch[0].children))
+            hidden_BQD = self._forward(prompts, batch, cache)
+            for row, node in enumerate(batch):
+                if node.ends:
+                    hidden_PD[node.ends] = hidden_BQD[row, len(node) - 1]
+            below = [(child, row) for row, node in enumerate(batch) for child in node.children]
+            if below:
+                self._walk(prompts, [child for child, _ in below], cache, [row for _, row in below], hidden_PD)
+
+    def _forward(self, prompts: Sequence[TokenRun], batch: Sequence[Node], cache: BranchCache) -> Tensor:
+        device, longest = self.feature_KND.device, max(map(len, batch))
+        symbol_BQ = torch.zeros(len(batch), longest, dtype=torch.long)
+        position_3BQ = torch.zeros(3, len(batch), longest, dtype=torch.long)
+        for row, node in enumerate(batch):
+            run, place = prompts[node.prompt], slice(node.start, node.end)
+            symbol_BQ[row, : len(node)] = torch.from_numpy(run.symbol_N[place])
+            position_3BQ[:, row, : len(node)] = run.position_3N[:, place]
+        mask = cache.close([len(node) for node in batch])
+        hidden_BQD: Tensor = self.model.model.language_model(
+            position_ids=position_3BQ.to(device),
+            attention_mask=mask if mask is None else mask.to(device),
+            past_key_values=cache,
+            use_cache=False,
+            **self._embedded(symbol_BQ),
+        ).last_hidden_state
+        return hidden_BQD
+
+    def _embedded(self, symbol_BQ: Tensor) -> dict[str, Any]:
+        device = self.feature_KND.device
+        visual_BQ = (symbol_BQ < 0).to(device)
+        embedded = self.model.get_input_embeddings()(symbol_BQ.clamp(min=0).to(device))
+        feature_KND = self.feature_KND[:, (-1 - symbol_BQ[symbol_BQ < 0]).to(device)]
+        inputs = {"inputs_embeds": embedded.masked_scatter(visual_BQ[..., None], feature_KND[0])}
+        if len(feature_KND) > 1:
+            inputs |= {"visual_pos_masks": visual_BQ, "deepstack_visual_embeds": list(feature_KND[1:])}
+        return inputs
+
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""`model_type`s of which tests/models/test_sharing.py proves that sharing changes nothing."""
+
+
+def can_share(config: Any) -> bool:
+    """Whether a model's prompts may share their prefixes: a proven family, without sliding windows."""
+    layers = getattr(config.get_text_config(), "layer_types", None) or []
+    return config.model_type in FAMILIES and all(kind == "full_attention" for kind in layers)
