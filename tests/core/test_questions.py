@@ -16,6 +16,12 @@ def test_same_theme() -> None:
     )
 
 
+def test_same_theme_unless_alike() -> None:
+    assert questions.same_theme_unless_alike("a dentist") == questions.same_theme("a dentist") + (
+        ' If the two images look almost identical or duplicated, answer "No".'
+    )
+
+
 def test_consistent() -> None:
     assert questions.consistent() == (
         "Do the two images maintain consistency in terms of style, logic and identity? "

@@ -15,6 +15,11 @@ def same_theme(theme: str) -> str:
     )
 
 
+def same_theme_unless_alike(theme: str) -> str:
+    """The released reward's third wording, against panels that are copies; its authors mark it as not good."""
+    return f'{same_theme(theme)} If the two images look almost identical or duplicated, answer "No".'
+
+
 def consistent() -> str:
     """Two images, nothing known about them (ConsistencyRank's default question)."""
     return (
