@@ -253,7 +253,7 @@ def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
 
 def test_a_short_last_page_keeps_the_size_of_panels(prompts):
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
-    other = Generator(FluxPolicy.from_pretrained("tiny", text_tokens=48), model="another")
+    other = Generator(FluxPolicy.from_pretrained("tiny", text_tokens=96), model="another")
     first, second = paint_storyboard(other, board, size=SIZE, steps=1)
     assert (first.sheet.size, second.sheet.size) == ((64, 64), (64, 32))
     assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}

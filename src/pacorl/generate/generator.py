@@ -113,11 +113,15 @@ class Generator:
         return TINY_NOTE if self.model == TINY else ""
 
     def size_of(self, prompt: Prompt, size: Size | None = None) -> Size:
-        """The size at which a prompt is painted: what is asked for, the record's, the tiny world's, or 1024 × 1024;
-        for an edit that area in the shape of its source."""
-        asked = size or (TINY_SIZE if self.model == TINY else prompt.size or SIZE)
+        """The size at which a prompt is painted: for a set what is asked for, for an edit that area in the shape of
+        its source."""
+        asked = self._asked(prompt, size)
         self.policy.check_size(asked)
         return self.policy.size_of(prompt, asked)
+
+    def _asked(self, prompt: Prompt, size: Size | None) -> Size:
+        """What is asked for, the tiny world's, the record's, or 1024 × 1024."""
+        return size or (TINY_SIZE if self.model == TINY else prompt.size or SIZE)
 
     @property
     def default_steps(self) -> int:
@@ -149,7 +153,7 @@ class Generator:
         Two batches of other sizes may differ in a pixel's last bit, as floating point does.
         """
         self.check(prompts, size)
-        sizes = [self.size_of(prompt, size) for prompt in prompts]
+        sizes = [self._asked(prompt, size) for prompt in prompts]
         watched = cast("Policy", _Watched(self.policy, on_step))
         painted: dict[int, Image] = {}
         with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():

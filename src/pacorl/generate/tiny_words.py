@@ -101,7 +101,7 @@ def _refuse_missing(found: Mapping[str, str], wanted: Sequence[str], *, where: s
     missing = [name for name in wanted if name not in found]
     if missing:
         needed = "; ".join(f"a {name} ({', '.join(VALUES[name])})" for name in missing)
-        raise ValueError(f"{where}, {text!r}, lacks {needed}; e.g. {EXAMPLE}")
+        raise ValueError(f"{where}, {text!r}, lacks {needed}")
 
 
 def _quoted(strangers: Sequence[str], known: Mapping[str, str]) -> str:

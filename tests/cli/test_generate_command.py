@@ -1,0 +1,132 @@
+"""`pacorl generate` as it is called: files, JSON, pages, and what is refused before weights are loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from pacorl.cli import generate as command
+from pacorl.cli.generate import register
+from pacorl.data.characters import character_prompts
+from pacorl.data.records import save_prompts
+
+CASES = Path(__file__).parents[2] / "configs" / "cases"
+SET = ("--prompt", "red round hero, crown, night", "--panel", "waving, flag", "--panel", "jumping, boat")
+SET += ("--panel", "standing, tree", "--panel", "waving, lamp")
+SMALL = ("--size", "64x64", "--steps", "2")
+
+app = typer.Typer()
+register(app)
+
+
+@app.callback()
+def several() -> None:
+    """More commands than one, as in `pacorl`."""
+
+
+def run(*words: str | Path):
+    return CliRunner().invoke(app, ["generate", *map(str, words)])
+
+
+def refused(*words: str | Path) -> str:
+    result = run(*words)
+    assert isinstance(result.exception, ValueError | OSError), result.output
+    return str(result.exception)
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    """Nothing may be loaded."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(command, "_load", load)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("records") / "prompts.jsonl"
+    save_prompts(character_prompts("test", 2), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ((), "give one of --prompt, --record, --storyboard, --instruction"),
+        ((*SET, "--record", "x.jsonl:1"), "not --prompt and --record"),
+        (("--record", "x.jsonl:1", "--panel", "x"), "--panel goes with --prompt"),
+        (("--storyboard", "x.yaml", "--layout", "2x2"), "--layout goes with --prompt"),
+        (("--instruction", "Give it a hat."), "needs both --image and --instruction"),
+        ((*SET, "--image", "x.png"), "needs both --image and --instruction"),
+        (("--image", "nowhere.png", "--instruction", "x"), "nowhere.png"),
+        ((*SET, "--size", "large"), "not of the form HEIGHTxWIDTH"),
+        ((*SET, "--layout", "1x4"), "sets of 4 panels as 2x2 and no others"),
+        ((*SET, "--ask", "price"), "--ask is theme or criteria"),
+        (("--prompt", "a red dragon"), "'dragon'"),
+        (("--record", "nowhere.jsonl:1"), "cannot be read"),
+        (("--storyboard", "nowhere.yaml"), "nowhere.yaml"),
+        (("--prompt", "a fox", "--model", "some/model", "--best-of", "2"), "needs a judge to say which"),
+        (("--storyboard", CASES / "tiny_hero.yaml", "--count", "2"), "give another --seed"),
+        (("--storyboard", CASES / "tiny_hero.yaml", "--keep-all"), "do not go together"),
+        (("--storyboard", CASES / "dentist.yaml"), "which the tiny generator does not know"),
+    ],
+)
+def test_faults_are_told_before_weights_are_loaded(no_weights, words, fault):
+    assert fault in refused(*words)
+
+
+def test_a_picture_that_is_none_is_refused_by_name(no_weights, tmp_path):
+    letter = tmp_path / "letter.png"
+    letter.write_text("Dear Sir")
+    assert f"{letter}: not an image" in refused("--image", letter, "--instruction", "Give it a hat.")
+
+
+def test_sets_with_scores_page_and_json(tmp_path):
+    options = (*SET, *SMALL, "--best-of", "2", "--keep-all", "--seed", "4", "--out", tmp_path / "out", "--json")
+    result = run(*options, "--report", tmp_path / "page.html", "--pdf", tmp_path / "sets.pdf")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    made = document["made"]
+    assert [one["rank"] for one in made] == [1, 2]
+    assert made[0]["score"] >= made[1]["score"]
+    assert {one["seed"] for one in made} == {4, 5}
+    assert len(made[0]["pairs"]) == 4
+    assert document["judge"] == "tiny"
+    assert any("tiny world" in note for note in document["notes"])
+    with Image.open(made[0]["file"]) as sheet:
+        assert (sheet.size, sheet.info["seed"]) == ((64, 64), str(made[0]["seed"]))
+    assert [Path(path).is_file() for path in made[0]["panels"]] == [True] * 4
+    assert (tmp_path / "page.html").is_file()
+    assert (tmp_path / "sets.pdf").is_file()
+    # The same words, the same bytes.
+    before = Path(made[0]["file"]).read_bytes()
+    assert run(*options).exit_code == 0
+    assert Path(made[0]["file"]).read_bytes() == before
+
+
+def test_a_record_and_a_storyboard(records, tmp_path):
+    result = run("--record", f"{records}:0001", *SMALL, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    with Image.open(tmp_path / "set-1.png") as sheet:
+        assert sheet.info["prompt"] == character_prompts("test", 2)[1].text
+    case = CASES / "tiny_journey.yaml"
+    result = run("--storyboard", case, *SMALL, "--judge", "tiny", "--ask", "criteria", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "score" in result.stdout
+    assert "From the house to the boat" in (tmp_path / "storyboard.html").read_text()
+    assert (tmp_path / "page-1-panel-4.png").is_file()
+
+
+def test_help_asks_for_nothing_heavy():
+    code = "import sys; from pacorl.cli import generate, studio; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "diffusers", "transformers", "fastapi", "numpy"} & set(loaded)
