@@ -286,6 +286,21 @@ class WatchConfig(Section):
     """Fall, as a share of the start, of the mean distance between prompts' pictures."""
     held_out: LimitConfig = LimitConfig(at=0.2)
     """Fall, as a share of the start, of each measure of evaluation.rewards."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rest_of_a_limit(cls, document: Any) -> Any:
+        """A limit that says only `at` or only `action` keeps the other's default."""
+        if not isinstance(document, Mapping):
+            return document
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        return {
+            name: {**defaults[name].model_dump(), **value}
+            if isinstance(value, Mapping) and isinstance(defaults.get(name), LimitConfig)
+            else value
+            for name, value in document.items()
+        }
+
     average: Positive = 3
     """Epochs over which the signs of training pictures are averaged, since each has other prompts."""
 

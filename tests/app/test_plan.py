@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from pacorl.app import components, memory, sources
+from pacorl.app import components, generators, memory, sources
 from pacorl.app.plan import Plan, plan, print_plan
 from pacorl.config import ConfigError, PolicyRun, load
 from pacorl.data.characters import character_prompts
 from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.models.flux import FluxPolicy
-from pacorl.models.tiny import tiny_flux, tiny_judge
-from pacorl.types import Conditioning, Size
+from pacorl.models.kontext import KontextPolicy
+from pacorl.models.qwen_image import QwenEditPolicy
+from pacorl.models.tiny import tiny_flux, tiny_judge, tiny_kontext, tiny_qwen_edit
+from pacorl.types import Conditioning, Prompt, Size
 
 RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is.yaml"
 TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
@@ -179,7 +183,7 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
 def test_the_published_architectures_have_the_published_sizes() -> None:
     config = PolicyRun()
     policy = components.policy_on_meta(config, sources.FLUX_DEV)
-    judge = memory.judge_on_meta(sources.QWEN_JUDGE["model"], dtype=torch.bfloat16)
+    judge = generators.vlm_on_meta(sources.QWEN_JUDGE["model"], dtype=torch.bfloat16)
     pipeline = policy.pipeline
     parts = (pipeline.transformer, pipeline.text_encoder_2, pipeline.text_encoder, pipeline.vae, judge)
 
@@ -293,6 +297,65 @@ def test_another_kind_of_model_is_refused(checkpoints: Path, tmp_path: Path) -> 
 
     with pytest.raises(ConfigError, match=r"holds a SD3Transformer2DModel, and model\.kind 'flux' needs a Flux"):
         sources.generator(tiny_run(checkpoints, f"model.checkpoint={tmp_path}"))
+
+
+def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
+    """One architecture, so only the pipeline's name tells them apart."""
+    with pytest.raises(ConfigError, match=r"holds a FluxPipeline, .* needs a FluxKontextPipeline such as black-forest"):
+        sources.generator(tiny_run(checkpoints, "model.kind=kontext"))
+
+
+def test_qwen_image_has_its_published_size() -> None:
+    config = load(PolicyRun, None, ["model.kind=qwen_edit"])
+    assert config.model.checkpoint == "Qwen/Qwen-Image-Edit"
+    policy = components.policy_on_meta(config, sources.QWEN_EDIT)
+    pipeline = policy.pipeline
+    parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder)
+    assert [memory.count(part) for part in parts] == [
+        pytest.approx(size, rel=1e-3) for size in (20.430e9, 126.9e6, 8.292e9)
+    ]
+    with generators.META:
+        add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
+    assert len(adapter_state(policy.transformer)) == 2 * 60 * 12
+
+
+@pytest.mark.parametrize("kind", ["kontext", "qwen_edit", "qwen_edit_plus"])
+def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Path) -> None:
+    """The planned conditioning has the shapes of a real one, and forward passes through it."""
+    picture = tmp_path / "source.png"
+    Image.new("RGB", (96, 96), "red").save(picture)
+    size, prompt = Size(64, 64), Prompt(0, "Give the hero a crown.", sources=(picture,))
+    real, planned = edit_twin(kind), edit_twin_on_meta(kind)
+    encoded = real.collate(real.encode([prompt], size)).tensors
+    expected = generators.conditioning_on_meta(planned, size=size, batch=1).tensors
+    assert encoded.keys() == expected.keys()
+    for name in encoded:
+        if "tokens" not in name:
+            assert encoded[name].shape == expected[name].shape
+    assert encoded["tokens"].shape[1] <= expected["tokens"].shape[1] < encoded["tokens"].shape[1] + 128
+    assert memory.sampling_peak(planned, size=size, batch=2) > 2 * encoded["source"].nbytes
+    assert memory.encoding_peak(planned, size=size) > 0
+    assert memory.decoding_peak(planned, size=size, batch=2) > 2 * 3 * 4 * 64 * 64
+
+
+def edit_twin(kind: str) -> KontextPolicy | QwenEditPolicy:
+    if kind == "kontext":
+        return KontextPolicy(tiny_kontext(tiny_flux(TEXTS)), text_tokens=48, true_cfg=2.0)
+    return QwenEditPolicy(tiny_qwen_edit(TEXTS, plus=kind == "qwen_edit_plus"), true_cfg=2.0)
+
+
+def edit_twin_on_meta(kind: str) -> generators.Generator:
+    """From the configs that the twin's own parts would save."""
+    pipeline = edit_twin(kind).pipeline
+    names = ("transformer", "vae", "text_encoder", *(("text_encoder_2",) if kind == "kontext" else ()))
+    parts = {name: dict(getattr(pipeline, name).config) for name in names if name in ("transformer", "vae")}
+    parts |= {name: getattr(pipeline, name).config.to_dict() for name in names if name not in parts}
+    options: dict[str, Any] = {"true_cfg": 2.0}
+    if kind == "kontext":
+        options["text_tokens"] = 48
+    else:
+        parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
+    return generators.ON_META[kind](parts, dtype=torch.float32, **options)
 
 
 def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Path) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from pacorl.app import memory
+from pacorl.app import generators, memory
+from pacorl.app.generators import ON_META, Generator, paintable
 from pacorl.app.sources import Parts
 from pacorl.config import ConfigError, PolicyRun
 from pacorl.engine.rollout import Sampler
 from pacorl.models.adapters import add_lora
-from pacorl.models.flux import FluxPolicy
+from pacorl.models.policies import policy_options
 from pacorl.types import Grid, Prompt, Size
 
 Phase = Literal["encode", "sample", "decode", "judge", "train"]
@@ -47,20 +48,13 @@ class Row:
     note: str = ""
 
 
-ON_META: dict[str, Callable[..., FluxPolicy]] = {"flux": memory.flux_on_meta}
-
-
-def policy_on_meta(config: PolicyRun, parts: Parts) -> FluxPolicy:
+def policy_on_meta(config: PolicyRun, parts: Parts) -> Generator:
     """The run's generator from the configs of its parts, without weights.
 
     Raises ConfigError, naming the nearest sizes, where VAE and patches do not divide a size of the config.
     """
-    policy = ON_META[config.model.kind](
-        parts,
-        dtype=getattr(torch, config.model.dtype),
-        guidance=config.model.guidance,
-        text_tokens=config.model.text_tokens,
-    )
+    dtype = getattr(torch, config.model.dtype)
+    policy = ON_META[config.model.kind](parts, dtype=dtype, **policy_options(config.model))
     for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         try:
             policy.check_size(Size(*size))
@@ -69,7 +63,7 @@ def policy_on_meta(config: PolicyRun, parts: Parts) -> FluxPolicy:
     return policy
 
 
-def rows(config: PolicyRun, *, policy: FluxPolicy, judge: Parts, prompts: Sequence[Prompt]) -> tuple[Row, ...]:
+def rows(config: PolicyRun, *, policy: Generator, judge: Parts, prompts: Sequence[Prompt]) -> tuple[Row, ...]:
     """Everything that the run keeps on the device, in main memory and on disk.
 
     `policy` is on the meta device and is given the run's adapter. Raises ConfigError where its targets match nothing.
@@ -85,10 +79,9 @@ def rows(config: PolicyRun, *, policy: FluxPolicy, judge: Parts, prompts: Sequen
     )
 
 
-def _generator_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+def _generator_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     pipeline, width = policy.pipeline, getattr(torch, config.model.dtype).itemsize
-    encoders = {"CLIP text encoder": pipeline.text_encoder, "T5 text encoder": pipeline.text_encoder_2}
-    counts = {name: memory.count(encoder) for name, encoder in encoders.items()}
+    counts = {name: memory.count(encoder) for name, encoder in generators.text_encoders(policy).items()}
     return [
         _weights("transformer", memory.count(pipeline.transformer), width, note=config.model.dtype),
         *(_weights(name, n, width, phases=("encode",), note="then in main memory") for name, n in counts.items()),
@@ -99,9 +92,9 @@ def _generator_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
 
 def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
     dtype = getattr(torch, config.judge.dtype)
-    model = memory.judge_on_meta(parts["model"], dtype=dtype)
+    model = generators.vlm_on_meta(parts["model"], dtype=dtype)
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
-    tokens = memory.question_tokens(
+    tokens = generators.question_tokens(
         Size(height // grid.rows, width // grid.cols),
         parts["processor"],
         images=2,
@@ -115,11 +108,11 @@ def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
     ]
 
 
-def _adapter_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+def _adapter_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     """Adds the adapter to the meta transformer and counts it."""
     targets = config.adapter.targets or policy.lora_targets
     try:
-        with memory.META:
+        with generators.META:
             add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
@@ -133,12 +126,13 @@ def _adapter_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
     ]
 
 
-def _activation_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+def _activation_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     sampling, evaluation = config.sampling, config.evaluation
-    sampler = Sampler(Size(*sampling.size), sampling.steps, sampling.kernel, sampling.noise_level, sampling.noise_steps)
+    sizes = paintable(policy, Size(*sampling.size)), paintable(policy, Size(*evaluation.size))
+    sampler = Sampler(sizes[0], sampling.steps, sampling.kernel, sampling.noise_level, sampling.noise_steps)
     # The largest of training's and evaluation's batches: memory grows with the number of tokens.
     size, batch = max(
-        [(Size(*sampling.size), sampling.batch), (Size(*evaluation.size), evaluation.batch)],
+        [(sizes[0], sampling.batch), (sizes[1], evaluation.batch)],
         key=lambda job: job[0].height * job[0].width * job[1],
     )
     drawn = f"{batch} at {size}"
@@ -149,7 +143,7 @@ def _activation_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
     )
     checkpointed = "with" if config.model.gradient_checkpointing else "without"
     return [
-        Row("encoding a prompt", memory.encoding_peak(policy), phases=("encode",)),
+        Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
         Row("sampling a batch", memory.sampling_peak(policy, size=size, batch=batch), phases=("sample",), note=drawn),
         Row("decoding a batch", memory.decoding_peak(policy, size=size, batch=batch), phases=("decode",), note=drawn),
         Row(
@@ -161,12 +155,13 @@ def _activation_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
     ]
 
 
-def _host_rows(config: PolicyRun, policy: FluxPolicy, *, prompts: int) -> list[Row]:
+def _host_rows(config: PolicyRun, policy: Generator, *, prompts: int) -> list[Row]:
     """What all processes together keep in main memory."""
-    size, samples = Size(*config.sampling.size), config.prompts_per_epoch * config.group_size
+    size, samples = paintable(policy, Size(*config.sampling.size)), config.prompts_per_epoch * config.group_size
     (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
     kept = (2 * len(config.sampling.noise_steps) + 1) * tokens * FP32
-    conditioning = sum(tensor.nbytes for tensor in memory.flux_conditioning(policy, 1).tensors.values())
+    encoded = generators.conditioning_on_meta(policy, size=size, batch=1)
+    conditioning = sum(tensor.nbytes for tensor in encoded.tensors.values())
     known = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     pictures = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
     return [
@@ -186,7 +181,7 @@ def _host_rows(config: PolicyRun, policy: FluxPolicy, *, prompts: int) -> list[R
     ]
 
 
-def _disk_rows(config: PolicyRun, policy: FluxPolicy) -> list[Row]:
+def _disk_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     size, kept = _adapter_count(policy) * FP32, config.keep_checkpoints
     return [
         # Adapter, average and two moments; the newest is written aside before the oldest goes.
@@ -199,7 +194,7 @@ def _weights(component: str, parameters: int, width: int, **more: Any) -> Row:
     return Row(component, parameters * width, parameters, **more)
 
 
-def _adapter_count(policy: FluxPolicy) -> int:
+def _adapter_count(policy: Generator) -> int:
     return sum(parameter.numel() for parameter in policy.transformer.parameters() if parameter.requires_grad)
 
 

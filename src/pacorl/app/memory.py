@@ -9,7 +9,7 @@ context (together about 1 GiB on a card).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,14 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pacorl.app.sources import Parts
+from pacorl.app.generators import META, Generator, codes_on_meta, conditioning_on_meta, encodings
 from pacorl.core.sde import log_prob
 from pacorl.engine.rollout import Sampler, transition_at
 from pacorl.models.adapters import adapter_off
-from pacorl.models.flux import FluxPolicy
-from pacorl.types import Conditioning, Size
-
-META = torch.device("meta")
+from pacorl.types import Size
 
 
 class MemoryLedger(TorchDispatchMode):
@@ -122,63 +119,16 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# --- models without weights ------------------------------------------------------------------------------------
-
-
-def flux_on_meta(parts: Parts, *, dtype: torch.dtype, guidance: float, text_tokens: int) -> FluxPolicy:
-    """A FLUX policy from the configs of its parts, on the meta device; it has no tokenizers."""
-    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
-    from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
-
-    with META:
-        modules = {
-            "transformer": FluxTransformer2DModel.from_config(dict(parts["transformer"])),
-            "vae": AutoencoderKL.from_config(dict(parts["vae"])),
-            "text_encoder": CLIPTextModel(CLIPTextConfig(**parts["text_encoder"])),
-            "text_encoder_2": T5EncoderModel(T5Config(**parts["text_encoder_2"])),
-        }
-    for module in modules.values():
-        _cast(module, dtype)
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    pipeline = FluxPipeline(scheduler=scheduler, tokenizer=None, tokenizer_2=None, **modules)
-    return FluxPolicy(pipeline, guidance=guidance, text_tokens=text_tokens)
-
-
-def flux_conditioning(policy: FluxPolicy, batch: int) -> Conditioning:
-    """What `encode` and `collate` would give for `batch` prompts, on the meta device."""
-    config, dtype = policy.pipeline.transformer.config, policy.pipeline.text_encoder.dtype
-    tokens = torch.empty(batch, policy.text_tokens, config.joint_attention_dim, device=META, dtype=dtype)
-    return Conditioning(
-        {"tokens": tokens, "pooled": torch.empty(batch, config.pooled_projection_dim, device=META, dtype=dtype)}
-    )
-
-
-def judge_on_meta(options: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
-    """A judge from its config.json, on the meta device."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    options = dict(options)
-    config = AutoConfig.for_model(options.pop("model_type"), **options)
-    with META:
-        model: nn.Module = AutoModelForImageTextToText.from_config(config)
-    return _cast(model, dtype).requires_grad_(False).eval()
-
-
-def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return module
-
-
 # --- peaks above the resident weights, in bytes ----------------------------------------------------------------
 
 
-def training_peak(policy: FluxPolicy, *, sampler: Sampler, batch: int, with_base: bool) -> int:
+def training_peak(policy: Generator, *, sampler: Sampler, batch: int, with_base: bool) -> int:
     """One trained step of one micro-batch, forward and backward; gradients are resident and not counted.
 
     `with_base` adds the base's forward that a KL term needs.
     """
-    conditioning, sigmas, step = flux_conditioning(policy, batch), policy.sigmas(sampler.steps, sampler.size), 0
+    conditioning = conditioning_on_meta(policy, size=sampler.size, batch=batch)
+    sigmas, step = policy.sigmas(sampler.steps, sampler.size), 0
     before, after = policy.noise(range(batch), sampler.size), policy.noise(range(batch), sampler.size)
     sigma_B = torch.empty(batch, device=META)
     for parameter in policy.transformer.parameters():
@@ -195,30 +145,30 @@ def training_peak(policy: FluxPolicy, *, sampler: Sampler, batch: int, with_base
     return ledger.peak
 
 
-def sampling_peak(policy: FluxPolicy, *, size: Size, batch: int) -> int:
+def sampling_peak(policy: Generator, *, size: Size, batch: int) -> int:
     """One forward without gradients."""
-    x_BNC, conditioning = policy.noise(range(batch), size), flux_conditioning(policy, batch)
+    x_BNC, conditioning = policy.noise(range(batch), size), conditioning_on_meta(policy, size=size, batch=batch)
     with torch.no_grad(), measured() as ledger:
         policy.velocity(x_BNC, torch.empty(batch, device=META), conditioning, size)
     return ledger.peak
 
 
-def decoding_peak(policy: FluxPolicy, *, size: Size, batch: int) -> int:
+def decoding_peak(policy: Generator, *, size: Size, batch: int) -> int:
     """The VAE's decoder, without tiling."""
-    vae, factor = policy.pipeline.vae, policy.pipeline.vae_scale_factor
-    shape = (batch, vae.config.latent_channels, size.height // factor, size.width // factor)
-    codes = torch.empty(shape, device=META, dtype=vae.dtype)
+    codes = codes_on_meta(policy, size=size, batch=batch)
     with torch.no_grad(), measured() as ledger:
-        vae.decode(codes, return_dict=False)
+        policy.pipeline.vae.decode(codes, return_dict=False)
     return ledger.peak
 
 
-def encoding_peak(policy: FluxPolicy) -> int:
-    """One prompt through T5, the larger of the two encoders."""
-    ids = torch.zeros(1, policy.text_tokens, device=META, dtype=torch.long)
-    with torch.no_grad(), measured() as ledger:
-        policy.pipeline.text_encoder_2(ids)
-    return ledger.peak
+def encoding_peak(policy: Generator, *, size: Size) -> int:
+    """One prompt through the largest encoder; for edits its source through the VAE, if that takes more."""
+    peaks = []
+    for run in encodings(policy, size):
+        with torch.no_grad(), measured() as ledger:
+            run()
+        peaks.append(ledger.peak)
+    return max(peaks)
 
 
 def judging_peak(judge: Any, *, questions: int, tokens: int) -> int:
@@ -228,18 +178,3 @@ def judging_peak(judge: Any, *, questions: int, tokens: int) -> int:
     with torch.no_grad(), measured() as ledger:
         language(inputs_embeds=embedded, position_ids=positions, use_cache=False)
     return ledger.peak
-
-
-def question_tokens(image: Size, options: Mapping[str, Any], *, images: int, text_tokens: int) -> int:
-    """Tokens of a question about `images` images, as the judge's image processor (its options) resizes them."""
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-
-    side, bounds = options["patch_size"] * options["merge_size"], options.get("size", {})
-    height, width = smart_resize(
-        image.height,
-        image.width,
-        factor=side,
-        min_pixels=options.get("min_pixels") or bounds["shortest_edge"],
-        max_pixels=options.get("max_pixels") or bounds["longest_edge"],
-    )
-    return images * int(height // side) * int(width // side) + text_tokens

@@ -20,12 +20,12 @@ import torch
 from pacorl.app import sources
 from pacorl.app.components import PHASES, PLACES, Phase, Row, policy_on_meta, rows
 from pacorl.app.sources import Absence, Checkpoint
-from pacorl.config import ConfigError, PolicyRun
+from pacorl.config import PUBLISHED, ConfigError, PolicyRun
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import Row as SampleRow
 from pacorl.engine.rollout import assign_groups
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.types import Prompt
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,6 +76,8 @@ def plan(config: PolicyRun) -> Plan:
     _check_prompts(config, [*train, *evaluation])
     generator, judge = sources.generator(config), sources.judge(config)
     policy = policy_on_meta(config, generator.parts)
+    for prompt in [*train, *evaluation]:
+        policy.size_of(prompt, Size(*config.sampling.size))
     needed = rows(config, policy=policy, judge=judge.parts, prompts=[*train, *evaluation])
     absences = sources.all_absences(config, [generator, judge])
     device, device_bytes = _device()
@@ -145,7 +147,7 @@ def _device() -> tuple[str, int | None]:
 def _warnings(config: PolicyRun, found: Plan, generator: Checkpoint, judge: Checkpoint) -> list[str]:
     warnings = []
     for key, checkpoint, published in (
-        ("model.checkpoint", generator, "FLUX.1-dev"),
+        ("model.checkpoint", generator, PUBLISHED[config.model.kind].split("/")[1]),
         ("judge.checkpoint", judge, "Qwen2.5-VL-7B"),
     ):
         if checkpoint.assumed:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pacorl.config import ConfigError, PolicyRun
+from pacorl.config import PUBLISHED, ConfigError, PolicyRun
 from pacorl.models.flux import TINY_FLUX
 from pacorl.models.judge import TINY_JUDGE
+from pacorl.models.kontext import TINY_KONTEXT
 
 Parts = Mapping[str, Mapping[str, Any]]
 """Part of a checkpoint → its config.json."""
@@ -64,7 +65,7 @@ FLUX_DEV: Parts = {
         "feed_forward_proj": "gated-gelu",
     },
 }
-"""FLUX.1-dev as published: 11.90 B, 84 M, 123 M and 4.76 B parameters."""
+"""FLUX.1-dev as published: 11.90 B, 84 M, 123 M and 4.76 B parameters. FLUX.1-Kontext-dev has the same parts."""
 
 QWEN_JUDGE: Parts = {
     "model": {
@@ -95,6 +96,39 @@ QWEN_JUDGE: Parts = {
 """Qwen2.5-VL-7B as published, which PaCo-Reward-7B is trained from: 8.29 B parameters."""
 
 
+QWEN_EDIT: Parts = {
+    "transformer": {
+        "_class_name": "QwenImageTransformer2DModel",
+        "patch_size": 2,
+        "in_channels": 64,
+        "out_channels": 16,
+        "num_layers": 60,
+        "attention_head_dim": 128,
+        "num_attention_heads": 24,
+        "joint_attention_dim": 3584,
+        "axes_dims_rope": (16, 56, 56),
+    },
+    "vae": {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2},
+    "text_encoder": QWEN_JUDGE["model"],
+    "processor": QWEN_JUDGE["processor"],
+}
+"""Qwen-Image-Edit and its Plus variant as published: 20.43 B and 127 M parameters, and Qwen2.5-VL-7B's 8.29 B."""
+
+PARTS: Mapping[str, Parts] = {
+    "flux": FLUX_DEV,
+    "kontext": FLUX_DEV,
+    "qwen_edit": QWEN_EDIT,
+    "qwen_edit_plus": QWEN_EDIT,
+}
+"""Kind of generator → what the published one is made of."""
+PIPELINES = {
+    "flux": "FluxPipeline",
+    "kontext": "FluxKontextPipeline",
+    "qwen_edit": "QwenImageEditPipeline",
+    "qwen_edit_plus": "QwenImageEditPlusPipeline",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Absence:
     """Something that a run needs and that is not on this machine."""
@@ -119,18 +153,43 @@ class Checkpoint:
 
 def generator(config: PolicyRun) -> Checkpoint:
     """The generator's parts. Raises ConfigError where the folder holds another kind of model."""
-    source, key = config.model.checkpoint, "model.checkpoint"
-    folder = _folder(source, tiny=TINY_FLUX, marker="model_index.json")
+    source, kind, key = config.model.checkpoint, config.model.kind, "model.checkpoint"
+    standard = PARTS[kind]
+    folder = _folder(source, tiny=TINY_KONTEXT if kind == "kontext" else TINY_FLUX, marker="model_index.json")
     if folder is None:
-        return Checkpoint(FLUX_DEV, assumed=True, absences=(_absence(key, source, "a diffusers checkpoint"),))
-    own = {name: _json(folder / name / "config.json") for name in FLUX_DEV}
-    parts = {name: own[name] or published for name, published in FLUX_DEV.items()}
-    found, wanted = parts["transformer"].get("_class_name"), FLUX_DEV["transformer"]["_class_name"]
-    if found != wanted:
-        raise ConfigError(f"{key}: {source} holds a {found}, and model.kind {config.model.kind!r} needs a {wanted}")
-    lacking = [name for name in FLUX_DEV if not _has_weights(folder / name)]
+        return Checkpoint(standard, assumed=True, absences=(_absence(key, source, "a diffusers checkpoint"),))
+    own = {name: _part(folder / name) for name in standard}
+    parts = {name: own[name] or published for name, published in standard.items()}
+    _check_kind(config, folder, transformer=parts["transformer"].get("_class_name"))
+    lacking = [name for name in standard if name != "processor" and not _has_weights(folder / name)]
     absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
     return Checkpoint(parts, assumed=not own["transformer"], absences=absences)
+
+
+def _part(folder: Path) -> dict[str, Any]:
+    """A part's config; of a processor the options of its images."""
+    if folder.name != "processor":
+        return _json(folder / "config.json")
+    options = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json")
+    return image_options(options.get("image_processor", options))
+
+
+def image_options(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the size of a picture among an image processor's saved options."""
+    kept = ("patch_size", "merge_size", "min_pixels", "max_pixels", "size")
+    return {name: saved[name] for name in kept if saved.get(name)}
+
+
+def _check_kind(config: PolicyRun, folder: Path, *, transformer: str | None) -> None:
+    """Raises ConfigError where a folder holds another kind of model than the config says."""
+    kind = config.model.kind
+    pipeline = _json(folder / "model_index.json").get("_class_name", PIPELINES[kind])
+    for found, wanted in ((transformer, PARTS[kind]["transformer"]["_class_name"]), (pipeline, PIPELINES[kind])):
+        if found != wanted:
+            raise ConfigError(
+                f"model.checkpoint: {config.model.checkpoint} holds a {found}, and model.kind {kind!r} needs a "
+                f"{wanted} such as {PUBLISHED[kind]}"
+            )
 
 
 def judge(config: PolicyRun) -> Checkpoint:

@@ -55,6 +55,53 @@ def judge(
     pretrain_judge(out / "judge", vae=autoencoder, start=start, junk=failures, share=share, steps=steps, lr=lr)
 
 
+@app.command()
+def edits(out: Path = OUT) -> None:
+    """Sources and instructions, as `edits/train.jsonl`, dev.jsonl and test.jsonl (seconds)."""
+    from pacorl.train.pretrain_edits import draw_edits
+
+    for path in draw_edits(out / "edits"):
+        typer.echo(path)
+
+
+@app.command()
+def kontext(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = typer.Option(None, help="The tiny FLUX to start from; by default the committed one."),
+) -> None:
+    """The editor, from the tiny FLUX."""
+    from pacorl.app.threads import use_cores
+    from pacorl.models.flux import TINY_FLUX
+    from pacorl.train.pretrain_edits import pretrain_kontext
+
+    use_cores()
+    pretrain_kontext(out / "kontext", start=start or TINY_FLUX, share=share)
+
+
+@app.command("edit-judge")
+def edit_judge(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = typer.Option(None, help="Go on from this judge, with fewer descriptions."),
+    steps: int = typer.Option(5000, help="Training steps of 32 lessons."),
+    lr: float = typer.Option(1.5e-3, help="Learning rate."),
+) -> None:
+    """The judge of edits, with the VAE of the committed tiny FLUX."""
+    from diffusers import AutoencoderKL
+
+    from pacorl.app.threads import use_cores
+    from pacorl.models.flux import TINY_FLUX
+    from pacorl.train.pretrain_edits import edit_lessons
+    from pacorl.train.pretrain_judge import pretrain_judge
+
+    use_cores()
+    autoencoder = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float()
+    pretrain_judge(
+        out / "edit-judge", vae=autoencoder, teach=edit_lessons, start=start, share=share, steps=steps, lr=lr
+    )
+
+
 @app.command("all")
 def everything(out: Path = OUT, share: float = SHARE) -> None:
     """All three, in order."""

@@ -31,12 +31,12 @@ def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, tar
         if ".lora_B." in name and parameter.requires_grad
     }
     moving = {name for name, up in ups.items() if _moves(up.grad)}
-    idle = [name for name, up in ups.items() if up.grad is None]
+    idle = [name for name, up in ups.items() if up.grad is None or not up.grad.any()]
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in moving):
             raise ValueError(
                 f"adapter target {target!r} changes nothing that {type(transformer).__name__} paints: "
-                "no gradient reaches it; leave it out of adapter.targets"
+                "no finite gradient reaches it; leave it out of adapter.targets"
             )
     transformer.zero_grad(set_to_none=True)
     _freeze(transformer, idle)

@@ -5,10 +5,8 @@ What FLUX.1-Kontext shares with it stands below as functions.
 
 from __future__ import annotations
 
-import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +23,7 @@ from pacorl.models.latents import (
     token_grid,
     unpack,
 )
+from pacorl.models.quiet import quiet
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -36,6 +35,12 @@ FLUX_DEV = "black-forest-labs/FLUX.1-dev"
 
 ENCODE_BATCH = 8
 """Prompts per pass of the text encoders; T5-XXL's activations stay small."""
+
+CHATTERERS = (
+    "diffusers.pipelines.flux.pipeline_flux",
+    "diffusers.pipelines.flux.pipeline_flux_kontext",
+    "transformers",
+)
 
 LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -182,7 +187,8 @@ def encode_texts(
     """
     _warn_of_long(pipeline.tokenizer_2, texts, text_tokens=text_tokens)
     encoded: list[dict[str, Tensor]] = []
-    with _quiet():
+    # Each prompt that CLIP truncates would be printed.
+    with quiet(*CHATTERERS):
         for start in range(0, len(texts), ENCODE_BATCH):
             tokens, pooled = _encode(pipeline, list(texts[start : start + ENCODE_BATCH]), text_tokens)
             rows = zip(tokens.split(1), pooled.split(1), strict=True)
@@ -268,22 +274,3 @@ def encode_picture(pipeline: Any, image: Image, size: Size) -> Tensor:
     pixels = pipeline.image_processor.preprocess(image, size.height, size.width).to(vae.device, vae.dtype)
     codes = vae.encode(pixels).latent_dist.mode()
     return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor).cpu()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps diffusers and transformers from printing each prompt that CLIP truncates."""
-    names = (
-        "diffusers.pipelines.flux.pipeline_flux",
-        "diffusers.pipelines.flux.pipeline_flux_kontext",
-        "transformers",
-    )
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

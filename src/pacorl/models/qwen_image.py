@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from pacorl.models.latents import checked_pipeline, noise_tokens, pack, shifted_sigmas, token_grid, unpack
 from pacorl.models.processor import load_processor
+from pacorl.models.quiet import quiet
 from pacorl.models.sources import check_area, open_source, source_size, sources_of
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -81,10 +82,11 @@ class QwenEditPolicy:
             ("QwenImageEditPlusPipeline", QWEN_EDIT_PLUS) if plus else ("QwenImageEditPipeline", QWEN_EDIT)
         )
         source = checked_pipeline(str(checkpoint), wanted=name, published=published)
-        # The checkpoint's own processor wants torchvision, for videos that no edit has.
-        pipeline = getattr(diffusers, name).from_pretrained(
-            source, processor=load_processor(source, subfolder="processor"), dtype=getattr(torch, dtype)
-        )
+        # The checkpoint's own processor wants torchvision, for videos that no edit has; diffusers would note its class.
+        with quiet("diffusers.pipelines.pipeline_utils"):
+            pipeline = getattr(diffusers, name).from_pretrained(
+                source, processor=load_processor(source, subfolder="processor"), dtype=getattr(torch, dtype)
+            )
         return cls(pipeline.to(device), true_cfg=true_cfg, negative_prompt=negative_prompt)
 
     def check_size(self, size: Size) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderKL
     from PIL import Image
 
+SUBTLE = "shape"
+"""The kept attribute that is hardest to tell apart: more pairs differ in it alone."""
 CAPTIONS = (0.8, 0.05)
 """Share of plain descriptions in the first fifth of a training from scratch, and after it."""
 CAPTIONS_AFTERWARDS = 0.03
@@ -112,7 +114,9 @@ def _pair_lesson(first: Panel, pool: list[Panel], rng: random.Random, bank: Pict
     if draw < 0.57:
         reason = f"Yes. Both show {first.subject}."
     else:
-        second = changed(second, KEPT, rng.choices((1, 2, 3), weights=(5, 3, 2))[0], rng)
+        second = changed(second, KEPT, rng.choices((1, 2, 3), weights=(3, 3, 2))[0], rng)
+        if rng.random() < 0.35:
+            second = changed(_new_scene(first, rng), (SUBTLE,), 1, rng)
         if rng.random() < 0.15:
             second = rng.choice(pool)
         if second.kept == first.kept:
@@ -205,11 +209,14 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 # --- training --------------------------------------------------------------------------------------------------
 
+Teach = Callable[..., Iterator[Lesson]]
+"""Makes endless lessons, as `lessons` does."""
 
-def vocabulary(bank: PictureBank) -> list[str]:
+
+def vocabulary(bank: PictureBank, teach: Teach = lessons) -> list[str]:
     """What the tokenizer reads: lessons in the chat template, so that every word is one token or two."""
     rng = random.Random(0)
-    stream = lessons(bank, split="train", rng=rng, captions=0.2)
+    stream = teach(bank, split="train", rng=rng, captions=0.2)
     return [f"{lesson.question}\n{lesson.answer}" for lesson, _ in zip(stream, range(3000), strict=False)]
 
 
@@ -217,6 +224,7 @@ def pretrain_judge(
     out: Path,
     *,
     vae: AutoencoderKL,
+    teach: Teach = lessons,
     start: Path | None = None,
     junk: Sequence[Image.Image] = (),
     share: float = 1.0,
@@ -226,7 +234,7 @@ def pretrain_judge(
     alpha: float = 0.5,
     seed: int = 0,
 ) -> tuple[Any, Any]:
-    """Trains the tiny judge, from scratch or on from the checkpoint `start`.
+    """Trains the tiny judge on the lessons of `teach`, from scratch or on from the checkpoint `start`.
 
     `junk` adds pictures of one's own, such as a policy's failures; `share` scales the number of steps, for a quick try.
     """
@@ -234,9 +242,9 @@ def pretrain_judge(
     torch.manual_seed(seed)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
-    model, processor, bank = _begin(start, vae=vae, junk=[*draw_junk(3000, seed=seed, vae=vae), *junk])
+    model, processor, bank = _begin(start, vae=vae, junk=[*draw_junk(3000, seed=seed, vae=vae), *junk], teach=teach)
     shares = CAPTIONS if start is None else (CAPTIONS_AFTERWARDS,) * 2
-    streams = [lessons(bank, split="train", rng=rng, captions=captions) for captions in shares]
+    streams = [teach(bank, split="train", rng=rng, captions=captions) for captions in shares]
     stage = Stage([model], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.995)
     yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
     right = {pictures: deque[bool](maxlen=1000) for pictures in (1, 2)}
@@ -260,7 +268,9 @@ def _share(right: Sequence[bool]) -> float:
     return sum(right) / max(1, len(right))
 
 
-def _begin(start: Path | None, *, vae: AutoencoderKL, junk: Sequence[Image.Image]) -> tuple[Any, Any, PictureBank]:
+def _begin(
+    start: Path | None, *, vae: AutoencoderKL, junk: Sequence[Image.Image], teach: Teach
+) -> tuple[Any, Any, PictureBank]:
     """Model, processor and pictures: new ones, or those of a checkpoint."""
     if start is not None:
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
@@ -268,7 +278,7 @@ def _begin(start: Path | None, *, vae: AutoencoderKL, junk: Sequence[Image.Image
         return model, processor, PictureBank(processor.image_processor, vae=vae, junk=junk)
     # The tokenizer needs the lessons' words and the bank needs an image processor: a first judge lends its own.
     bank = PictureBank(tiny.tiny_judge(["Yes. No."])[1].image_processor, vae=vae, junk=junk)
-    return *tiny.tiny_judge([*vocabulary(bank), "You are a helpful assistant.\nuser\nassistant\n"] * 2), bank
+    return *tiny.tiny_judge([*vocabulary(bank, teach), "You are a helpful assistant.\nuser\nassistant\n"] * 2), bank
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""Tiny edit pipelines with random weights on which every input tells, and sources for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pacorl.data.characters import vocabulary
+from pacorl.models import tiny
+from pacorl.types import Prompt
+
+INSTRUCTIONS = ("Give the hero a crown.", "Change the scene to night.", "Paint the hero red.")
+
+
+def drawn(pipeline: Any) -> Any:
+    """The pipeline with its zero-initialised layers drawn, so that its output depends on everything."""
+    for parameter in pipeline.transformer.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.1)
+    return pipeline
+
+
+def kontext_pipeline() -> Any:
+    torch.manual_seed(0)
+    return drawn(tiny.tiny_kontext(tiny.tiny_flux(vocabulary())))
+
+
+def qwen_pipeline(*, plus: bool = False) -> Any:
+    torch.manual_seed(0)
+    return drawn(tiny.tiny_qwen_edit(vocabulary(), plus=plus))
+
+
+def picture(path: Path, *, height: int, width: int, seed: int = 0) -> Path:
+    """A picture of random blocks, whose parts all differ."""
+    blocks = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def edit(path: Path, number: int = 0, text: str = INSTRUCTIONS[0]) -> Prompt:
+    return Prompt(id=number, text=text, sources=(path,))

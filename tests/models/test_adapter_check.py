@@ -1,0 +1,50 @@
+"""The start-up check: every target matches, and what is trained changes the picture."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from edit_twins import edit, kontext_pipeline, picture, qwen_pipeline
+
+from pacorl.models.adapter_check import check_adapter
+from pacorl.models.adapters import add_lora
+from pacorl.models.kontext import KontextPolicy
+from pacorl.models.policy import Policy
+from pacorl.models.qwen_image import LORA_TARGETS, QwenEditPolicy
+from pacorl.types import Size
+
+
+def checked(policy: Policy, folder: Path, targets: tuple[str, ...]) -> list[str]:
+    prompt = edit(picture(folder / "source.png", height=64, width=64))
+    size = policy.size_of(prompt, Size(64, 64))
+    add_lora(policy.transformer, rank=2, alpha=4, targets=targets)
+    conditioning = policy.collate(policy.encode([prompt], size))
+    return check_adapter(policy, conditioning, size, targets=targets)
+
+
+def test_qwen_s_last_block_cannot_matter_to_the_picture(tmp_path: Path) -> None:
+    policy = QwenEditPolicy(qwen_pipeline())
+    idle = checked(policy, tmp_path, LORA_TARGETS)
+    dropped = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
+    assert sorted(idle) == sorted(f"transformer_blocks.1.{name}" for name in dropped)
+    trained = [name for name, p in policy.transformer.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * (2 * 12 - len(dropped))
+    assert all(p.grad is None for p in policy.transformer.parameters())
+
+
+def test_every_module_of_kontext_matters(tmp_path: Path) -> None:
+    policy = KontextPolicy(kontext_pipeline(), text_tokens=48)
+    assert checked(policy, tmp_path, policy.lora_targets) == []
+
+
+def test_the_released_feed_forward_names_match_nothing_of_qwen(tmp_path: Path) -> None:
+    policy = QwenEditPolicy(qwen_pipeline())
+    with pytest.raises(ValueError, match=r"'ff\.net\.2' matches no linear layer of QwenImageTransformer2DModel"):
+        checked(policy, tmp_path, ("attn.to_q", "ff.net.2"))
+
+
+def test_a_target_that_changes_nothing_is_refused(tmp_path: Path) -> None:
+    policy = KontextPolicy(kontext_pipeline(), text_tokens=48)
+    torch.nn.init.zeros_(policy.transformer.proj_out.weight)
+    with pytest.raises(ValueError, match=r"'attn\.to_q' changes nothing that FluxTransformer2DModel paints"):
+        checked(policy, tmp_path, ("attn.to_q",))

@@ -1,0 +1,77 @@
+"""√(kept·followed), and what becomes of a missing half."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.config import RewardConfig
+from pacorl.core import questions
+from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards.edits import EditConsistency
+from pacorl.types import Prompt, Question, Verdict
+
+
+class Scripted:
+    """A judge that answers by the question's text, and remembers what it was asked."""
+
+    def __init__(self, answers: dict[str, float | None]) -> None:
+        self.answers = answers
+        self.asked: list[Question] = []
+
+    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
+        self.asked += asked
+        known = [self.answers[question.text] for question in asked]
+        return [Verdict(p, error="" if p is not None else "timed out") for p in known]
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Prompt:
+    Image.new("RGB", (40, 20), "red").save(tmp_path / "a.png")
+    return Prompt(0, "Paint it blue.", sources=(tmp_path / "a.png",))
+
+
+def judged(prompt: Prompt, kept: float | None, followed: float | None, **options: float) -> list[float | None]:
+    judge = Scripted({questions.edit_kept(prompt.text): kept, questions.edit_followed(prompt.text): followed})
+    return EditConsistency(judge, **options)([prompt], [Image.new("RGB", (80, 40), "blue")])  # type: ignore[arg-type]
+
+
+def test_the_score_is_the_geometric_mean(prompt: Prompt) -> None:
+    assert judged(prompt, 0.9, 0.4) == [pytest.approx(0.6)]
+    assert judged(prompt, 1.0, 0.0) == [0.0]
+    assert judged(prompt, 0.9, 0.1, temperature=2) == [pytest.approx((0.75 * 0.25) ** 0.5)]
+
+
+@pytest.mark.parametrize(("kept", "followed"), [(None, 0.9), (0.9, None), (None, None)])
+def test_a_missing_half_is_a_missing_score(prompt: Prompt, kept: float | None, followed: float | None) -> None:
+    assert judged(prompt, kept, followed) == [None]
+
+
+def test_the_judge_sees_the_source_first_at_the_edit_s_size(prompt: Prompt) -> None:
+    judge = Scripted(dict.fromkeys((questions.edit_kept(prompt.text), questions.edit_followed(prompt.text)), 0.5))
+    reward = EditConsistency(judge)  # type: ignore[arg-type]
+    edited = Image.new("RGB", (80, 40), "blue")
+    assert reward([prompt, prompt], [edited, edited]) == [0.5, 0.5]
+    assert len(judge.asked) == 4
+    for question in judge.asked:
+        source, second = question.images
+        assert source.size == (80, 40)
+        assert source.getpixel((0, 0)) == (255, 0, 0)
+        assert second is edited
+
+
+def test_what_cannot_be_judged_is_refused(prompt: Prompt) -> None:
+    reward = EditConsistency(Scripted({}))  # type: ignore[arg-type]
+    reward.check([prompt])
+    with pytest.raises(ValueError, match=r"prompt 1, .a. has 0 sources"):
+        reward.check([Prompt(1, "a")])
+    with pytest.raises(ValueError, match="temperature 0"):
+        EditConsistency(Scripted({}), temperature=0)  # type: ignore[arg-type]
+
+
+def test_it_is_a_reward_by_name(prompt: Prompt) -> None:
+    config = RewardConfig(name="edit_consistency", args={"temperature": 4})
+    check_rewards([config])
+    built = build_rewards([config], judge=Scripted({}))  # type: ignore[arg-type]
+    assert isinstance(built[config.key], EditConsistency)

@@ -1,0 +1,122 @@
+"""The edit policies train end to end through the command, each from a whole checkpoint of its tiny twin."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from edit_twins import kontext_pipeline, picture, qwen_pipeline
+from PIL import Image
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from pacorl.cli import app
+from pacorl.data.character_edits import character_edits, write_edits
+
+KINDS = ("kontext", "qwen_edit", "qwen_edit_plus")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """kontext, qwen_edit and qwen_edit_plus as diffusers saves them."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    kontext_pipeline().save_pretrained(folder / "kontext")
+    qwen_pipeline().save_pretrained(folder / "qwen_edit")
+    qwen_pipeline(plus=True).save_pretrained(folder / "qwen_edit_plus")
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) -> Path:
+    """Two groups of two, one of a square source and one of a wide one."""
+    train = write_edits(tmp_path, character_edits("train", 1), name="train")
+    picture(tmp_path / "wide.png", height=60, width=96)
+    with train.open("a") as file:
+        file.write(json.dumps({"image": "wide.png", "instruction": "Change the scene to night."}) + "\n")
+    config = {
+        "out": str(tmp_path / "run"),
+        "epochs": 1,
+        "prompts_per_epoch": 2,
+        "group_size": 2,
+        "trackers": [],
+        "model": {
+            "kind": request.param,
+            "checkpoint": str(checkpoints / request.param),
+            "dtype": "float32",
+            "true_cfg": 2.0,
+            "gradient_checkpointing": True,
+        },
+        "adapter": {"rank": 2, "alpha": 4},
+        "prompts": {
+            "train": str(train),
+            "evaluation": str(write_edits(tmp_path, character_edits("dev", 2), name="dev")),
+        },
+        "sampling": {"size": [64, 64], "steps": 3, "noise_steps": [1], "batch": 2},
+        "evaluation": {"size": [96, 96], "steps": 2, "batch": 2},
+        "judge": {"checkpoint": "tiny", "dtype": "float32"},
+        "rewards": [{"name": "edit_consistency"}],
+        "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", KINDS, indirect=True)
+def test_one_epoch_through_the_command(recipe: Path) -> None:
+    result = CliRunner().invoke(app, ["train-policy", str(recipe)])
+    assert result.exception is None, result.output
+    out = recipe.parent / "run"
+    before, epoch, after = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+    assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
+    assert epoch["ratio_deviation/1"] == 0.0
+    assert epoch["grad_norm"] > 0
+    assert epoch["samples/used"] == 1.0
+    assert 0 < before["edit_consistency"] < 1
+    state = load_file(out / "adapter" / "adapter_model.safetensors")
+    assert any(value.any() for name, value in state.items() if "lora_B" in name), "nothing was trained"
+    shapes = {Image.open(path).size for path in out.glob("samples/evaluation-*/*.png")}
+    assert shapes == {(96, 96)}
+    report = (out / "report.html").read_text()
+    assert "edit_consistency" in report
+
+
+@pytest.mark.parametrize("recipe", ["kontext"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.png", r"train\.jsonl:3: image 'gone\.png' cannot be read \(No such file"),
+        ("broken.png", r"train\.jsonl:3: .*broken\.png: not an image"),
+        ("../../secret.png", r"train\.jsonl:3: image '\.\./\.\./secret\.png' lies outside"),
+    ],
+)
+def test_a_bad_source_is_named_before_weights_load(
+    recipe: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pacorl import config as configs
+    from pacorl.config import PolicyRun
+    from pacorl.train import policy as loop
+
+    (recipe.parent / "broken.png").write_text("no picture")
+    with (recipe.parent / "train.jsonl").open("a") as file:
+        file.write(json.dumps({"image": name, "instruction": "Paint the hero red."}) + "\n")
+    monkeypatch.setattr(loop, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+    with pytest.raises(ValueError, match=message):
+        loop.train_policy(configs.load(PolicyRun, recipe))
+
+
+@pytest.mark.parametrize(("scale", "forwards"), [(1.0, 1), (2.0, 2)])
+def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int) -> None:
+    from pacorl.models.kontext import KontextPolicy
+    from pacorl.types import Prompt, Size
+
+    source = picture(tmp_path / "source.png", height=64, width=64)
+    policy = KontextPolicy(kontext_pipeline(), text_tokens=48, true_cfg=scale)
+    calls: list[int] = []
+    policy.transformer.register_forward_hook(lambda *_: calls.append(1))
+    conditioning = policy.collate(policy.encode([Prompt(0, "red", sources=(source,))], Size(64, 64)))
+    with torch.no_grad():
+        policy.velocity(policy.noise([0], Size(64, 64)), torch.full((1,), 0.5), conditioning, Size(64, 64))
+    assert len(calls) == forwards
