@@ -61,7 +61,11 @@ def test_a_panel_may_depart_from_the_theme():
 @pytest.mark.parametrize(
     ("theme", "panels", "fault"),
     [
-        ("red round dragon, crown, nihgt", SCENES, r"'dragon'.*'nihgt' \(did you mean 'night'\?\).*palette: day, night"),
+        (
+            "red round dragon, crown, nihgt",
+            SCENES,
+            r"'dragon'.*'nihgt' \(did you mean 'night'\?\).*palette: day, night",
+        ),
         ("red round hero, night", SCENES, r"the theme.*lacks a hat \(cap, crown, top-hat\)"),
         ("red round hero, crown, cap, night", SCENES, "two values of hat, crown and cap"),
         ("red round hero, crown, night", ["waving", *SCENES[1:]], r"panel 1, 'waving', lacks a prop"),

@@ -281,6 +281,9 @@ def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
     assert made[0].sheet.height > made[0].sheet.width
     assert made[1].sheet.width > made[1].sheet.height
     assert judge.asked == 2 * 2 * 2
+    from pacorl.rewards.edits import EditConsistency
+
+    assert made[0].judged.score == pytest.approx(EditConsistency(judge)(sources[:1], [made[0].sheet])[0])
     likeness = alike(Image.open(sources[0].sources[0]), made[0].sheet)
     assert made[0].judged.score == pytest.approx(likeness)  # √(a·a)
     assert dict(made[0].judged.parts) == pytest.approx({"kept": likeness, "followed": likeness})

@@ -8,6 +8,8 @@ from itertools import combinations
 from math import sqrt
 from typing import TYPE_CHECKING, Literal
 
+from PIL.Image import Resampling
+
 from pacorl.core import questions
 from pacorl.core.grid import shared_text, split
 from pacorl.data.images import open_image
@@ -89,13 +91,13 @@ def _beside(alone: Judged, across: Sequence[Verdict]) -> Judged:
 
 
 def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[Judged]:
-    """√(kept · followed) by the judge's two questions about an edit and its first source."""
+    """√(kept · followed) by the judge's two questions about an edit and its first source, as `EditConsistency` asks
+    them: of the source at the edit's size."""
     sources = {path: open_image(path) for prompt in prompts for path in prompt.sources[:1]}
-    asked = [
-        Question((sources[prompt.sources[0]], image), ask(prompt.text))
-        for prompt, image in zip(prompts, images, strict=True)
-        for ask in (questions.edit_kept, questions.edit_followed)
-    ]
+    asked = []
+    for prompt, image in zip(prompts, images, strict=True):
+        source = sources[prompt.sources[0]].resize(image.size, Resampling.LANCZOS)
+        asked += [Question((source, image), ask(prompt.text)) for ask in (questions.edit_kept, questions.edit_followed)]
     answers = judge.verdicts(asked)
     return [_edit(kept, followed) for kept, followed in zip(answers[::2], answers[1::2], strict=True)]
 
