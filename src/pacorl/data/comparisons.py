@@ -83,7 +83,7 @@ def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
     if missing:
         shown = "".join(f"\n  {path}" for path in missing[:SHOWN_FAULTS])
         more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
-        raise ValueError(f"{source}: {len(missing)} images are missing; unpack them beside it:{shown}{more}")
+        raise ValueError(f"{source}: {len(missing)} image(s) missing; unpack them beside it:{shown}{more}")
 
 
 def answer_text(comparison: Comparison) -> str:

@@ -63,7 +63,7 @@ def train_reward(config: RewardRun, *, resume: bool = False) -> Path:
     checkpoint = _checkpoint(config.out, resume=resume)
     material = gather(config)
     arguments = training_arguments(config, evaluates=bool(material.evaluation), resumed=checkpoint is not None)
-    main = PartialState().is_main_process
+    main = processes().is_main_process
     logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step")
     if resume:
         logbook.cut_back(step_of(checkpoint) if checkpoint else -1)
@@ -92,6 +92,11 @@ def train_reward(config: RewardRun, *, resume: bool = False) -> Path:
     return config.out
 
 
+def processes() -> PartialState:
+    """This process among the others; several on a machine without a GPU talk over gloo."""
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
 def _checkpoint(out: Path, *, resume: bool) -> Path | None:
     if resume:
         return next(reversed(complete_checkpoints(out / "checkpoints")), None)
@@ -102,7 +107,7 @@ def _checkpoint(out: Path, *, resume: bool) -> Path | None:
 
 def gather(config: RewardRun) -> Material:
     """Reads and checks data and tokenizer. Raises ValueError for whatever cannot be trained on."""
-    with PartialState().main_process_first():  # pairs of the tiny world are drawn once
+    with processes().main_process_first():  # pairs of the tiny world are drawn once
         train = [one for source in config.data.train for one in _read(source, config, None)]
         limit = config.data.evaluation_limit
         evaluation = [one for source in config.data.evaluation for one in _read(source, config, limit)]
@@ -123,7 +128,7 @@ def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = Fa
 
     Raises ValueError where `config.trainer` names what does not exist, or what the config says elsewhere.
     """
-    micro, accumulate = micro_batches(config, world=PartialState().num_processes)
+    micro, accumulate = micro_batches(config, world=processes().num_processes)
     every = config.evaluate_every
     ours: dict[str, Any] = {
         "output_dir": str(config.out / "checkpoints"),
@@ -150,6 +155,7 @@ def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = Fa
         "report_to": [],
         "remove_unused_columns": False,
         "dataloader_num_workers": config.data.workers,
+        "use_cpu": not torch.accelerator.is_available(),
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
     if evaluates and every:
@@ -239,7 +245,7 @@ def _save(config: RewardRun, trainer: JudgeTrainer, processor: Any) -> None:
     full = config.tuning.method == "full"
     folder = config.out / ("model" if full else "adapter")
     trainer.save_model(str(folder))
-    if not PartialState().is_main_process:
+    if not processes().is_main_process:
         return
     for name in ("training_args.bin", "README.md"):  # a pickle, and an empty form; config.yaml says more
         (folder / name).unlink(missing_ok=True)
@@ -268,7 +274,7 @@ def plan_reward(config: RewardRun) -> dict[str, Any]:
 
     material = gather(config)
     training_arguments(config, evaluates=bool(material.evaluation))
-    micro, accumulate = micro_batches(config, world=PartialState().num_processes)
+    micro, accumulate = micro_batches(config, world=processes().num_processes)
     steps = config.max_steps or math.ceil(config.epochs * math.ceil(len(material.train) / config.optimizer.batch))
     with init_empty_weights():
         model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(source_of(config.model.checkpoint)))

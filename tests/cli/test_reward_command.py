@@ -1,0 +1,37 @@
+"""`pacorl train-reward`: the plan, and one line for what is wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pacorl import cli
+
+RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+
+
+def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
+    small = [f"out={tmp_path}", "data.train=[tiny:train:20]", "data.evaluation=[tiny:dev:4]"]
+    shown = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run"])
+    assert "20 pairs, 10 yes, 10 no, 20 with reasons" in shown.output
+    printed = CliRunner().invoke(cli.app, ["train-reward", str(RECIPE), *small, "--dry-run", "--json"])
+    assert json.loads(printed.output)["optimizer_steps"] == 2
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_bad_dataset_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "lines.jsonl"
+    data.write_text('{"images": ["gone.png"], "question": "Red?", "consistent": true}\n')
+    monkeypatch.setattr(sys, "argv", ["pacorl", "train-reward", str(RECIPE), f"data.train=['{data}']"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert (
+        capsys.readouterr().err
+        == f"pacorl: {data}: 1 image(s) missing; unpack them beside it:\n  {tmp_path}/gone.png\n"
+    )
