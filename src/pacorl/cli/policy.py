@@ -37,12 +37,14 @@ def train_policy(
         print(found.to_json()) if as_json else print_plan(found)
         return
     from pacorl.app.threads import use_cores
+    from pacorl.engine.runtime import leave
     from pacorl.report import write_report
     from pacorl.train.policy import train_policy as train
 
     use_cores()
     folder = train(run, resume=resume)
-    typer.echo(f"done: {write_report(folder)}")
+    if leave():
+        typer.echo(f"done: {write_report(folder)}")
 
 
 def report(run: Path = typer.Argument(help="A run's folder.")) -> None:

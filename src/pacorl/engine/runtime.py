@@ -205,6 +205,14 @@ class Runtime:
                 signal.signal(number, handler)
 
 
+def leave() -> bool:
+    """Parts from the other processes, when all is done; whether this is the main one."""
+    main = int(os.environ.get("RANK", "0")) == 0
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    return main
+
+
 # --- states ----------------------------------------------------------------------------------------------------
 
 
