@@ -60,7 +60,7 @@ FAULTS = [
     (["epochs=0"], "epochs: Input should be greater than 0 (got 0)"),
     (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
     (["sampling.size=64"], "sampling.size: Input should be a valid tuple (got 64)"),
-    (["model.dtype=float16"], "model.dtype: Input should be 'float32' or 'bfloat16' (got 'float16')"),
+    (["model.dtype=float16"], "model.dtype: Input should be 'float32', 'bfloat16' or 'float64' (got 'float16')"),
     (["optimizer.ema_decay=1.5"], "optimizer.ema_decay: Input should be less than or equal to 1 (got 1.5)"),
     (
         ["adapter.dropout=0.1"],
@@ -73,9 +73,22 @@ FAULTS = [
     (["sampling.noise_steps=[2, 1]"], "sampling: noise_steps [2, 1] must be ascending and distinct"),
     (["sampling.noise_steps=[1, 1]"], "sampling: noise_steps [1, 1] must be ascending and distinct"),
     (["sampling.noise_steps=[6]", "sampling.steps=6"], "sampling: noise_steps [6] reach beyond the 6 sampling steps"),
+    (["sampling.kernel=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
+    (
+        ["objective.name=diffusion_nft", "sampling.shared_noise=true"],
+        "config: sampling.shared_noise with diffusion_nft would paint every sample of a group alike",
+    ),
+    (
+        ["sampling.window.kind=sliding", "sampling.window.size=2"],
+        "sampling: window.size 2 exceeds the 1 noise_steps that it is chosen from",
+    ),
+    (["sampling.curriculum=[[4, [64, 64]], [2, [96, 96]]]"], "sampling: curriculum's epochs [4, 2] must be ascending"),
+    (["judge.backend=http"], "judge: checkpoint 'X-GenGroup/PaCo-Reward-7B' is no address; backend http needs a URL"),
+    (["judge.backend=http", "judge.checkpoint=http://h:1/v1"], "judge: model is empty; name the model to ask at"),
+    (["judge.checkpoint=http://h:1/v1"], "judge: checkpoint http://h:1/v1 is a URL; set backend: http"),
     (
         ["sampling.kernel=cps", "sampling.noise_steps=[9]"],
-        "sampling: cps adds no noise at the last step, so it cannot be trained; leave it out of noise_steps",
+        "config: sampling.noise_steps: cps adds no noise at the last step, so it cannot be trained; leave it out",
     ),
     (["rewards=[]"], "config: rewards is empty, so there is nothing to learn from; name at least one"),
     (

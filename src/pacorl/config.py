@@ -417,7 +417,7 @@ class PolicyRun(Section):
                 )
             if sampling.noise_level > 1:
                 raise ValueError(
-                    f"sampling.noise_level {sampling.noise_level} is beyond 1, where all of cps's noise is new; lower it"
+                    f"sampling.noise_level {sampling.noise_level} is beyond 1, where all noise of cps is new; lower it"
                 )
 
 

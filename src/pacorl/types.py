@@ -125,12 +125,16 @@ class Rollout:
     sigmas_T: Tensor
     """(T+1,)"""
     steps_S: list[int]
-    """Indices into the sampling steps that were stochastic, ascending."""
+    """Indices of the trained sampling steps, ascending: the stochastic ones, or, for objectives of the endpoint, those
+    whose sigmas it is noised to."""
     before_BSNC: Tensor
+    """Empty along S, like the next two, where sampling was without noise."""
     after_BSNC: Tensor
     log_prob_BS: Tensor
     final_BNC: Tensor
     images: list[Image]
+    mean_BSNC: Tensor | None = None
+    """Of the stochastic steps, where the objective needs it."""
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from pacorl.core.advantages import STD_FLOOR, advantages, coefficient_of_variation, log_tamed, normalize_groups
+from pacorl.core.advantages import (
+    STD_FLOOR,
+    advantages,
+    coefficient_of_variation,
+    is_tamed,
+    log_tamed,
+    normalize_groups,
+    ranked,
+)
 from pacorl.types import RewardTable
 
 NAN = float("nan")
@@ -100,3 +108,39 @@ def test_order_of_rows_does_not_matter() -> None:
     torch.testing.assert_close(
         normalize_groups(score_B, valid_B, groups)[order], normalize_groups(score_B[order], valid_B, groups[order])
     )
+
+
+def test_thresholds_by_mean_and_by_median() -> None:
+    score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1], [1.0, 2.0]], dtype=torch.float64)
+    spreads = coefficient_of_variation(score_RB).tolist()
+    assert spreads == pytest.approx([0.5, 0.05 / 1.05, 1 / 3])
+    assert is_tamed(score_RB, "median").tolist() == [True, False, False]
+    assert is_tamed(score_RB, "mean").tolist() == [True, False, True]
+    assert is_tamed(score_RB, 0.6).tolist() == [False, False, False]
+
+
+def test_a_mean_of_zero_is_a_large_variation_and_no_fault() -> None:
+    score_RB = torch.tensor([[-1.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    assert coefficient_of_variation(score_RB).isfinite().all()
+    assert is_tamed(score_RB, 0.2).tolist() == [True, False]
+    found = advantages(table([[-1, 1], [0, 0]], [0, 0]), weights=[1.0, 1.0])
+    assert found.value_B.tolist() == pytest.approx([-1.0, 1.0], abs=1e-3)
+    assert found.stats["reward/reward0/tamed"] == 1.0
+
+
+def test_ranks_share_ties_and_know_no_scale() -> None:
+    score_RB = torch.tensor([[0.1, 0.2, 0.2, 99.0, 5.0, -5.0, 7.0]], dtype=torch.float64)
+    groups, valid_B = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.ones(7, dtype=torch.bool)
+    valid_B[6] = False
+    found = ranked(score_RB, valid_B, groups, weights=[1.0], threshold=0.2)
+    assert found.tolist() == pytest.approx([-1.0, 0.0, 0.0, 1.0, 1.0, -1.0, 0.0])
+    tamed = ranked(score_RB.sign() * score_RB.abs().log1p(), valid_B, groups, weights=[1.0], threshold=0.2)
+    torch.testing.assert_close(found, tamed)
+
+
+def test_dropped_groups_and_ratios_are_counted() -> None:
+    found = advantages(table([[1, 3, 5, NAN, 2, 4], [1, 1, 2, 2, 1, 1]], [0, 0, 1, 1, 2, 2]), weights=[1.0, 1.0])
+    assert found.stats["groups/dropped"] == 1
+    assert found.stats["reward/ratio"] == found.stats["reward/reward0_to_reward1"] == pytest.approx(2.5)
+    assert found.stats["reward/reward1/zero_std_groups"] == 1.0
+    assert found.stats["reward/reward0/zero_std_groups"] == 0.0

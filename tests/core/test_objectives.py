@@ -1,17 +1,29 @@
-"""The clipped objective against numbers worked by hand."""
+"""The policy's objectives against numbers worked by hand and against float64 closed forms."""
 
 import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from pacorl.core.objectives import grpo_clip
+from pacorl.core.objectives import OBJECTIVES, Endpoint, Step, diffusion_nft, grpo_clip, grpo_guard
+from pacorl.core.sde import Transition, log_prob
+
+X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+V = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1))
+OLD = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(2))
+CLEAN = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(3))
+EVERY = torch.ones(3, dtype=torch.bool)
+
+
+def step(new: Tensor, old: Tensor, advantage: Tensor) -> Step:
+    return Step(Transition(X, 0.3), new, old, None, dt=-0.1, advantage_B=advantage)
 
 
 def test_at_the_old_policy_the_gradient_is_the_advantage() -> None:
     old = torch.tensor([-1.0, -2.0])
     new = old.clone().requires_grad_()
-    loss, metrics = grpo_clip(new, old, torch.tensor([1.0, -3.0]), clip_range=1e-4)
+    loss, metrics = grpo_clip(step(new, old, torch.tensor([1.0, -3.0])), clip_range=1e-4)
     loss.backward()
     assert loss.item() == pytest.approx(1.0)  # −mean(1, −3)
     assert new.grad is not None
@@ -30,9 +42,97 @@ def test_at_the_old_policy_the_gradient_is_the_advantage() -> None:
 )
 def test_clipping(change: float, advantage: float, expected: float, learns: bool) -> None:
     new = torch.tensor([change], requires_grad=True)
-    loss, metrics = grpo_clip(new, torch.zeros(1), torch.tensor([advantage]), clip_range=0.1)
+    loss, metrics = grpo_clip(step(new, torch.zeros(1), torch.tensor([advantage])), clip_range=0.1)
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     assert new.grad is not None
     assert bool(new.grad.abs().item() > 0) == learns
     assert metrics["clip_fraction"] == 1.0
+
+
+def guarded(mean: Tensor, taken: Tensor, advantage: Tensor, *, clip_range: float) -> Tensor:
+    transition, old = Transition(mean, 0.3), Transition(OLD, 0.3)
+    loss, _ = grpo_guard(
+        Step(transition, log_prob(taken, transition), log_prob(taken, old), OLD, dt=-0.1, advantage_B=advantage),
+        clip_range=clip_range,
+    )
+    return loss
+
+
+def test_guard_centres_and_scales_the_ratio() -> None:
+    """exp((lp − lp_old + (μ−μ_old)²/(2s²))·s) is exp(mean((μ−μ_old)·ε)): the quadratic part is gone."""
+    noise, change = V.double(), 0.01 * X.double()
+    advantage = torch.tensor([1.0, -2.0, 0.5])
+    found = guarded((OLD + 0.01 * X).float(), OLD + 0.3 * V, advantage, clip_range=10.0)
+    ratio = torch.exp((change * noise).mean((1, 2)))
+    assert found.item() == pytest.approx(float(-(ratio * advantage).mean() / 0.1), rel=1e-4)
+
+
+def test_guard_is_centred_where_the_plain_ratio_is_not() -> None:
+    """Over fresh noise the guarded log-ratio is 0 on the mean, the plain one below."""
+    generator = torch.Generator().manual_seed(5)
+    old = torch.zeros(4000, 4, 4)
+    taken = old + 0.3 * torch.randn(old.shape, generator=generator)
+    new = Transition(old + 0.2, 0.3)
+    plain = (log_prob(taken, new) - log_prob(taken, Transition(old, 0.3))).mean()
+    assert plain < -0.15
+    loss, _ = grpo_guard(
+        Step(
+            new,
+            log_prob(taken, new),
+            log_prob(taken, Transition(old, 0.3)),
+            old,
+            dt=-1.0,
+            advantage_B=-torch.ones(4000),
+        ),
+        clip_range=10.0,
+    )
+    assert loss.item() == pytest.approx(1.0, abs=0.01)
+
+
+def end(velocity: Tensor, old: Tensor, advantage: Tensor, used: Tensor = EVERY) -> Endpoint:
+    return Endpoint(CLEAN, X, 0.6, velocity, old, advantage, used)
+
+
+def test_nft_is_the_papers_equation() -> None:
+    """Against a loop over samples in float64."""
+    advantage, beta, limit = torch.tensor([2.0, -9.0, 0.0]), 0.3, 5.0
+    found, _ = diffusion_nft(end(V, OLD, advantage), beta=beta, advantage_clip=limit)
+    losses = []
+    for x0, x, v, old, a in zip(CLEAN.double(), X.double(), V.double(), OLD.double(), advantage.tolist(), strict=True):
+        r = 0.5 + 0.5 * max(-limit, min(limit, a)) / limit
+        good = x - 0.6 * (beta * v + (1 - beta) * old) - x0
+        bad = x - 0.6 * ((1 + beta) * old - beta * v) - x0
+        parts = [(g**2).mean() / g.abs().mean() for g in (good, bad)]
+        losses.append(limit * (r * parts[0] + (1 - r) * parts[1]) / beta)
+    assert found.item() == pytest.approx(float(sum(losses) / 3), rel=1e-5)
+
+
+def test_nft_moves_towards_good_endpoints_and_away_from_bad_ones() -> None:
+    truth = (X - CLEAN) / 0.6  # the velocity that leads to the endpoint
+    for advantage, sign in ((5.0, 1.0), (-5.0, -1.0)):
+        velocity = OLD.clone().requires_grad_()
+        loss, metrics = diffusion_nft(end(velocity, OLD, torch.full((3,), advantage)), beta=0.1, advantage_clip=5.0)
+        loss.backward()
+        assert velocity.grad is not None
+        assert float((-velocity.grad * (truth - OLD)).sum()) * sign > 0
+        assert metrics == {"velocity_change": 0.0}
+
+
+def test_nft_leaves_out_what_was_not_judged() -> None:
+    velocity = V.clone().requires_grad_()
+    used = torch.tensor([True, False, True])
+    loss, _ = diffusion_nft(end(velocity, OLD, torch.zeros(3), used), beta=0.1, advantage_clip=5.0)
+    loss.backward()
+    assert velocity.grad is not None
+    assert velocity.grad[1].abs().max() == 0
+    assert velocity.grad[0].abs().max() > 0
+
+
+def test_every_objective_says_what_it_needs() -> None:
+    assert {name: one.needs for name, one in OBJECTIVES.items()} == {
+        "grpo_clip": "path",
+        "grpo_guard": "path",
+        "diffusion_nft": "endpoint",
+    }
+    assert [name for name, one in OBJECTIVES.items() if one.means] == ["grpo_guard"]

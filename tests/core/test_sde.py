@@ -78,3 +78,8 @@ def test_kl_is_torchs() -> None:
         torch.distributions.Normal(X.double(), 0.4), torch.distributions.Normal(V.double(), 0.4)
     )
     torch.testing.assert_close(kl(first, second).double(), reference.mean((1, 2)), rtol=1e-5, atol=1e-6)
+
+
+def test_cps_refuses_a_step_without_noise() -> None:
+    with pytest.raises(ValueError, match=r"leave the last step out of sampling\.noise_steps"):
+        cps(X, V, sigma=0.1, sigma_next=0.0, noise_level=0.7, sigma_max=0.9)

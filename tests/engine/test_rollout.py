@@ -2,15 +2,28 @@
 
 import pytest
 import torch
+from peft.tuners.lora import Linear
 
-from pacorl.core.objectives import grpo_clip
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.characters import character_prompts, vocabulary
-from pacorl.engine.rollout import ConditioningCache, Row, Sampler, assign_groups, collect, epoch_rows, seed_of
+from pacorl.engine.rollout import (
+    ConditioningCache,
+    Row,
+    Sampler,
+    assign_groups,
+    collect,
+    epoch_rows,
+    one_size_batches,
+    refuse_mixed_sizes,
+    seed_of,
+)
+from pacorl.engine.runtime import Runtime
 from pacorl.models import tiny
-from pacorl.models.adapters import adapter_state, add_lora
+from pacorl.models.adapters import SamplingCopy, adapter_off, adapter_state, add_lora
 from pacorl.models.flux import LORA_TARGETS, FluxPolicy
-from pacorl.train.update import Batch, accumulate_gradients
-from pacorl.types import Size
+from pacorl.models.merging import Merged, can_merge
+from pacorl.train.update import Batch, Learner, update_policy
+from pacorl.types import Prompt, Size
 
 PROMPTS = character_prompts("train", 4)
 SAMPLER = Sampler(size=Size(64, 64), steps=4, noise_steps=(1, 2))
@@ -72,8 +85,106 @@ class Counting:
 def test_a_shared_prefix_is_computed_once(policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(policy, monkeypatch)
     shared = Sampler(size=Size(64, 64), steps=4, noise_steps=(2,), shared_noise=True)
-    collect(policy, rows(), sampler=shared, cache=ConditioningCache(policy), seed=1, epoch=0)
+    cache, prefixes = ConditioningCache(policy), dict[int, torch.Tensor]()
+    whole = collect(policy, rows(), sampler=shared, cache=cache, seed=1, epoch=0)
     assert counting.rows == [2, 2, 4, 4]
+    counting.rows.clear()
+    parts = [
+        collect(policy, rows()[start : start + 1], sampler=shared, cache=cache, seed=1, epoch=0, prefixes=prefixes)
+        for start in range(4)
+    ]
+    assert counting.rows == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "4 rows × 2 steps, and 2 steps for each of 2 groups"
+    torch.testing.assert_close(torch.cat([part.final_BNC for part in parts]), whole.final_BNC, rtol=0, atol=1e-5)
+
+
+def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPolicy) -> None:
+    before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
+    cache = ConditioningCache(policy)
+    plain = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0)
+    merged = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0, merged=Merged(policy.transformer))
+    torch.testing.assert_close(merged.final_BNC, plain.final_BNC, rtol=0, atol=1e-5)
+    after = policy.transformer.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with adapter_off(policy.transformer):
+        base = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0)
+    assert not torch.allclose(base.final_BNC, plain.final_BNC, atol=1e-3), "the adapter changes nothing here"
+
+
+def test_in_bf16_nothing_is_merged(policy: FluxPolicy) -> None:
+    """Rounding takes away the change of a young adapter, so that the merged model would be the base."""
+    assert can_merge(policy.transformer)
+    layer = next(module for module in policy.transformer.modules() if isinstance(module, Linear))
+    weight = layer.base_layer.weight.data.bfloat16()
+    change = (layer.get_delta_weight("default") * 1e-4).bfloat16()
+    lost = ((weight + change) == weight).double().mean()
+    assert lost > 0.9
+    layer.base_layer.weight.data = weight
+    try:
+        assert not can_merge(policy.transformer)
+    finally:
+        layer.base_layer.weight.data = weight.float()
+
+
+def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
+    prompt = PROMPTS[0]
+    own = Sampler(size=Size(64, 64), steps=4)
+    shifted = Sampler(size=Size(64, 64), steps=4, shift_size=Size(128, 128))
+    assert torch.equal(shifted.sigmas(policy, prompt), policy.sigmas(4, Size(128, 128)))
+    assert (shifted.sigmas(policy, prompt)[1:-1] > own.sigmas(policy, prompt)[1:-1]).all()
+
+
+class TwoSizes:
+    """A policy whose prompts are painted at sizes of their own."""
+
+    def __init__(self, sizes: list[Size]) -> None:
+        self._sizes = {prompt.id: size for prompt, size in zip(PROMPTS, sizes, strict=True)}
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        return self._sizes[prompt.id]
+
+
+def test_batches_hold_one_size() -> None:
+    wide, tall = Size(32, 64), Size(64, 32)
+    mixed = TwoSizes([wide, tall, wide, wide])
+    assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
+    refuse_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=3)
+    refuse_mixed_sizes(TwoSizes([wide] * 4), PROMPTS, size=Size(64, 64), group_size=6, batch=4)
+    with pytest.raises(ValueError, match=r"painted at 2 sizes .* set sampling\.batch to one of 1, 2, 3, 6"):
+        refuse_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=4)
+
+
+def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPolicy) -> None:
+    sampler = Sampler(size=Size(64, 64), steps=4, noise_steps=(1, 3), stochastic=False)
+    cache, old = ConditioningCache(policy), SamplingCopy(policy.transformer)
+    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0)
+    assert rollout.before_BSNC.shape[1] == rollout.log_prob_BS.shape[1] == 0
+    settings = {"beta": 0.1, "advantage_clip": 5.0}
+    learner = Learner(policy, sampler, cache, OBJECTIVES["diffusion_nft"], settings, old=old, kl_weight=0.1)
+    batch = Batch(rollout, torch.tensor([5.0, -5.0, 1.0, 0.0]), torch.tensor([True, True, True, False]))
+    before = {name: value.clone() for name, value in adapter_state(policy.transformer).items()}
+    policy.transformer.zero_grad()
+    metrics = update_policy(learner, [batch], runtime=Runtime(), draw=(1, 0, 0))
+    assert metrics["velocity_change"] == 0.0
+    assert metrics["kl"] > 0
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(policy.transformer).items())
+    assert sum(p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None) > 0
+
+
+def test_the_sampling_copy_lags_behind_as_published(policy: FluxPolicy) -> None:
+    old = SamplingCopy(policy.transformer)
+    first = {name: value.clone() for name, value in old.state.items()}
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(1.0)
+    for step, share in ((100, 0.9), (5000, 0.5)):
+        old.load(first)
+        old.follow(step)
+        for name, value in old.state.items():
+            torch.testing.assert_close(value, first[name] + share)
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.sub_(1.0)
 
 
 def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +200,8 @@ def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
 def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpointing: bool, kernel: str) -> None:
-    from accelerate import Accelerator
-
-    sampler = Sampler(size=Size(64, 64), steps=4, noise_steps=(0, 2), kernel=kernel)
+    """Also where the adapter was in the weights at the steps without noise."""
+    sampler = Sampler(size=Size(64, 64), steps=4, noise_steps=(0, 2), kernel=kernel, keeps_means=True)
     toggle = (
         policy.transformer.enable_gradient_checkpointing
         if checkpointing
@@ -100,23 +210,18 @@ def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpoin
     toggle()
     policy.transformer.train()
     cache = ConditioningCache(policy)
-    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0)
-    policy.transformer.zero_grad()
-    metrics = accumulate_gradients(
-        policy,
-        [Batch(rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]))],
-        sampler=sampler,
-        cache=cache,
-        objective=grpo_clip,
-        clip_range=1e-4,
-        kl_weight=0.0,
-        accelerator=Accelerator(),
-    )
-    assert metrics["ratio_deviation/0"] == 0.0
-    assert metrics["ratio_deviation/2"] == 0.0
-    norms = [p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None]
-    assert len(norms) == len(adapter_state(policy.transformer))
-    assert sum(norms) > 0
+    merged = Merged(policy.transformer)
+    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0, merged=merged)
+    batch = Batch(rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.ones(4, dtype=torch.bool))
+    for name in ("grpo_clip", "grpo_guard"):
+        policy.transformer.zero_grad()
+        learner = Learner(policy, sampler, cache, OBJECTIVES[name], {"clip_range": 1e-4})
+        metrics = update_policy(learner, [batch], runtime=Runtime(), draw=(1, 0, 0))
+        assert metrics["ratio_deviation/0"] == 0.0
+        assert metrics["ratio_deviation/2"] == 0.0
+        norms = [p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None]
+        assert len(norms) == len(adapter_state(policy.transformer))
+        assert sum(norms) > 0
 
 
 def test_epochs_use_every_prompt_before_one_comes_again() -> None:
@@ -138,7 +243,7 @@ def test_batches_do_not_depend_on_the_number_of_processes() -> None:
 
 
 def test_groups_that_do_not_divide_name_what_would() -> None:
-    with pytest.raises(ValueError, match="batches of 1, 2, 3, 6 would"):
+    with pytest.raises(ValueError, match="batches of 1, 2, 3, 6; or 20 or 40 samples"):
         assign_groups([Row(PROMPTS[0], n) for n in range(24)], batch=5, updates=2, world=2, rank=0)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache, Sampler, denoise
+from pacorl.engine.rollout import ConditioningCache, denoise
 from pacorl.models.flux import FluxPolicy
 from pacorl.types import Size
 
@@ -26,10 +26,9 @@ def test_without_noise_the_loop_is_the_pipeline(flux: FluxPolicy, steps: int, si
         latents=flux.noise(seeds, size),
         output_type="latent",
     ).images
-    sampler = Sampler(size=size, steps=steps)
     with torch.no_grad():
         conditioning = ConditioningCache(flux).batch(prompts, size)
-        found = denoise(flux, seeds, conditioning=conditioning, sigmas=flux.sigmas(steps, size), sampler=sampler)
+        found = denoise(flux, seeds, conditioning=conditioning, sigmas=flux.sigmas(steps, size), size=size)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert found.std() > 0.1
 

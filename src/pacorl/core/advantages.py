@@ -16,6 +16,9 @@ from pacorl.types import Advantages, RewardTable
 STD_FLOOR = 1e-4
 """Added to a group's standard deviation, as in the released code: nearly equal rewards teach nearly nothing."""
 
+MEAN_FLOOR = 1e-12
+"""Least mean that a standard deviation is divided by."""
+
 Threshold = float | Literal["mean", "median"]
 
 
@@ -39,7 +42,11 @@ def advantages(
     combined_B = AGGREGATES[aggregate](tamed, valid_B, table.group_B, weights=weights, threshold=threshold)
     scale: Literal["group", "global"] = "global" if aggregate == "gdpo" else std
     value_B = normalize_groups(combined_B, valid_B, table.group_B, std=scale).clamp(-clip, clip)
-    return Advantages(value_B, valid_B, _stats(table, valid_B, combined_B))
+    stats = _stats(table, valid_B, combined_B)
+    if aggregate == "log_tamed" and valid_B.any():
+        tamed_R = is_tamed(table.score_RB[:, valid_B], threshold)
+        stats |= {f"reward/{name}/tamed": float(tamed) for name, tamed in zip(table.names, tamed_R, strict=True)}
+    return Advantages(value_B, valid_B, stats)
 
 
 def weighted_sum(
@@ -55,14 +62,33 @@ def log_tamed(
     """R̄^k = log(1 + R^k) where h^k > δ, else R^k; then the weighted sum (Eq. 3 and 4).
 
     h^k = std/|mean| of reward k over all judged samples of the epoch. Rewards that may be negative use
-    sign(R)·log(1+|R|), which is the same on the paper's domain.
+    sign(R)·log(1+|R|), which is the same on the paper's domain and keeps the order off it.
     """
-    spread_R = coefficient_of_variation(score_RB[:, valid_B])
-    limit = (
-        {"mean": spread_R.mean(), "median": spread_R.median()}[threshold] if isinstance(threshold, str) else threshold
-    )
-    tamed_RB = torch.where((spread_R > limit)[:, None], score_RB.sign() * score_RB.abs().log1p(), score_RB)
+    tamed_R = is_tamed(score_RB[:, valid_B], threshold)
+    tamed_RB = torch.where(tamed_R[:, None], score_RB.sign() * score_RB.abs().log1p(), score_RB)
     return weighted_sum(tamed_RB, valid_B, group_B, weights=weights, threshold=threshold)
+
+
+def is_tamed(score_RB: Tensor, threshold: Threshold) -> Tensor:
+    """(R,) whether a reward varies by more than δ: a number, or the mean or median of all h."""
+    spread_R = coefficient_of_variation(score_RB)
+    if isinstance(threshold, str):
+        return spread_R > {"mean": spread_R.mean(), "median": spread_R.quantile(0.5)}[threshold]
+    return spread_R > threshold
+
+
+def ranked(
+    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+) -> Tensor:
+    """Each reward's rank in its group, from −1 (worst) to 1 (best), then the weighted sum.
+
+    Only the order counts: no outlier, scale or monotone change of a reward moves anything. Equals share the mean of
+    their ranks, (#worse − #better)/(n − 1); a group of one has rank 0.
+    """
+    together_BB = (group_B[:, None] == group_B) & valid_B[:, None] & valid_B
+    count_B = (together_BB.sum(1) - 1).clamp(min=1)
+    order_RBB = (score_RB[:, :, None] - score_RB[:, None, :]).sign() * together_BB
+    return weighted_sum(order_RBB.sum(2) / count_B, valid_B, group_B, weights=weights, threshold=threshold)
 
 
 def gdpo(
@@ -76,7 +102,12 @@ def gdpo(
     return weighted_sum(normal_RB, valid_B, group_B, weights=weights, threshold=threshold)
 
 
-AGGREGATES: dict[str, Callable[..., Tensor]] = {"weighted_sum": weighted_sum, "log_tamed": log_tamed, "gdpo": gdpo}
+AGGREGATES: dict[str, Callable[..., Tensor]] = {
+    "weighted_sum": weighted_sum,
+    "log_tamed": log_tamed,
+    "gdpo": gdpo,
+    "ranked": ranked,
+}
 
 
 def normalize_groups(
@@ -94,11 +125,10 @@ def normalize_groups(
 
 
 def coefficient_of_variation(score_RB: Tensor) -> Tensor:
-    """(R,) std/|mean| per reward; 0 where there are no scores or their mean is 0."""
+    """(R,) std/|mean| per reward; 0 where there are no scores, and large, never infinite, where their mean is 0."""
     if score_RB.shape[1] == 0:
         return torch.zeros(len(score_RB), dtype=score_RB.dtype)
-    mean_R = score_RB.mean(1).abs()
-    return torch.where(mean_R > 0, score_RB.std(1, correction=0) / mean_R, 0)
+    return score_RB.std(1, correction=0) / score_RB.mean(1).abs().clamp(min=MEAN_FLOOR)
 
 
 def _group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
@@ -109,24 +139,46 @@ def _group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
 
 
 def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
-    scores = table.score_RB[:, valid_B]
     stats = {
         "samples/used": float(valid_B.double().mean()),
         "samples/missing": float((~table.valid_RB).double().mean()),
+        "groups/dropped": float(len(table.group_B.unique()) - len(table.group_B[valid_B].unique())),
     }
-    if scores.shape[1] == 0:
+    if not valid_B.any():
         return stats
+    scores = table.score_RB[:, valid_B]
     for name, score_B, spread in zip(table.names, scores, coefficient_of_variation(scores), strict=True):
         stats |= {
             f"reward/{name}/mean": float(score_B.mean()),
             f"reward/{name}/std": float(score_B.std(correction=0)),
             f"reward/{name}/cv": float(spread),
+            f"reward/{name}/zero_std_groups": _zero_std_groups(score_B, table.group_B[valid_B]),
         }
-    if len(table.names) > 1:
-        stats["reward/ratio"] = float(scores[0].mean() / scores[1].mean()) if scores[1].mean() else float("nan")
-    count_B = _group_sum(valid_B.double(), table.group_B).clamp(min=1)
-    centred_B = (combined_B - _group_sum(combined_B * valid_B, table.group_B) / count_B) * valid_B
-    group_std_B = (_group_sum(centred_B**2, table.group_B) / count_B).sqrt()
-    stats["advantage/zero_std_groups"] = float((group_std_B[valid_B] < STD_FLOOR).double().mean())
-    stats["advantage/group_std"] = float(group_std_B[valid_B].mean())
-    return stats
+    group_std_B = _group_std(combined_B[valid_B], table.group_B[valid_B])
+    stats["advantage/zero_std_groups"] = _zero_std_groups(combined_B[valid_B], table.group_B[valid_B])
+    stats["advantage/group_std"] = float(group_std_B.mean())
+    return stats | _ratios(table.names, scores)
+
+
+def _ratios(names: Sequence[str], score_RB: Tensor) -> dict[str, float]:
+    """The first reward's mean over each other's; by the first of them as `reward/ratio` too, the paper's plot.
+
+    Left out where a mean is 0.
+    """
+    first, *others = score_RB.mean(1).tolist()
+    ratios = {
+        f"reward/{names[0]}_to_{name}": first / mean for name, mean in zip(names[1:], others, strict=True) if mean
+    }
+    return ({"reward/ratio": next(iter(ratios.values()))} if ratios else {}) | ratios
+
+
+def _zero_std_groups(score_B: Tensor, group_B: Tensor) -> float:
+    """The share of samples whose group's scores are all but equal, so that they teach nothing."""
+    return float((_group_std(score_B, group_B) < STD_FLOOR).double().mean())
+
+
+def _group_std(score_B: Tensor, group_B: Tensor) -> Tensor:
+    """Each row's standard deviation over its group."""
+    count_B = _group_sum(torch.ones_like(score_B), group_B)
+    centred_B = score_B - _group_sum(score_B, group_B) / count_B
+    return (_group_sum(centred_B**2, group_B) / count_B).sqrt()

@@ -46,9 +46,11 @@ def cps(
 ) -> Transition:
     """Coefficients-preserving sampling (arXiv 2509.05952): noise that leaves the signal and noise shares intact.
 
-    s = σ'·sin(aπ/2), mean = (1−σ')·x̂0 + √(σ'² − s²)·x̂1. At σ' = 0 it adds none, so no such step can be trained.
+    s = σ'·sin(aπ/2), mean = (1−σ')·x̂0 + √(σ'² − s²)·x̂1. Raises ValueError at σ' = 0, where it adds none.
     The log-probability is the true Gaussian's; the published code leaves out 1/(2s²), so clip ranges differ.
     """
+    if sigma_next == 0:
+        raise ValueError("cps adds no noise where the next sigma is 0; leave the last step out of sampling.noise_steps")
     std = sigma_next * math.sin(noise_level * math.pi / 2)
     clean = x_BNC - sigma * velocity_BNC
     noise = x_BNC + (1 - sigma) * velocity_BNC

@@ -6,14 +6,16 @@ Randomness comes from (seed, epoch, global row, step) alone, so that one process
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pacorl.core.sde import KERNELS, Transition, log_prob, ode
+from pacorl.models.merging import Merged, merged_or_not
 from pacorl.types import Conditioning, Prompt, Rollout, Size
 
 if TYPE_CHECKING:
@@ -22,18 +24,32 @@ if TYPE_CHECKING:
     from pacorl.models.policy import Policy
 
 
+Item = TypeVar("Item")
+
+
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """How samples are drawn."""
 
     size: Size
+    """As the config says it; `Policy.size_of` makes it a prompt's."""
     steps: int
     kernel: str = "flow_sde"
     noise_level: float = 0.7
     noise_steps: tuple[int, ...] = ()
-    """Indices of the stochastic steps; none for the plain ODE."""
+    """Indices of the trained steps; none for pictures that are only looked at."""
+    stochastic: bool = True
+    """Whether the trained steps add noise (paths), or sampling is the plain ODE (endpoints)."""
     shared_noise: bool = False
     """One initial noise per group."""
+    keeps_means: bool = False
+    """Whether the means of the stochastic steps are kept."""
+    shift_size: Size | None = None
+    """The size that the sigmas are shifted for, where it is not the painted one."""
+
+    def sigmas(self, policy: Policy, prompt: Prompt) -> Tensor:
+        """(T+1,) for a prompt's size."""
+        return policy.sigmas(self.steps, policy.size_of(prompt, self.shift_size or self.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +79,54 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
     return [Row(chosen[number // group_size], number) for number in range(count * group_size)]
 
 
-def assign_groups(rows: Sequence[Row], *, batch: int, updates: int, world: int, rank: int) -> list[list[list[Row]]]:
+def assign_groups(rows: Sequence[Item], *, batch: int, updates: int, world: int, rank: int) -> list[list[list[Item]]]:
     """This rank's micro-batches for each update of the epoch: [update][micro-batch][row].
 
     Batches are cut from the global rows and dealt in turn, so what is in a batch does not depend on the number of
     processes. Raises ValueError where they do not divide evenly, naming sizes that would.
     """
     if len(rows) % (batch * updates * world):
-        fitting = [size for size in range(1, len(rows) + 1) if len(rows) % (size * updates * world) == 0]
         raise ValueError(
             f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
-            f"batches of {batch}; "
-            + (f"batches of {', '.join(map(str, fitting[:8]))} would" if fitting else "change the number of samples")
+            f"batches of {batch}; {_what_would(len(rows), batch=batch, updates=updates, world=world)}"
         )
     batches = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
     return [batches[update::updates][rank::world] for update in range(updates)]
 
 
+def _what_would(rows: int, *, batch: int, updates: int, world: int) -> str:
+    """Sizes near what was asked for, of which each alone would make the rows divide."""
+    sizes = [size for size in range(1, rows + 1) if rows % (size * updates * world) == 0]
+    worlds = [count for count in range(1, 2 * world) if rows % (batch * updates * count) == 0]
+    unit = batch * updates * world
+    near = sorted({max(1, rows // unit) * unit, (rows // unit + 1) * unit})
+    ways = [f"batches of {', '.join(map(str, sizes[:8]))}"] if sizes else []
+    ways += [f"{', '.join(map(str, worlds))} processes"] if worlds else []
+    return "; or ".join([*ways, f"{' or '.join(map(str, near))} samples (prompts_per_epoch × group_size)"]) + " would"
+
+
+def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[list[int]]:
+    """Positions in `prompts`, cut into batches that are painted at one size each; sizes in the order they come in."""
+    by_size: dict[Size, list[int]] = {}
+    for position, prompt in enumerate(prompts):
+        by_size.setdefault(policy.size_of(prompt, size), []).append(position)
+    return [part[start : start + batch] for part in by_size.values() for start in range(0, len(part), batch)]
+
+
+def refuse_mixed_sizes(policy: Policy, prompts: Sequence[Prompt], *, size: Size, group_size: int, batch: int) -> None:
+    """Raises ValueError where a training batch would cross from one group to the next and their sizes differ."""
+    sizes = {policy.size_of(prompt, size) for prompt in prompts}
+    if len(sizes) > 1 and group_size % batch:
+        fitting = [count for count in range(1, group_size + 1) if group_size % count == 0]
+        raise ValueError(
+            f"the prompts are painted at {len(sizes)} sizes (e.g. {', '.join(map(str, sorted(sizes, key=str)[:3]))}), "
+            f"and batches of {batch} cross from one group of {group_size} to the next; set sampling.batch to one of "
+            f"{', '.join(map(str, fitting))}"
+        )
+
+
 class ConditioningCache:
-    """Each (prompt, size) encoded once per run, kept on the CPU.
+    """Each (prompt, painted size) encoded once per run, kept on the CPU.
 
     Known by text and sources, not by id: training and evaluation prompts are numbered apart.
     """
@@ -91,11 +136,19 @@ class ConditioningCache:
         self._known: dict[tuple[Any, ...], Conditioning] = {}
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
-        self.prepare(prompts, size)
+        """One batch on the device, for prompts that are all painted at `size`."""
+        self._encode(prompts, size)
         return self._policy.collate([self._known[_key(prompt, size)] for prompt in prompts])
 
     def prepare(self, prompts: Sequence[Prompt], size: Size) -> None:
-        """Encodes what is not known yet."""
+        """Encodes what is not known yet, for a config's `size`."""
+        by_size: dict[Size, list[Prompt]] = {}
+        for prompt in prompts:
+            by_size.setdefault(self._policy.size_of(prompt, size), []).append(prompt)
+        for painted, part in by_size.items():
+            self._encode(part, painted)
+
+    def _encode(self, prompts: Sequence[Prompt], size: Size) -> None:
         wanted = {_key(prompt, size): prompt for prompt in prompts}
         unknown = {key: prompt for key, prompt in wanted.items() if key not in self._known}
         if unknown:
@@ -108,37 +161,65 @@ def _key(prompt: Prompt, size: Size) -> tuple[Any, ...]:
 
 @torch.no_grad()
 def collect(
-    policy: Policy, rows: Sequence[Row], *, sampler: Sampler, cache: ConditioningCache, seed: int, epoch: int
+    policy: Policy,
+    rows: Sequence[Row],
+    *,
+    sampler: Sampler,
+    cache: ConditioningCache,
+    seed: int,
+    epoch: int,
+    prefixes: dict[int, Tensor] | None = None,
+    merged: Merged | None = None,
 ) -> Rollout:
-    """Draws one micro-batch of training samples and keeps its stochastic steps."""
+    """Draws one micro-batch of training samples and keeps its stochastic steps.
+
+    `prefixes` remembers the latents at which groups part, for the other batches of the epoch. With `merged` the
+    adapter is in the weights at the steps without noise, and only there.
+    """
     prompts = [row.prompt for row in rows]
-    conditioning = cache.batch(prompts, sampler.size)
-    sigmas = policy.sigmas(sampler.steps, sampler.size)
+    size = policy.size_of(prompts[0], sampler.size)
+    assert all(policy.size_of(prompt, sampler.size) == size for prompt in prompts), "a batch has one size"
+    sigmas = sampler.sigmas(policy, prompts[0])
     starts = [seed_of(seed, epoch, "start", row.prompt.id if sampler.shared_noise else row.number) for row in rows]
-    before, after, chances = [], [], []
+    taken: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def stochastic(x_BNC: Tensor, velocity_BNC: Tensor, step: int) -> Tensor:
         transition = transition_at(sampler, sigmas, step, x_BNC, velocity_BNC)
-        noise = policy.noise([seed_of(seed, epoch, "step", step, row.number) for row in rows], sampler.size)
+        noise = policy.noise([seed_of(seed, epoch, "step", step, row.number) for row in rows], size)
         drawn = transition.mean_BNC + transition.std * noise
-        before.append(x_BNC)
-        after.append(drawn)
-        chances.append(log_prob(drawn, transition))
+        taken.append((x_BNC, drawn, transition.mean_BNC, log_prob(drawn, transition)))
         return drawn
 
-    final = denoise(policy, starts, conditioning=conditioning, sigmas=sigmas, sampler=sampler, stochastic=stochastic)
+    final = denoise(
+        policy,
+        starts,
+        size=size,
+        conditioning=cache.batch(prompts, size),
+        sigmas=sigmas,
+        stochastic=stochastic,
+        noise_steps=sampler.noise_steps if sampler.stochastic else (),
+        prefixes=prefixes if sampler.shared_noise else None,
+        merged=merged,
+    )
+    before, after, means, chances = zip(*taken, strict=True) if taken else ((), (), (), ())
     return Rollout(
         prompts=prompts,
         row_B=[row.number for row in rows],
-        size=sampler.size,
+        size=size,
         sigmas_T=sigmas,
         steps_S=list(sampler.noise_steps),
-        before_BSNC=torch.stack(before, 1).cpu(),
-        after_BSNC=torch.stack(after, 1).cpu(),
-        log_prob_BS=torch.stack(chances, 1).cpu(),
+        before_BSNC=_kept(before, final),
+        after_BSNC=_kept(after, final),
+        log_prob_BS=torch.stack(chances, 1).cpu() if chances else torch.empty(len(rows), 0),
         final_BNC=final.cpu(),
-        images=policy.decode(final, sampler.size),
+        images=policy.decode(final, size),
+        mean_BSNC=_kept(means, final) if sampler.keeps_means else None,
     )
+
+
+def _kept(latents: Sequence[Tensor], final_BNC: Tensor) -> Tensor:
+    """(B, S, N, C) on the CPU, with S = 0 where there were no stochastic steps."""
+    return torch.stack(list(latents), 1).cpu() if latents else final_BNC[:, None][:, :0].cpu()
 
 
 @torch.no_grad()
@@ -150,18 +231,25 @@ def sample_images(
     cache: ConditioningCache,
     seeds: Sequence[int],
     batch: int,
+    merged: Merged | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Image]:
     """Paints one picture per (prompt, seed) without noise; `progress` hears of each batch's size."""
-    sigmas = policy.sigmas(sampler.steps, sampler.size)
-    images: list[Image] = []
-    for start in range(0, len(prompts), batch):
-        part = slice(start, start + batch)
-        conditioning = cache.batch(prompts[part], sampler.size)
-        final = denoise(policy, seeds[part], conditioning=conditioning, sigmas=sigmas, sampler=sampler)
-        images += policy.decode(final, sampler.size)
-        progress(len(final))
-    return images
+    images: dict[int, Image] = {}
+    for part in one_size_batches(policy, prompts, size=sampler.size, batch=batch):
+        these = [prompts[position] for position in part]
+        size = policy.size_of(these[0], sampler.size)
+        final = denoise(
+            policy,
+            [seeds[position] for position in part],
+            size=size,
+            conditioning=cache.batch(these, size),
+            sigmas=sampler.sigmas(policy, these[0]),
+            merged=merged,
+        )
+        images |= dict(zip(part, policy.decode(final, size), strict=True))
+        progress(len(part))
+    return [images[position] for position in range(len(prompts))]
 
 
 def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, velocity_BNC: Tensor) -> Transition:
@@ -180,30 +268,46 @@ def denoise(
     policy: Policy,
     starts: Sequence[int],
     *,
+    size: Size,
     conditioning: Conditioning,
     sigmas: Tensor,
-    sampler: Sampler,
     stochastic: Callable[[Tensor, Tensor, int], Tensor] | None = None,
+    noise_steps: Sequence[int] = (),
+    prefixes: dict[int, Tensor] | None = None,
+    merged: Merged | None = None,
 ) -> Tensor:
     """From noise (one seed per row) to endpoints (B, N, C).
 
-    `stochastic` takes the steps of `sampler.noise_steps`; all others are Euler's. Rows that start from one noise (and
-    so have one prompt) are computed once until noise parts them.
+    `stochastic` takes the steps of `noise_steps`; all others are Euler's. Rows that start from one noise (and so have
+    one prompt) are computed once until noise parts them.
     """
-    parting = sampler.noise_steps[0] if stochastic and sampler.noise_steps else 0
-    distinct = list(dict.fromkeys(starts)) if parting else list(starts)
-    first = [starts.index(start) for start in distinct]
-    full = conditioning
-    if len(distinct) < len(starts):
-        conditioning = Conditioning({name: tensor[first] for name, tensor in full.tensors.items()})
-    x_BNC = policy.noise(distinct, sampler.size)
-    for step in range(sampler.steps):
-        if step == parting and len(x_BNC) < len(starts):
-            x_BNC, conditioning = x_BNC[[distinct.index(start) for start in starts]], full
-        sigma_B = sigmas[step].to(x_BNC.device).expand(len(x_BNC))
-        velocity_BNC = policy.velocity(x_BNC, sigma_B, conditioning, sampler.size)
-        if stochastic and step in sampler.noise_steps:
-            x_BNC = stochastic(x_BNC, velocity_BNC, step)
-        else:
-            x_BNC = ode(x_BNC, velocity_BNC, sigma=float(sigmas[step]), sigma_next=float(sigmas[step + 1]))
-    return x_BNC
+
+    def euler(x_BNC: Tensor, conditioning: Conditioning, steps: Iterable[int]) -> Tensor:
+        with merged_or_not(merged):
+            for step in steps:
+                velocity_BNC = velocity(x_BNC, conditioning, step)
+                x_BNC = ode(x_BNC, velocity_BNC, sigma=float(sigmas[step]), sigma_next=float(sigmas[step + 1]))
+        return x_BNC
+
+    def velocity(x_BNC: Tensor, conditioning: Conditioning, step: int) -> Tensor:
+        return policy.velocity(x_BNC, sigmas[step].to(x_BNC.device).expand(len(x_BNC)), conditioning, size)
+
+    last, parting = len(sigmas) - 1, noise_steps[0] if noise_steps else 0
+    known = {} if prefixes is None else prefixes
+    unknown = list(dict.fromkeys(start for start in starts if start not in known))
+    if unknown:
+        first = [starts.index(start) for start in unknown]
+        x_BNC = euler(policy.noise(unknown, size), _rows(conditioning, first), range(parting))
+        known |= dict(zip(unknown, x_BNC, strict=True))
+    x_BNC = torch.stack([known[start] for start in starts])
+    for step, following in pairwise([*noise_steps, last]):
+        assert stochastic is not None
+        x_BNC = stochastic(x_BNC, velocity(x_BNC, conditioning, step), step)
+        x_BNC = euler(x_BNC, conditioning, range(step + 1, following))
+    return x_BNC if noise_steps else euler(x_BNC, conditioning, range(last))
+
+
+def _rows(conditioning: Conditioning, rows: Sequence[int]) -> Conditioning:
+    if len(rows) == len(conditioning):
+        return conditioning
+    return Conditioning({name: tensor[list(rows)] for name, tensor in conditioning.tensors.items()})

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pacorl.models.shards import placed_like, settle, whole
+
 PEFT_PREFIX = "base_model.model."
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -20,7 +22,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
-    """Adds one trainable fp32 adapter to the modules whose names end in `targets`.
+    """Adds one trainable adapter, in fp32 or better, to the modules whose names end in `targets`.
 
     Raises ValueError where a target matches no module: an adapter that trains nothing must not go unnoticed.
     """
@@ -37,11 +39,12 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
-    """The adapter's weights by plain names, `blocks.0.attn.to_q.lora_A.weight`."""
+    """The adapter's own weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards where they are sharded."""
+    settle(transformer)
     return {
         name.replace(".default.", "."): parameter.detach()
         for name, parameter in transformer.named_parameters()
@@ -67,16 +70,27 @@ def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> No
                 f"adapter weight {name} is {tuple(value.shape)} and the model's is {tuple(own[name].shape)}; "
                 "set adapter.rank and targets as it was trained, or start from another"
             )
-        own[name].copy_(value)
+        own[name].copy_(placed_like(own[name], value))
 
 
-def save_lora(folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str]) -> None:
-    """Writes an adapter as PEFT reads it (`PeftModel.from_pretrained`) and as diffusers does (`load_lora_weights`)."""
+def whole_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An adapter's weights unsharded. Every process must call it."""
+    return {name: whole(value) for name, value in state.items()}
+
+
+def save_lora(
+    folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
+) -> None:
+    """Writes an adapter as PEFT reads it (`PeftModel.from_pretrained`) and as diffusers does (`load_lora_weights`).
+
+    `base` is the model that it was trained on, by name or folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.contiguous().cpu() for name, value in state.items()}
     save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",
+        "base_model_name_or_path": base or None,
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
@@ -111,6 +125,49 @@ def load_lora(folder: str | Path) -> dict[str, Tensor]:
     if not state:
         raise ValueError(f"{found} holds no LoRA weights (no names with 'lora_')")
     return state
+
+
+def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:
+    """Puts a saved adapter's weights into the one that is to be trained on: a folder or file in PEFT or diffusers
+    form, a checkpoint with a `lora` folder (the released ones, or this project's), or a hub name.
+
+    Raises ValueError, with the settings that would fit, where it is of another base, rank, α or other modules.
+    """
+    path = _on_disk(str(source))
+    path = path / "lora" if (path / "lora").is_dir() else path
+    state = load_lora(path)
+    _refuse_another_base(path, base)
+    found = {"rank": max(value.shape[0] for name, value in state.items() if ".lora_A." in name)}
+    found["alpha"] = _alpha_of(path, found["rank"])
+    wrong = [key for key, wanted in (("rank", rank), ("alpha", alpha)) if found[key] != wanted]
+    if wrong:
+        fix = " ".join(f"adapter.{key}={found[key]}" for key in wrong)
+        raise ValueError(f"adapter.start {source} has rank {found['rank']} and alpha {found['alpha']}; set {fix}")
+    own = adapter_state(transformer)
+    absent, strangers = set(own) - set(state), set(state) - set(own)
+    if absent and not strangers:
+        targets = ", ".join(sorted({_suffix(name) for name in state}))
+        raise ValueError(
+            f"adapter.start {source} has no weights for {len(absent)} of the {len(own)} that would be trained "
+            f"(e.g. {min(absent)}); set adapter.targets=[{targets}]"
+        )
+    set_adapter_state(transformer, state)
+
+
+def _suffix(name: str) -> str:
+    """A target that matches the module of an adapter's weight: what follows the block's number."""
+    module = name.rpartition(".lora_")[0]
+    return re.sub(r"^.*?_blocks\.\d+\.", "", module)
+
+
+def _refuse_another_base(path: Path, base: str) -> None:
+    """Two models may have equal shapes (FLUX.1-dev and Kontext), so names are compared where both are a hub's."""
+    config = (path.parent if path.is_file() else path) / PEFT_FILES[0]
+    if not config.is_file():
+        return
+    trained_on = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path") or ""
+    if HUB_NAME.fullmatch(trained_on) and HUB_NAME.fullmatch(base) and trained_on != base:
+        raise ValueError(f"the adapter in {path} was trained on {trained_on}, and model.checkpoint is {base}")
 
 
 def wear_lora(transformer: nn.Module, source: str | Path) -> None:
@@ -176,24 +233,16 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
             layer.enable_adapters(enabled=True)
 
 
-class MovingAverage:
-    """The exponential moving average of an adapter, stepped once per `interval` optimizer steps."""
+class AdapterCopy:
+    """Weights of an adapter beside the trained ones, to be worn for a while."""
 
-    def __init__(self, transformer: nn.Module, *, decay: float, interval: int) -> None:
-        self.transformer, self.decay, self.interval = transformer, decay, interval
+    def __init__(self, transformer: nn.Module) -> None:
+        self.transformer = transformer
         self.state = {name: value.clone() for name, value in adapter_state(transformer).items()}
-
-    @torch.no_grad()
-    def follow(self, optimizer_step: int) -> None:
-        """Call after optimizer step number `optimizer_step` (from 1)."""
-        if optimizer_step % self.interval:
-            return
-        for name, value in adapter_state(self.transformer).items():
-            self.state[name].lerp_(value, 1 - self.decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within the block the model carries the average."""
+        """Within the block the model carries the copy."""
         trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
         set_adapter_state(self.transformer, self.state)
         try:
@@ -202,4 +251,34 @@ class MovingAverage:
             set_adapter_state(self.transformer, trained)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.state = {name: value.clone().to(self.state[name].device) for name, value in state.items()}
+        self.state = {name: placed_like(self.state[name], value).clone() for name, value in state.items()}
+
+    @torch.no_grad()
+    def _approach(self, share: float) -> None:
+        """copy ← (1 − share)·copy + share·trained."""
+        for name, value in adapter_state(self.transformer).items():
+            self.state[name].lerp_(value, share)
+
+
+class MovingAverage(AdapterCopy):
+    """The exponential moving average of an adapter, stepped once per `interval` optimizer steps."""
+
+    def __init__(self, transformer: nn.Module, *, decay: float, interval: int) -> None:
+        super().__init__(transformer)
+        self.decay, self.interval = decay, interval
+
+    def follow(self, optimizer_step: int) -> None:
+        """Call after optimizer step number `optimizer_step` (from 1)."""
+        if optimizer_step % self.interval == 0:
+            self._approach(1 - self.decay)
+
+
+class SamplingCopy(AdapterCopy):
+    """DiffusionNFT's sampling policy: old ← d·old + (1−d)·trained with d = min(0.001·step, 0.5) (arXiv 2509.16117).
+
+    Early on it is the trained policy, later it lags behind, so that what is contrasted is not what just moved.
+    """
+
+    def follow(self, optimizer_step: int) -> None:
+        """Call after each epoch, with the optimizer steps taken so far."""
+        self._approach(1 - min(0.001 * optimizer_step, 0.5))

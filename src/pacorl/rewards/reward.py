@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -61,15 +62,20 @@ def score(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], images: Sequ
     )
 
 
-def scores_of(name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-    """One reward's scores, each a finite number or None. Raises RewardError naming the reward and the record."""
+def scores_of(
+    name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
+) -> list[float | None]:
+    """One reward's scores, each a finite number or None. Raises RewardError naming the reward and the record.
+
+    With `masked` a number that is not finite is NaN instead, for a caller that counts and leaves it out.
+    """
     scores = list(reward(prompts, images))
     if len(scores) != len(images):
         raise RewardError(
             f"reward {name!r} returned {len(scores)} scores for {len(images)} images ({named(prompts)}); "
             "it must return one per image, None where there is none"
         )
-    return [_finite(name, value, prompt) for value, prompt in zip(scores, prompts, strict=True)]
+    return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
 
 
 def rehearse(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
@@ -110,16 +116,18 @@ def tempered(probability: float, temperature: float) -> float:
     return float(yes / (yes + no))
 
 
-def _finite(name: str, value: object, prompt: Prompt) -> float | None:
+def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float | None:
     if value is None:
         return None
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        number = float("nan")
-    if number - number != 0:  # NaN or infinite
-        raise RewardError(
-            f"reward {name!r} returned {value!r} for {named([prompt])}; a score is a finite number, "
-            "or None where there is none"
-        )
-    return number
+        number, masked = math.nan, False
+    if math.isfinite(number):
+        return number
+    if masked:
+        return math.nan
+    raise RewardError(
+        f"reward {name!r} returned {value!r} for {named([prompt])}; a score is a finite number, "
+        "or None where there is none"
+    )

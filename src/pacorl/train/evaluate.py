@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
-from statistics import fmean
+from statistics import StatisticsError, correlation, fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl.engine.rollout import sample_images, seed_of
+from pacorl.engine.rollout import Sampler, one_size_batches, sample_images, seed_of
+from pacorl.models.merging import Merged, merge
 from pacorl.rewards.consistency import Consistency
+from pacorl.rewards.reward import Reward, scores_of
 from pacorl.train.training import Grade, Training
-from pacorl.types import Prompt
+from pacorl.train.watching import looks_of, watched
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+Job = tuple[Prompt, int]
+"""A prompt to be painted, and which of its pictures this is."""
+
+LEAST_FOR_WARNING = 10
+"""Pictures below which a correlation says too little to warn of."""
 
 
 @torch.no_grad()
@@ -24,33 +38,133 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     config, runtime = training.config, training.runtime
     repeats = config.evaluation.samples_per_prompt
     jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
-    own = jobs[runtime.rank :: runtime.world]
+    small = training.size_at(max(0, training.epoch - 1))
+    compared = config.evaluation.compare_sizes and small != training.evaluation_sampler.size
     spent = training.seconds["evaluation"]
     with (
         training.timed("evaluation"),
         training.average.applied(),
-        training.bars.phase("evaluating", total=len(own)) as advance,
+        training.bars.phase("evaluating", total=(1 + compared) * len(jobs) // runtime.world) as advance,
     ):
-        images = sample_images(
-            training.policy,
-            [prompt for prompt, _ in own],
-            sampler=training.evaluation_sampler,
-            cache=training.cache,
-            seeds=[seed_of(config.seed, "evaluation", prompt.id, turn) for prompt, turn in own],
-            batch=config.evaluation.batch,
-            progress=advance,
+        merged = merge(training.bare, wanted=config.sampling.merge)
+        lines = _painted(training, jobs, training.evaluation_sampler, merged, advance, judged=_judged)
+        sketches = (
+            _painted(
+                training,
+                jobs,
+                dataclasses.replace(training.evaluation_sampler, size=small),
+                merged,
+                advance,
+                judged=_scored,
+            )
+            if compared
+            else {}
         )
-        lines = [
-            line | {"seed": turn, "picture": image}
-            for line, (_, turn), image in zip(_judged(training, own, images), own, images, strict=True)
-        ]
-    gathered = runtime.gather_rows({runtime.rank + runtime.world * i: line for i, line in enumerate(lines)})
-    values = _keep_evaluation(training, list(gathered.values()))
+    values = _keep_evaluation(training, list(lines.values()))
+    if sketches:
+        values |= _correlations(training, list(lines.values()), list(sketches.values()), small)
     if grade:
-        values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in gathered.values()])
+        values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in lines.values()])
+    values |= watched(training, "evaluation", [line["look"] for line in lines.values()], values)
     values["seconds/evaluation"] = training.seconds["evaluation"] - spent
     training.logbook.write("evaluation", epoch=training.epoch, step=training.step, values=values)
+    training.evaluated, training.score = training.epoch, _score_of(training, values)
     return values
+
+
+def _painted(
+    training: Training,
+    jobs: Sequence[Job],
+    sampler: Sampler,
+    merged: Merged | None,
+    advance: Callable[[int], None],
+    *,
+    judged: Callable[[Training, Sequence[Job], Sequence[Image]], list[dict[str, Any]]],
+) -> dict[int, dict[str, Any]]:
+    """Position in `jobs` → the picture's record, from every rank."""
+    config, runtime = training.config, training.runtime
+    # Batches are cut before they are dealt, so that what is in one does not depend on the number of processes.
+    prompts = [prompt for prompt, _ in jobs]
+    cut = one_size_batches(training.policy, prompts, size=sampler.size, batch=config.evaluation.batch)
+    batches = [[(position, jobs[position]) for position in part] for part in cut]
+    dealt = runtime.deal(batches)
+    own = [job for _, batch in dealt for _, job in batch]
+    rows = [row if number >= 0 else -1 for number, batch in dealt for row, _ in batch]
+
+    def painted(count: int) -> None:
+        advance(count)
+        runtime.check_stop()
+
+    images = sample_images(
+        training.policy,
+        [prompt for prompt, _ in own],
+        sampler=sampler,
+        cache=training.cache,
+        seeds=[seed_of(config.seed, "evaluation", prompt.id, turn) for prompt, turn in own],
+        batch=config.evaluation.batch,
+        merged=merged,
+        progress=painted,
+    )
+    for _ in range(runtime.rounds(len(batches)) - len(dealt)):
+        runtime.check_stop()  # as often as the ranks that were dealt a batch more
+    lines = [
+        line | {"seed": turn, "picture": image}
+        for line, (_, turn), image in zip(judged(training, own, images), own, images, strict=True)
+    ]
+    return runtime.gather_rows({row: line for row, line in zip(rows, lines, strict=True) if row >= 0})
+
+
+def _scored(training: Training, jobs: Sequence[Job], images: Sequence[Image]) -> list[dict[str, Any]]:
+    """The scores of each picture alone."""
+    prompts = [prompt for prompt, _ in jobs]
+    columns = {name: _known(name, reward, prompts, images) for name, reward in training.rewards.items()}
+    return [{"scores": {name: column[row] for name, column in columns.items()}} for row in range(len(images))]
+
+
+def _known(name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+    """A reward's scores; what is no finite number is missing too."""
+    scores = scores_of(name, reward, prompts, images, masked=True)
+    return [value if value is not None and math.isfinite(value) else None for value in scores]
+
+
+def _correlations(
+    training: Training, lines: Sequence[dict[str, Any]], sketches: Sequence[dict[str, Any]], small: Size
+) -> dict[str, float]:
+    """How each reward at the training size goes with itself at full size, over the same prompts and seeds (Pearson).
+
+    Warns where a reward's is low: then what is learned at the one may be lost at the other.
+    """
+    found = {}
+    for name in training.rewards:
+        pairs = [(large["scores"][name], little["scores"][name]) for large, little in zip(lines, sketches, strict=True)]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        with suppress(StatisticsError):  # all alike
+            if len(known) > 1:
+                found[f"correlation/{name}"] = correlation(*zip(*known, strict=True))
+        least = training.config.evaluation.min_correlation
+        if len(known) >= LEAST_FOR_WARNING and found.get(f"correlation/{name}", 1.0) < least:
+            warnings.warn(
+                f"after epoch {training.epoch} reward {name} at {small} and at {training.evaluation_sampler.size} "
+                f"correlate by {found[f'correlation/{name}']:.2f}, less than evaluation.min_correlation {least}: what "
+                "is learned at the training size may not carry over; train at a larger sampling.size",
+                stacklevel=2,
+            )
+    return found
+
+
+def _score_of(training: Training, values: Mapping[str, float]) -> float | None:
+    """By what the best checkpoint is kept; None where a judge failed.
+
+    Raises ValueError where `best_by` names no measure of the evaluation.
+    """
+    config = training.config
+    if config.best_by == "reward":
+        known = [reward.weight * values[reward.key] for reward in config.rewards if reward.key in values]
+        return sum(known) if len(known) == len(config.rewards) else None
+    if config.best_by and config.best_by not in values:
+        measures = ", ".join(name for name in values if "/" not in name)
+        raise ValueError(f"best_by {config.best_by!r} is no measure of the evaluation; it has reward, {measures}")
+    return values.get(config.best_by)
 
 
 def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequence[Image]) -> list[dict[str, Any]]:
@@ -59,9 +173,11 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
     consistency = next((r for r in training.rewards.values() if isinstance(r, Consistency)), None)
     pairs = (consistency or Consistency(training.judge)).pairs(prompts, images)
     scores = {
-        name: consistency.reduce(pairs) if reward is consistency else reward(prompts, images)
+        name: consistency.reduce(pairs) if reward is consistency else _known(name, reward, prompts, images)
         for name, reward in training.rewards.items()
     }
+    held_out = {name: scores_of(name, reward, prompts, images) for name, reward in training.held_out.items()}
+    looks = looks_of(prompts, images)
     return [
         {
             "prompt_id": prompt.id,
@@ -71,6 +187,8 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
             "panels": list(prompt.panels),
             "p_yes": _matrix([verdict.p_yes for verdict in pairs[row]], prompt.grid.count),
             "scores": {name: column[row] for name, column in scores.items()},
+            "held_out": {name: column[row] for name, column in held_out.items()},
+            "look": looks[row],
         }
         for row, prompt in enumerate(prompts)
     ]
@@ -89,11 +207,13 @@ def _keep_evaluation(training: Training, lines: Sequence[dict[str, Any]]) -> dic
     for number, line in enumerate(lines):
         training.logbook.picture(f"{name}/{number:04d}", line["picture"])
     kept = [
-        {key: value for key, value in line.items() if key != "picture"} | {"image": f"{name}/{number:04d}.png"}
+        {key: value for key, value in line.items() if key not in ("picture", "look")}
+        | {"image": f"{name}/{number:04d}.png"}
         for number, line in enumerate(lines)
     ]
     training.logbook.records(name, kept)
     columns = {reward: [line["scores"][reward] for line in lines] for reward in training.rewards}
+    columns |= {f"held_out/{name}": [line["held_out"][name] for line in lines] for name in training.held_out}
     columns["p_yes"] = [value for line in lines for row in line["p_yes"] for value in row]
     return {
         reward: fmean(known) for reward, column in columns.items() if (known := [v for v in column if v is not None])

@@ -9,8 +9,13 @@ averaged adapter (arXiv 2512.04784, §3.3 and §7).
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,30 +24,47 @@ from torch import Tensor
 from pacorl import config as configs
 from pacorl.config import PolicyRun
 from pacorl.core.advantages import advantages
-from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.schedule import learning_rate
+from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.logbook import Logbook
 from pacorl.engine.progress import Bars
-from pacorl.engine.rollout import ConditioningCache, Row, assign_groups, collect, epoch_rows
-from pacorl.engine.runtime import Interrupted, Runtime, all_finite, checkpoints
-from pacorl.models.adapters import MovingAverage, add_lora, load_lora, set_adapter_state
-from pacorl.models.judge import JUDGES
+from pacorl.engine.rollout import (
+    ConditioningCache,
+    Row,
+    Sampler,
+    assign_groups,
+    collect,
+    epoch_rows,
+    refuse_mixed_sizes,
+)
+from pacorl.engine.runtime import Interrupted, Runtime
+from pacorl.engine.scoring import Scorer, Scores, beside
+from pacorl.engine.watch import Watch
+from pacorl.models.adapter_check import check_adapter
+from pacorl.models.adapters import MovingAverage, SamplingCopy, add_lora, start_from
+from pacorl.models.judge import Judge
+from pacorl.models.merging import Merged, merge
 from pacorl.models.policies import build_policy
 from pacorl.models.policy import Policy
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.rewards.reward import score
+from pacorl.rewards.reward import rehearse
 from pacorl.train.evaluate import evaluate
-from pacorl.train.state import restore, save
+from pacorl.train.judging import close_judge, load_judge, reach_judge
+from pacorl.train.state import Resume, restore, save, starting_point
 from pacorl.train.training import Grade, Training
-from pacorl.train.update import Batch, accumulate_gradients
-from pacorl.types import RewardTable, Rollout, Size
+from pacorl.train.update import Batch, Learner, update_policy
+from pacorl.train.watching import heed, looks_of, remembered, watched
+from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Size
+
+logger = logging.getLogger(__name__)
 
 
-def train_policy(config: PolicyRun, *, resume: bool = False, grade: Grade | None = None) -> Path:
+def train_policy(config: PolicyRun, *, resume: Resume = False, grade: Grade | None = None) -> Path:
     """Runs a config to its end and returns the run's folder.
 
-    With `resume` the run goes on from its newest checkpoint, if there is one. Raises Interrupted after a SIGTERM or
-    SIGINT, when the state is saved.
+    With `resume` the run goes on from its newest checkpoint, if there is one, or from the one that is named. Raises
+    Interrupted after a SIGTERM or SIGINT, when the state is saved.
     """
     training = prepare(config, resume=resume)
     try:
@@ -50,42 +72,93 @@ def train_policy(config: PolicyRun, *, resume: bool = False, grade: Grade | None
             _run(training, grade)
     finally:
         training.logbook.close()
+        close_judge(training.judge)
+        close_judge(training.held_out_judge)
     return config.out
 
 
-def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
+def prepare(config: PolicyRun, *, resume: Resume = False) -> Training:
     """Loads and checks everything that a run needs; cheap checks come first."""
     check_rewards(config.rewards)
+    check_rewards(config.evaluation.rewards, key="evaluation.rewards")
     train_prompts = prompts_from(config.prompts.train, limit=None)
     evaluation_prompts = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    leaks = check_leaks(
+        train_prompts,
+        evaluation_prompts,
+        benchmarks={name: prompts_from(name) for name in config.prompts.benchmarks},
+        action=config.prompts.leaks,
+        near=config.prompts.near,
+    )
     runtime = Runtime()
-    existing = checkpoints(config.out / "checkpoints")
-    _refuse_a_used_folder(config.out, existing=bool(existing), resume=resume)
+    if leaks and runtime.is_main:
+        logger.warning(leaks)
+    start = runtime.on_main(partial(starting_point, config, resume))
+    _refuse_what_does_not_divide(config, runtime)
+    served = reach_judge(config.judge, processes=runtime.world)
+    try:
+        return _load(
+            config,
+            runtime=runtime,
+            judge=served,
+            train_prompts=train_prompts,
+            evaluation_prompts=evaluation_prompts,
+            start=start,
+        )
+    except BaseException:
+        close_judge(served)
+        raise
+
+
+def _load(
+    config: PolicyRun,
+    *,
+    runtime: Runtime,
+    judge: Judge | None,
+    train_prompts: list[Prompt],
+    evaluation_prompts: list[Prompt],
+    start: Path | None,
+) -> Training:
     torch.manual_seed(config.seed)  # the adapter's first weights
     policy = _build_policy(config, runtime)
     targets = config.adapter.targets or policy.lora_targets
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
     if config.adapter.start:
-        set_adapter_state(policy.transformer, load_lora(config.adapter.start))
-    cache = ConditioningCache(policy)
-    cache.prepare(train_prompts, Size(*config.sampling.size))
-    cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
+        start_from(
+            policy.transformer,
+            config.adapter.start,
+            rank=config.adapter.rank,
+            alpha=config.adapter.alpha,
+            base=config.model.checkpoint,
+        )
+    cache = _encoded(config, policy, train_prompts, evaluation_prompts)
+    painted = policy.size_of(train_prompts[0], Size(*config.sampling.size))
+    check_adapter(policy, cache.batch(train_prompts[:1], painted), painted, targets=tuple(targets))
     policy.free_encoders()  # before the judge is loaded, so that both never lie on the device together
-    judge = JUDGES[config.judge.backend](
-        config.judge.checkpoint,
-        adapter=config.judge.adapter,
-        dtype=config.judge.dtype,
-        device=runtime.device,
-        batch_tokens=config.judge.batch_tokens,
-    )
-    rewards = build_rewards(config.rewards, judge=judge)
+    judge = judge or load_judge(config.judge, device=runtime.device)
+    rewards = build_rewards(config.rewards, judge=judge, device=runtime.device)
     for reward in rewards.values():
         reward.check([*train_prompts, *evaluation_prompts])
-    optimizer = torch.optim.AdamW(
+    held_out_judge = _held_out_judge(config, runtime, judge=judge)
+    held_out = build_rewards(config.evaluation.rewards, judge=held_out_judge, device=runtime.device)
+    for reward in held_out.values():
+        reward.check(evaluation_prompts)
+    for prompts, size, several in (
+        (train_prompts, config.sampling.size, rewards),
+        (evaluation_prompts, config.evaluation.size, held_out),
+    ):
+        # A judge was met before; whatever else scores is tried now, not after the first epoch was painted.
+        rehearse({key: one for key, one in several.items() if not hasattr(one, "judge")}, prompts, size=Size(*size))
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         [p for p in policy.transformer.parameters() if p.requires_grad],
         lr=config.optimizer.lr,
         betas=config.optimizer.betas,
         weight_decay=config.optimizer.weight_decay,
+    )
+    # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
+    policy.transformer.train()
+    policy.transformer, optimizer = runtime.prepare(
+        policy.transformer, optimizer, batch=config.sampling.batch, max_norm=config.optimizer.max_grad_norm
     )
     training = Training(
         config=config,
@@ -98,65 +171,87 @@ def prepare(config: PolicyRun, *, resume: bool = False) -> Training:
         logbook=Logbook(config.out if runtime.is_main else None, trackers=config.trackers),
         optimizer=optimizer,
         average=MovingAverage(
-            policy.transformer, decay=config.optimizer.ema_decay, interval=config.optimizer.ema_interval
+            runtime.bare(policy.transformer), decay=config.optimizer.ema_decay, interval=config.optimizer.ema_interval
         ),
         cache=cache,
         targets=tuple(targets),
         bars=Bars(total=config.epochs, done=0, shown=runtime.is_main),
+        held_out=held_out,
+        held_out_judge=held_out_judge,
+        watch=Watch.of(config.watch),
     )
-    if resume:
-        if existing:
-            restore(training, existing[-1])
-        # What a crash left behind the checkpoint, or before the first one, is written again.
-        training.logbook.cut_back(training.epoch if existing else -1)
-    _prepare_processes(training)
+    if training.objective.needs == "endpoint":
+        training.old = SamplingCopy(training.bare)
+    # What a crash left behind the checkpoint, or before the first one, is written again.
+    training.logbook.cut_to(restore(training, start) if start else 0)
+    if start:
+        training.watch.recall(runtime.on_main(partial(remembered, config.out / "metrics.jsonl")))
     if runtime.is_main:
         (config.out / "config.yaml").write_text(configs.dump(config))
     return training
 
 
-def _refuse_a_used_folder(out: Path, *, existing: bool, resume: bool) -> None:
-    if not resume and (existing or (out / "metrics.jsonl").exists()):
-        raise ValueError(f"{out} holds a run already; go on with --resume, or name another folder with out=…")
+def _held_out_judge(config: PolicyRun, runtime: Runtime, *, judge: Judge) -> Judge:
+    named = config.evaluation.judge
+    if named is None:
+        return judge
+    return reach_judge(named, processes=runtime.world) or load_judge(named, device=runtime.device)
+
+
+def _refuse_what_does_not_divide(config: PolicyRun, runtime: Runtime) -> None:
+    rows = range(config.prompts_per_epoch * config.group_size)
+    updates = config.optimizer.updates_per_epoch
+    assign_groups(rows, batch=config.sampling.batch, updates=updates, world=runtime.world, rank=runtime.rank)
 
 
 def _build_policy(config: PolicyRun, runtime: Runtime) -> Policy:
     policy = build_policy(config.model, device=runtime.device)
-    for size in (config.sampling.size, config.evaluation.size):
+    for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))
     if config.model.gradient_checkpointing:
         policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     return policy
 
 
-def _prepare_processes(training: Training) -> None:
-    policy = training.policy
-    # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
-    policy.transformer.train()
-    policy.transformer, training.optimizer = training.runtime.accelerator.prepare(
-        policy.transformer, training.optimizer
-    )
+def _encoded(
+    config: PolicyRun, policy: Policy, train_prompts: Sequence[Prompt], evaluation_prompts: Sequence[Prompt]
+) -> ConditioningCache:
+    """Every prompt at every size that it will be painted at, encoded once."""
+    cache = ConditioningCache(policy)
+    for size in (Size(*size) for size in config.sampling.sizes):
+        refuse_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
+        cache.prepare(train_prompts, size)
+        if config.evaluation.compare_sizes:
+            cache.prepare(evaluation_prompts, size)
+    cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
+    return cache
 
 
 def _run(training: Training, grade: Grade | None) -> None:
     config = training.config
     with training.bars as bars:
         bars.epoch(training.epoch, note="")
-        if not training.resumed:
-            evaluate(training, grade)
-        while training.epoch < config.epochs:
-            try:
+        try:
+            _evaluate_where_due(training, grade)
+            while not training.finished:
                 line = _epoch(training)
-            except Interrupted:
-                save(training)
-                raise Interrupted(f"stopped after epoch {training.epoch}, and saved; go on with --resume") from None
-            bars.epoch(training.epoch, note=_note(line))
-            last = training.epoch == config.epochs
-            every = config.evaluation.every
-            if last or (every and training.epoch % every == 0):
-                evaluate(training, grade)
-            if last or training.epoch % config.save_every == 0:
-                save(training)
+                bars.epoch(training.epoch, note=_note(line))
+                _evaluate_where_due(training, grade)
+                if training.finished or training.epoch % config.save_every == 0:
+                    save(training)
+                heed(training)
+        except Interrupted:
+            save(training)
+            raise Interrupted(f"stopped after epoch {training.epoch}, and saved; go on with --resume auto") from None
+
+
+def _evaluate_where_due(training: Training, grade: Grade | None) -> None:
+    """Before the first epoch, after the last, and every so many between; once each, also where the run was stopped
+    meanwhile."""
+    every = training.config.evaluation.every
+    due = training.epoch == 0 or training.finished or (every and training.epoch % every == 0)
+    if due and training.evaluated != training.epoch:
+        evaluate(training, grade)
 
 
 def _epoch(training: Training) -> dict[str, float]:
@@ -165,8 +260,7 @@ def _epoch(training: Training) -> dict[str, float]:
     Told to stop while it paints, it is abandoned: nothing has changed yet, and a resumed run paints the same again.
     Once it updates, it is finished.
     """
-    config, runtime = training.config, training.runtime
-    started = dict(training.seconds)
+    config, started = training.config, dict(training.seconds)
     rows = epoch_rows(
         training.train_prompts,
         epoch=training.epoch,
@@ -174,6 +268,49 @@ def _epoch(training: Training) -> dict[str, float]:
         group_size=config.group_size,
         seed=config.seed,
     )
+    with Scorer(training.rewards, beside=_scores_beside(training)) as scorer:
+        rollouts = _paint_all(training, rows, scorer)
+        scores = _scores(training, scorer)
+        found = advantages(
+            _table(training, scores, rows),
+            weights=[reward.weight for reward in config.rewards],
+            aggregate=config.advantages.aggregate,
+            threshold=config.advantages.threshold,
+            std=config.advantages.std,
+            clip=config.advantages.clip,
+            min_valid=config.advantages.min_valid,
+        )
+        line = dict(found.stats) | {"samples/not_finite": _share_not_finite(scores)}
+        _refuse_too_many_missing(training, line, scorer)
+    if scorer.beside:
+        line["overlap/reward_seconds"] = scorer.busy_seconds
+    line |= _sampling_facts(training) | _learn(training, rollouts, found)
+    line |= {f"seconds/{phase}": spent - started.get(phase, 0.0) for phase, spent in training.seconds.items()}
+    looks = [look for update in rollouts for part in update for look in looks_of(part.prompts, part.images)]
+    line |= watched(training, "epoch", [look for part in training.runtime.gather(looks) for look in part], line)
+    training.epoch += 1
+    training.logbook.write("epoch", epoch=training.epoch, step=training.step, values=line)
+    if training.epoch % config.save_every == 0 or training.epoch == 1:
+        training.logbook.picture(f"epoch-{training.epoch:06d}", rollouts[0][0].images[0])
+    return line
+
+
+# --- an epoch's samples and their scores -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Easel:
+    """What all batches of an epoch are painted with."""
+
+    sampler: Sampler
+    merged: Merged | None
+    prefixes: dict[int, Tensor] | None
+    """The latents at which groups part, by their start; None where each batch computes its own."""
+
+
+def _paint_all(training: Training, rows: Sequence[Row], scorer: Scorer) -> list[list[Rollout]]:
+    """This rank's rollouts, [update][micro-batch]; each goes to the scorer as soon as it is decoded."""
+    config, runtime = training.config, training.runtime
     updates = assign_groups(
         rows,
         batch=config.sampling.batch,
@@ -181,64 +318,61 @@ def _epoch(training: Training) -> dict[str, float]:
         world=runtime.world,
         rank=runtime.rank,
     )
-    with training.bars.phase("sampling", total=len(rows) // runtime.world) as advance:
-        rollouts = [[_paint(training, part, advance) for part in update] for update in updates]
-    with training.timed("reward"), training.bars.phase("judging", total=1):
-        scores = _score(training, [rollout for update in rollouts for rollout in update])
-    found = advantages(
-        _table(training, scores, rows),
-        weights=[reward.weight for reward in config.rewards],
-        aggregate=config.advantages.aggregate,
-        threshold=config.advantages.threshold,
-        std=config.advantages.std,
-        clip=config.advantages.clip,
-        min_valid=config.advantages.min_valid,
-    )
-    metrics: dict[str, list[float]] = defaultdict(list)
-    with training.timed("update"), training.bars.phase("updating", total=len(rollouts)) as advance:
-        for update in rollouts:
-            for name, value in _update(training, update, found.value_B).items():
-                metrics[name].append(value)
-            advance(1)
-    training.epoch += 1
-    line = dict(found.stats) | {
-        # The first update replays the rollout's own policy: any deviation there is an error of arithmetic.
-        name: values[0] if name.startswith("ratio_deviation") else sum(values) / len(values)
-        for name, values in metrics.items()
-    }
-    line |= {f"seconds/{phase}": spent - started.get(phase, 0.0) for phase, spent in training.seconds.items()}
-    training.logbook.write("epoch", epoch=training.epoch, step=training.step, values=line)
-    if training.epoch % config.save_every == 0 or training.epoch == 1:
-        training.logbook.picture(f"epoch-{training.epoch:06d}", rollouts[0][0].images[0])
-    return line
+    sampling_weights: AbstractContextManager[None] = training.old.applied() if training.old else nullcontext()
+    with training.bars.phase("sampling", total=len(rows) // runtime.world) as advance, sampling_weights:
+        with training.timed("rollout"):
+            merged = merge(training.bare, wanted=config.sampling.merge)
+        # Where a forward needs every process, all must make as many: none may find a prefix that others do not.
+        easel = Easel(training.sampler, merged, prefixes=None if runtime.sharded else {})
+
+        def paint(part: Sequence[Row]) -> Rollout:
+            rollout = _paint(training, part, easel)
+            scorer.submit(rollout)
+            advance(len(rollout))
+            return rollout
+
+        return [[paint(part) for part in update] for update in updates]
 
 
-def _paint(training: Training, rows: Sequence[Row], advance: Callable[[int], None]) -> Rollout:
+def _paint(training: Training, rows: Sequence[Row], easel: Easel) -> Rollout:
     training.runtime.check_stop()
     with training.timed("rollout"):
-        rollout = collect(
+        return collect(
             training.policy,
             rows,
-            sampler=training.sampler,
+            sampler=easel.sampler,
             cache=training.cache,
             seed=training.config.seed,
             epoch=training.epoch,
+            prefixes=easel.prefixes,
+            merged=easel.merged,
         )
-    advance(len(rollout))
-    return rollout
 
 
-def _score(training: Training, rollouts: Sequence[Rollout]) -> dict[int, list[float]]:
-    """Global row → one score per reward (NaN where missing), from every rank."""
-    own: dict[int, list[float]] = {}
-    for rollout in rollouts:
-        table = score(training.rewards, rollout.prompts, rollout.images)
-        own |= {row: column.tolist() for row, column in zip(rollout.row_B, table.score_RB.T, strict=True)}
-    return training.runtime.gather_rows(own)
+def _scores_beside(training: Training) -> bool:
+    judge = training.config.judge
+    return beside(judge.overlap, backend=judge.backend, device=training.runtime.device)
 
 
-def _table(training: Training, scores: Mapping[int, list[float]], rows: Sequence[Row]) -> RewardTable:
-    score_RB = torch.tensor([scores[row.number] for row in rows], dtype=torch.float64).T
+def _scores(training: Training, scorer: Scorer) -> dict[int, Scores]:
+    """Global row → one score per reward, from every rank. Saves, and raises on every rank, what a reward raised."""
+    own: dict[int, Scores] = {}
+    fault: Exception | None = None
+    with training.timed("reward"), training.bars.phase("judging", total=1):
+        try:
+            own = scorer.results()
+        except Exception as error:  # raised below, on every rank
+            fault = error
+        outcomes = training.runtime.gather((own, fault))
+    if fault := next((fault for _, fault in outcomes if fault is not None), None):
+        save(training)
+        raise fault
+    return {row: scores for part, _ in outcomes for row, scores in part.items()}
+
+
+def _table(training: Training, scores: Mapping[int, Scores], rows: Sequence[Row]) -> RewardTable:
+    known = [[math.nan if value is None else value for value in scores[row.number]] for row in rows]
+    score_RB = torch.tensor(known, dtype=torch.float64).T
     return RewardTable(
         names=tuple(training.rewards),
         score_RB=score_RB,
@@ -247,31 +381,111 @@ def _table(training: Training, scores: Mapping[int, list[float]], rows: Sequence
     )
 
 
-def _update(training: Training, rollouts: Sequence[Rollout], advantage_B: Tensor) -> dict[str, float]:
-    """One optimizer step; skipped, on all ranks alike, where a gradient is not finite."""
-    config, accelerator = training.config, training.runtime.accelerator
-    metrics = accumulate_gradients(
-        training.policy,
-        [Batch(rollout, advantage_B[rollout.row_B]) for rollout in rollouts],
-        sampler=training.sampler,
-        cache=training.cache,
-        objective=OBJECTIVES[config.objective.name],
-        clip_range=config.objective.clip_range,
-        kl_weight=config.objective.kl_weight,
-        accelerator=accelerator,
+def _share_not_finite(scores: Mapping[int, Scores]) -> float:
+    values = [value is not None and not math.isfinite(value) for row in scores.values() for value in row]
+    return sum(values) / len(values)
+
+
+def _refuse_too_many_missing(training: Training, line: Mapping[str, float], scorer: Scorer) -> None:
+    """Saves and raises ValueError with the cause where the failure budget is spent."""
+    missing, budget = line["samples/missing"], training.config.advantages.max_missing
+    if missing <= budget:
+        return
+    troubles = sorted({trouble for trouble in training.runtime.gather(scorer.trouble()) if trouble})
+    if line["samples/not_finite"]:
+        troubles.append(f"{line['samples/not_finite']:.0%} were no finite numbers")
+    save(training)
+    raise ValueError(
+        f"{missing:.0%} of the scores of epoch {training.epoch + 1} are missing, and advantages.max_missing is "
+        f"{budget:.0%}; the state is saved. {'; '.join(troubles) or 'The rewards gave no reason'}"
     )
-    norm = accelerator.clip_grad_norm_(training.parameters, config.optimizer.max_grad_norm)
-    metrics["grad_norm"] = float(norm)
-    skipped = not all_finite(training.parameters)
+
+
+def _sampling_facts(training: Training) -> dict[str, float]:
+    """What changes from epoch to epoch, where the config says that it does."""
+    sampling, facts = training.config.sampling, {}
+    if sampling.window.kind != "fixed":
+        facts["sampling/first_noise_step"] = float(training.sampler.noise_steps[0])
+    if sampling.curriculum:
+        facts["sampling/height"] = float(training.size_at(training.epoch).height)
+    return facts
+
+
+# --- updates ---------------------------------------------------------------------------------------------------
+
+
+def _learn(training: Training, rollouts: Sequence[Sequence[Rollout]], found: Advantages) -> dict[str, float]:
+    """The epoch's optimizer steps; returns their metrics."""
+    config = training.config
+    turns = [(inner, update) for inner in range(config.objective.inner_epochs) for update in rollouts]
+    metrics: dict[str, list[float]] = defaultdict(list)
+    with training.timed("update"), training.bars.phase("updating", total=len(turns)) as advance:
+        for inner, update in turns:
+            if config.max_steps and training.step >= config.max_steps:
+                break
+            for name, value in _update(training, update, found, inner=inner).items():
+                metrics[name].append(value)
+            advance(1)
+    if training.old:
+        training.old.follow(training.step)
+    return {
+        # The first update replays the rollout's own policy: any deviation there is an error of arithmetic.
+        name: values[0] if name.startswith("ratio_deviation") else sum(values) / len(values)
+        for name, values in metrics.items()
+    }
+
+
+def _update(training: Training, rollouts: Sequence[Rollout], found: Advantages, *, inner: int) -> dict[str, float]:
+    """One optimizer step; skipped, on all ranks alike, where a gradient is not finite."""
+    config = training.config
+    metrics = {"lr": _set_learning_rate(training)} | update_policy(
+        _learner(training),
+        [Batch(rollout, found.value_B[rollout.row_B], found.used_B[rollout.row_B]) for rollout in rollouts],
+        runtime=training.runtime,
+        draw=(config.seed, training.epoch, inner),
+    )
+    norm = training.runtime.step(training.optimizer, training.parameters, max_norm=config.optimizer.max_grad_norm)
+    metrics["grad_norm"] = norm
+    skipped = not math.isfinite(norm)
     if skipped:
         _count_bad_step(training)
     else:
         training.bad_steps = 0
-        training.optimizer.step()
         training.step += 1
         training.average.follow(training.step)
-    training.optimizer.zero_grad(set_to_none=True)
     return metrics | {"skipped": float(skipped)}
+
+
+def _learner(training: Training) -> Learner:
+    config = training.config
+    known = {
+        "clip_range": config.objective.clip_range,
+        "beta": config.objective.beta,
+        "advantage_clip": config.advantages.clip,
+    }
+    return Learner(
+        training.policy,
+        training.sampler,
+        training.cache,
+        objective=training.objective,
+        settings={name: known[name] for name in training.objective.settings},
+        kl_weight=config.objective.kl_weight,
+        old=training.old,
+    )
+
+
+def _set_learning_rate(training: Training) -> float:
+    wanted = training.config.optimizer
+    rate = learning_rate(
+        training.step,
+        peak=wanted.lr,
+        schedule=wanted.schedule,
+        warmup=wanted.warmup_steps,
+        total=training.total_steps,
+    )
+    for group in training.optimizer.param_groups:
+        group["lr"] = rate
+    return rate
 
 
 def _count_bad_step(training: Training) -> None:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from pacorl.config import PolicyRun
+from pacorl.core.objectives import OBJECTIVES, Objective
+from pacorl.core.windows import NoiseWindow, stage_size
 from pacorl.engine.logbook import Logbook
 from pacorl.engine.progress import Bars
 from pacorl.engine.rollout import ConditioningCache, Sampler
 from pacorl.engine.runtime import Runtime
-from pacorl.models.adapters import MovingAverage
+from pacorl.engine.watch import Alarm, Watch
+from pacorl.models.adapters import MovingAverage, SamplingCopy
 from pacorl.models.judge import Judge
 from pacorl.models.policy import Policy
 from pacorl.rewards.reward import Reward
@@ -47,30 +50,81 @@ class Training:
     cache: ConditioningCache
     targets: tuple[str, ...]
     bars: Bars
-    resumed: bool = False
+    held_out: Mapping[str, Reward]
+    """Measured in evaluations and never rewarded."""
+    held_out_judge: Judge
+    """Who answers for them; `judge` where no other is named."""
+    watch: Watch
+    old: SamplingCopy | None = None
+    """The adapter that samples, where it is not the trained one."""
     epoch: int = 0
     """Finished epochs."""
     step: int = 0
     """Optimizer steps taken."""
+    evaluated: int = -1
+    """The epoch after which the newest evaluation was made; −1 before the first."""
+    score: float | None = None
+    """The newest evaluation's, by `best_by`."""
     bad_steps: int = 0
     """Consecutive steps skipped for a non-finite gradient."""
+    alarms: list[Alarm] = field(default_factory=list)
+    """Of the watch, not yet heeded."""
+    warned: set[str] = field(default_factory=set)
+    """Signs that were warned of."""
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def sampler(self) -> Sampler:
-        sampling = self.config.sampling
+        """Of the epoch that comes next."""
+        sampling, window = self.config.sampling, self.config.sampling.window
+        chosen = NoiseWindow(
+            sampling.noise_steps,
+            kind=window.kind,
+            size=window.size,
+            stride=window.stride,
+            interval=window.interval,
+            order=window.order,
+        ).at(self.epoch, seed=self.config.seed)
         return Sampler(
-            size=Size(*sampling.size),
+            size=self.size_at(self.epoch),
             steps=sampling.steps,
             kernel=sampling.kernel,
             noise_level=sampling.noise_level,
-            noise_steps=sampling.noise_steps,
+            noise_steps=chosen,
+            stochastic=self.objective.needs == "path",
             shared_noise=sampling.shared_noise,
+            keeps_means=self.objective.means,
+            shift_size=Size(*self.config.evaluation.size) if sampling.shift == "evaluation" else None,
         )
+
+    def size_at(self, epoch: int) -> Size:
+        """What epoch `epoch` (from 0) is painted at."""
+        return Size(*(stage_size(self.config.sampling.curriculum, epoch) or self.config.sampling.size))
+
+    @property
+    def objective(self) -> Objective:
+        return OBJECTIVES[self.config.objective.name]
 
     @property
     def evaluation_sampler(self) -> Sampler:
         return Sampler(size=Size(*self.config.evaluation.size), steps=self.config.evaluation.steps)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        updates = self.config.optimizer.updates_per_epoch * self.config.objective.inner_epochs
+        planned = self.config.epochs * updates
+        return min(planned, self.config.max_steps or planned)
+
+    @property
+    def finished(self) -> bool:
+        limit = self.config.max_steps
+        return self.epoch >= self.config.epochs or bool(limit and self.step >= limit)
+
+    @property
+    def bare(self) -> torch.nn.Module:
+        """The transformer without the launcher's wrapper."""
+        return self.runtime.bare(self.policy.transformer)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
