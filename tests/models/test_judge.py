@@ -14,13 +14,12 @@ from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.core.orders import both_orders
 from pacorl.core.pictures import ImageError
 from pacorl.data import characters
 from pacorl.models.http_judge import VARIANTS
 from pacorl.models.judge import LocalJudge, single_token
 from pacorl.models.processor import ImageTextProcessor
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 WAYS: dict[str, dict[str, Any]] = {
@@ -157,7 +156,7 @@ def test_a_grid_of_four_is_6_questions_and_4_images(processor: ImageTextProcesso
     _, runs = judge.prompting.featured(judge.prompting.encode(judge.prompting.chat_prompts(asked)), batch_tokens=8192)
     beginnings = {tuple(run.symbol_N[:end]) for run in runs for end in range(1, len(run) + 1)}
     assert count == {"images": 4, "answers": 6, "tokens": len(beginnings)}
-    assert len(beginnings) < 0.8 * sum(map(len, runs))
+    assert len(beginnings) < 0.85 * sum(map(len, runs))
 
 
 def test_criteria_about_a_pair_share_both_images(processor: ImageTextProcessor) -> None:
@@ -219,13 +218,6 @@ def test_symmetric_is_the_mean_of_both_orders_and_tells_the_gap(processor: Image
     assert both.p_yes == pytest.approx((there + back) / 2, abs=1e-12)
     assert both.order_gap == pytest.approx(abs(there - back), abs=1e-12)
     assert (one.p_yes, one.order_gap) == (pytest.approx(alone, abs=1e-12), None)
-
-
-def test_a_pair_is_missing_where_one_order_is() -> None:
-    images = tuple(panels(2))
-    said = iter([Verdict(0.5), Verdict(None, "no answer")])
-    (verdict,) = both_orders(lambda asked: [next(said) for _ in asked], [Question(images, "Same?")])
-    assert (verdict.valid, verdict.error) == (False, "no answer")
 
 
 def test_the_judge_explains(judge: LocalJudge) -> None:

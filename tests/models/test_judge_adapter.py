@@ -87,7 +87,7 @@ def test_both_spellings_are_one_adapter(
         (
             "qwen2_5_vl",
             {"width": 128},
-            r"has 64 where .* of this judge has 128",
+            r"has \d+ where .* of this judge has \d+; it belongs to a base of another size",
         ),
         (
             "qwen2_5_vl",

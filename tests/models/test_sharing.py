@@ -74,5 +74,6 @@ def test_an_unproven_model_does_not_share() -> None:
 
     assert can_share(Qwen2VLConfig())
     assert not can_share(Qwen3VLMoeConfig())
+    assert not can_share(Qwen2VLConfig(attn_implementation="flash_attention_2"))
     sliding = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     assert not can_share(Qwen2_5_VLConfig(text_config=sliding))

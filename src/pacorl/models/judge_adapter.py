@@ -37,10 +37,11 @@ def merge_adapter(model: Any, adapter: str) -> Any:
     config = PeftConfig.from_pretrained(str(Path(_file(adapter, CONFIG)).parent))
     if config.peft_type != "LORA":
         raise ValueError(f"adapter {adapter} is a {config.peft_type} adapter; a judge takes LoRA, or merged weights")
-    _check_family(model, config.base_model_name_or_path, adapter)
+    base, config.base_model_name_or_path = config.base_model_name_or_path, None  # peft would warn of another path
+    _check_family(model, base, adapter)
     state = {PREFIX + _today(key.removeprefix(PREFIX)): tensor for key, tensor in weights.items()}
     # The modules that the file holds, whatever its config calls them: a suffix could match more.
-    config.target_modules = _targets(model, state, adapter, base=config.base_model_name_or_path)
+    config.target_modules = _targets(model, state, adapter, base=base)
     config.inference_mode = True
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by a name that it calls outdated.

@@ -57,7 +57,7 @@ class Node:
 
 def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
     """The tree of the prompts' common prefixes; several trees where they have none that is worth it."""
-    order = sorted(range(len(symbols)), key=lambda prompt: tuple(symbols[prompt]))
+    order = sorted(range(len(symbols)), key=lambda prompt: symbols[prompt].tolist())
     return _grow(symbols, order, 0, worth)
 
 
@@ -245,6 +245,10 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 
 def can_share(config: Any) -> bool:
-    """Whether a model's prompts may share their prefixes: a proven family, without sliding windows."""
-    layers = getattr(config.get_text_config(), "layer_types", None) or []
-    return config.model_type in FAMILIES and all(kind == "full_attention" for kind in layers)
+    """Whether a model's prompts may share their prefixes: a proven family, without sliding windows.
+
+    Its attention must take a mask of any shape, which the flash kernels do not.
+    """
+    text = config.get_text_config()
+    full = all(kind == "full_attention" for kind in getattr(text, "layer_types", None) or [])
+    return config.model_type in FAMILIES and full and text._attn_implementation in (None, "eager", "sdpa")
