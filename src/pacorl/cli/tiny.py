@@ -102,6 +102,24 @@ def edit_judge(
     )
 
 
+@app.command("edit-story")
+def edit_story(
+    config: Path = typer.Argument(Path("configs/tiny_edit.yaml"), help="The run that each seed makes."),
+    overrides: list[str] = typer.Argument(None, metavar="[KEY=VALUE]…", help="Settings over the config's."),
+    out: Path = typer.Option(Path("runs/edit-story"), help="Folder for the runs and summary.json."),
+    seeds: int = typer.Option(3, min=1, help="How many seeds."),
+) -> None:
+    """RL of the editor with √(kept·followed), graded by the oracle before and after, worst of the seeds."""
+    from pacorl.app.edit_story import run_edit_story
+    from pacorl.app.threads import use_cores
+
+    use_cores()
+    path, lines = run_edit_story(config, out=out, seeds=range(1, seeds + 1), overrides=overrides or [])
+    for line in lines:
+        typer.echo(line)
+    typer.echo(path)
+
+
 @app.command("all")
 def everything(out: Path = OUT, share: float = SHARE) -> None:
     """All three, in order."""

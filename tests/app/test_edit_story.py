@@ -1,0 +1,50 @@
+"""The edit story's verdict, from runs whose numbers are known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pacorl import config as configs
+from pacorl.app.edit_story import before_and_after, reached, verdict, worst
+from pacorl.config import PolicyRun
+
+
+def run_of(folder: Path, kept: tuple[float, float], followed: tuple[float, float]) -> Path:
+    folder.mkdir()
+    lines = [
+        {"kind": "evaluation", "kept": kept[0], "followed": followed[0], "edited_well": 0.1, "valid": 1.0},
+        {"kind": "epoch", "loss": 0.0},
+        {"kind": "evaluation", "kept": kept[1], "followed": followed[1], "edited_well": 0.3, "valid": 1.0},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("second", "fine"),
+    [
+        (((0.7, 0.81), (0.8, 0.8)), True),
+        (((0.7, 0.79), (0.8, 0.9)), False),  # too little kept
+        (((0.7, 0.9), (0.8, 0.79)), False),  # followed fell
+    ],
+)
+def test_the_worst_seed_decides(tmp_path: Path, second: tuple[tuple[float, float], ...], fine: bool) -> None:
+    runs = [run_of(tmp_path / "1", (0.7, 0.95), (0.8, 0.9)), run_of(tmp_path / "2", *second)]
+    rows = [{"seed": seed, **before_and_after(run)} for seed, run in enumerate(runs)]
+    (kept, followed) = second
+    assert worst(rows)["kept"] == pytest.approx(kept[1] - kept[0])
+    assert worst(rows)["followed"] == pytest.approx(min(0.1, followed[1] - followed[0]))
+    assert reached(rows) is fine
+    lines = verdict(rows)
+    assert (
+        lines[0] == "seed 0: kept 0.700 → 0.950, followed 0.800 → 0.900, edited_well 0.100 → 0.300, valid 1.000 → 1.000"
+    )
+    assert lines[-1].endswith(": reached" if fine else ": not reached")
+
+
+def test_its_recipe_is_a_run() -> None:
+    recipe = Path(__file__).parents[2] / "configs" / "tiny_edit.yaml"
+    run = configs.load(PolicyRun, recipe)
+    assert run.model.kind == "kontext"
+    assert [reward.name for reward in run.rewards] == ["edit_consistency"]

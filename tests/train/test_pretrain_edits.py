@@ -1,0 +1,109 @@
+"""How the tiny edit story is made: its teacher, its lessons, and a few steps of the editor's training."""
+
+import json
+import random
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from pacorl.core import questions
+from pacorl.data.characters import EDITS, all_panels, split_of
+from pacorl.data.records import load_prompts
+from pacorl.models.flux import TINY_FLUX
+from pacorl.train.pretrain_edits import (
+    COUNTS,
+    INSTRUCTIONS,
+    PIXELS,
+    EditLesson,
+    draw_edits,
+    edit_lessons,
+    painted_edits,
+    pretrain_kontext,
+)
+
+PANELS = all_panels()
+
+
+class Numbers:
+    """A bank of pictures that are known by number alone; junk lies behind the panels."""
+
+    panels = PANELS
+
+    def of(self, number: int, rng: random.Random) -> int:
+        return number
+
+    def of_junk(self, rng: random.Random) -> int:
+        return len(PANELS)
+
+
+def test_the_world_s_edits_are_drawn_for_every_split(tmp_path: Path) -> None:
+    files = draw_edits(tmp_path)
+    assert [path.name for path in files] == ["train.jsonl", "dev.jsonl", "test.jsonl"]
+    for path in files:
+        prompts = load_prompts(path)
+        assert len(prompts) == COUNTS[path.stem]  # type: ignore[index]
+        assert {Image.open(prompt.sources[0]).size for prompt in prompts} == {(PIXELS, PIXELS)}
+        assert {prompt.text for prompt in prompts} <= set(INSTRUCTIONS)
+
+
+@pytest.mark.parametrize(("spoil", "ignore"), [(0.0, 0.0), (0.2, 0.1)])
+def test_the_teacher_errs_as_often_as_it_is_told(spoil: float, ignore: float) -> None:
+    lesson = EditLesson(steps=1, spoil=spoil, ignore=ignore)
+    drawn = list(islice(painted_edits(random.Random(0), lesson), 4000))
+    followed = sum(getattr(seen, edit.attribute) == edit.value for edit, seen in drawn) / len(drawn)
+    differing = [getattr(seen, name) != getattr(edit.before, name) for edit, seen in drawn for name in edit.others]
+    assert followed == pytest.approx(1 - ignore, abs=0.02)
+    # A redrawn attribute keeps its value by chance: of 3 to 6 values, about 1 in 4.
+    assert sum(differing) / len(differing) == pytest.approx(0.75 * spoil, abs=0.02)
+    assert {split_of(edit.before) for edit, _ in drawn} == {"train"}
+
+
+def test_the_judge_s_lessons_are_true_and_balanced() -> None:
+    stream = edit_lessons(Numbers(), split="dev", rng=random.Random(0), captions=0.0)  # type: ignore[arg-type]
+    counts: Counter[tuple[bool, bool]] = Counter()
+    texts = {EDITS[name].format(value): (name, value) for name in EDITS for value in dict.fromkeys(_values(name))}
+    for lesson in islice(stream, 3000):
+        instruction = lesson.question.split("Instruction: '")[1].split("'. ")[0]
+        name, value = texts[instruction]
+        asks_kept = lesson.question == questions.edit_kept(instruction)
+        assert asks_kept or lesson.question == questions.edit_followed(instruction)
+        first, second = lesson.pictures
+        if second == len(PANELS):
+            assert not lesson.yes
+            continue
+        before, seen = PANELS[first], PANELS[second]
+        kept = all(getattr(before, other) == getattr(seen, other) for other in _others(name))
+        assert lesson.yes == (kept if asks_kept else getattr(seen, name) == value), lesson
+        counts[asks_kept, lesson.yes] += 1
+    for asks_kept in (True, False):
+        yes, no = counts[asks_kept, True], counts[asks_kept, False]
+        assert 0.4 < yes / (yes + no) < 0.6
+
+
+def _values(name: str) -> tuple[str, ...]:
+    return tuple(getattr(panel, name) for panel in PANELS)
+
+
+def _others(name: str) -> list[str]:
+    return [other for other in ("colour", "shape", "hat", "palette", "pose", "prop") if other != name]
+
+
+@pytest.mark.slow
+def test_a_few_steps_train_the_transformer_and_nothing_that_flux_shares(tmp_path: Path) -> None:
+    from diffusers import FluxKontextPipeline, FluxPipeline
+
+    lesson = EditLesson(steps=2, spoil=0.0)
+    pretrain_kontext(tmp_path / "kontext", start=TINY_FLUX, lessons=[lesson], batch=4, text_tokens=24)
+    (line,) = [json.loads(line) for line in (tmp_path / "kontext" / "log.jsonl").read_text().splitlines()]
+    assert line["step"] == 2
+    made = FluxKontextPipeline.from_pretrained(tmp_path / "kontext")
+    flux = FluxPipeline.from_pretrained(TINY_FLUX)
+    for part in ("vae", "text_encoder", "text_encoder_2", "transformer"):
+        own, shared = getattr(made, part).state_dict(), getattr(flux, part).state_dict()
+        assert own.keys() == shared.keys()
+        same = all(torch.equal(own[name], shared[name]) for name in own)
+        assert same == (part != "transformer"), part
