@@ -3,7 +3,7 @@
     python benchmarks/alpha_sweep.py --out runs/alpha_sweep      # --quick: three α, one seed, a quarter of the steps
 
 The start is deliberately weak: the committed judge is asked whether two panels show one hero *whatever the palette*,
-a question that it was never taught (of its own accord it takes another palette for an inconsistency). Each run is
+a question that it was never taught. Each run is
 `pacorl train-reward configs/reward/tiny.yaml` with one α and one seed, on the same pairs of training characters;
 measured is the decision on pairs of test characters. A finished run is not run again.
 
@@ -72,8 +72,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--alphas", nargs="+", choices=ALPHAS, default=ALPHAS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of 16 pairs")
-    parser.add_argument("--pairs", type=int, default=960, help="training pairs")
+    parser.add_argument("--steps", type=int, default=50, help="optimizer steps of 16 pairs")
+    parser.add_argument("--pairs", type=int, default=800, help="training pairs")
     parser.add_argument("--test-pairs", type=int, default=240)
     parser.add_argument("--quick", action="store_true", help="three α, one seed, a quarter of the steps")
     found = parser.parse_args()

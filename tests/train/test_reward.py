@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from judges import build, processor_of_any_size
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
 
-from pacorl.config import ConfigError, RewardRun, dump, load
+from pacorl.config import ConfigError, RewardRun, RewardTuningConfig, dump, load
+from pacorl.core.objectives import decision_weighted
 from pacorl.core.questions import consistent
 from pacorl.data.comparisons import comparisons_from, save_comparisons
 from pacorl.data.images import open_image
@@ -27,7 +29,7 @@ from pacorl.train.reward import gather, micro_batches, plan_reward, train_reward
 from pacorl.train.reward_callbacks import complete_checkpoints
 from pacorl.train.reward_data import Collator, Rows, in_both_orders, in_order
 from pacorl.train.reward_model import load_model, processor_of, tune
-from pacorl.train.reward_trainer import JudgeTrainer, Tally, read_answers
+from pacorl.train.reward_trainer import OURS, JudgeTrainer, Tally, read_answers
 from pacorl.types import Question
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
@@ -94,6 +96,25 @@ def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str
         expected = F.log_softmax(logits[row, places - 1], -1)[range(len(places)), batch["input_ids"][row, places]]
         torch.testing.assert_close(answers.log_prob_BL[row, places], expected, atol=1e-6, rtol=1e-6)
     assert (answers.log_prob_BL[~batch["answer"]] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
+    """Loss and gradients of an adapter are those of full logits, in double precision."""
+    processor = processor_of_any_size()
+    rows = in_order(comparisons_from(str(data)))
+    batch = Collator(processor, target="reasons")([rows[0], rows[1]])
+    tuned = tune(build(family, processor).double(), RewardTuningConfig(rank=2))
+    inputs = {name: tensor for name, tensor in batch.items() if name not in OURS}
+    logits = tuned(**inputs).logits[:, :-1].log_softmax(-1)
+    every = F.pad(logits.gather(2, batch["input_ids"][:, 1:, None])[..., 0], (1, 0))
+    few = read_answers(tuned, batch, yes=0, no=1).log_prob_BL
+    losses = [decision_weighted(found, batch["answer"], alpha=0.1)[0] for found in (every, few)]
+    learning = [parameter for name, parameter in tuned.named_parameters() if "lora_B" in name]
+    one, other = (torch.cat([g.flatten() for g in torch.autograd.grad(loss, learning)]) for loss in losses)
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-10)
+    assert one.norm() > 0
+    torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-8)
 
 
 def test_the_head_sees_answer_positions_only(batch: dict[str, Any], model: Any) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 from transformers.utils import cached_file
 
 from pacorl.config import RewardTuningConfig
 from pacorl.models.judge import TINY_JUDGE
+from pacorl.models.judge_adapter import merge_adapter
 from pacorl.models.processor import load_processor
 
 VISION = "visual"
@@ -73,16 +73,10 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )
-    with _older_names_of_peft():
-        return get_peft_model(model, config)
-
-
-@contextmanager
-def _older_names_of_peft() -> Iterator[None]:
-    """peft 0.21 asks transformers 5.23 by a name that it calls outdated; no user can do anything about it."""
     with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-        yield
+        return get_peft_model(model, config)
 
 
 def lora_targets(model: Any, wanted: Sequence[str] = (), *, vision: bool = False) -> list[str]:
@@ -119,8 +113,7 @@ def merge(checkpoint: str, adapter: Path, out: Path, *, dtype: str = "bfloat16",
 
     `processor` is saved with it; by default the checkpoint's own.
     """
-    with _older_names_of_peft():
-        model = PeftModel.from_pretrained(load_model(checkpoint, dtype=dtype), adapter).merge_and_unload()
+    model = merge_adapter(load_model(checkpoint, dtype=dtype), str(adapter))
     _own_generation_config(model)
     model.save_pretrained(out)
     save_processor(processor or processor_of(checkpoint), out, source=source_of(checkpoint))
