@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PIL import Image
+from bench_data import GRIDS, edit_reward_rows, gedit_rows, rank_rows, write_parquet
 
-from pacorl.data.character_edits import draw_edit
-from pacorl.data.characters import Panel, all_panels, character_prompts, draw, redrawn
+from pacorl.data.characters import Panel, character_prompts, draw, redrawn
 from pacorl.data.files import write_jsonl
 from pacorl.models.judge import LocalJudge
-from pacorl.types import Prompt
-
-GRIDS, PANELS = 4, 4
 
 
 @pytest.fixture(scope="session")
@@ -26,32 +20,7 @@ def tiny() -> LocalJudge:
     return LocalJudge.from_pretrained("tiny")
 
 
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
 # --- ConsistencyRank -----------------------------------------------------------------------------------------------
-
-
-def rank_rows(prompts: list[Prompt]) -> list[dict[str, Any]]:
-    """Three items per prompt; the order is not one that a scorer would find by luck for all."""
-    rng = random.Random(3)
-    rows = []
-    for prompt in prompts:
-        for grid, panel, other in [(0, 0, 1), (1, 2, 3), (3, 1, 0)]:
-            names = [f"{x}_{other}.png" for x in range(GRIDS)]
-            order = rng.sample(names, len(names))
-            rows.append(
-                {
-                    "folder": f"{prompt.id:04d}",
-                    "ref_image": f"{grid}_{panel}.png",
-                    "comp_images": names,
-                    "rank_images": order,
-                }
-            )
-    return rows
 
 
 @pytest.fixture
@@ -85,62 +54,12 @@ def rank_folder(tmp_path: Path) -> Path:
 # --- EditReward-Bench and GEdit-Bench ------------------------------------------------------------------------------
 
 
-def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
-
-
-def cell(image: Image.Image, name: str) -> dict[str, Any]:
-    return {"bytes": png(image), "path": name}
-
-
-def edit_reward_rows() -> list[dict[str, Any]]:
-    """Three pairs of outputs of unlike sizes, each asked about in all three dimensions, over two task types."""
-    rng, rows = random.Random(11), []
-    for number, panel in enumerate(rng.sample(list(all_panels()), 3)):
-        edit = draw_edit(panel, "hat", rng)
-        other = draw(rng.choice(all_panels()), 48)
-        for dimension in ("prompt_following", "consistency", "overall"):
-            rows.append(
-                {
-                    "key": [f"{number}_a", f"{number}_b"],
-                    "instruction": edit.instruction,
-                    "input_image": cell(draw(panel, 32), "in.png"),
-                    "output_images": [cell(draw(edit.after, 40), "a.png"), cell(other, "b.png")],
-                    "task_type": ["subject-add", "color_alter"][number % 2],
-                    "dimension": dimension,
-                }
-            )
-    return rows
-
-
 @pytest.fixture
 def edit_reward_folder(tmp_path: Path) -> Path:
     rows, folder = edit_reward_rows(), tmp_path / "EditReward-Bench" / "data"
     write_parquet(folder / "train-00000-of-00002.parquet", rows[:5])
     write_parquet(folder / "train-00001-of-00002.parquet", rows[5:])
     return folder.parent
-
-
-def gedit_rows() -> list[dict[str, Any]]:
-    rng, rows = random.Random(13), []
-    for number, panel in enumerate(rng.sample(list(all_panels()), 4)):
-        edit = draw_edit(panel, "hat", rng)
-        for language in ("en", "cn"):
-            rows.append(
-                {
-                    "task_type": ["subject-add", "color_alter"][number // 2],
-                    "key": f"k{number}",
-                    "instruction": edit.instruction,
-                    "instruction_language": language,
-                    "input_image": cell(draw(panel, 64), "in.png"),
-                    "Intersection_exist": number % 2 == 0,
-                }
-            )
-    return rows
 
 
 @pytest.fixture

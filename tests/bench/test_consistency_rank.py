@@ -1,0 +1,223 @@
+"""ConsistencyRank end to end on a tiny folder in the published format."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import kendalltau, spearmanr
+from typer.testing import CliRunner, Result
+
+from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
+from pacorl.bench.pairs import JudgePairs, RewardPairs, ScoreFile
+from pacorl.bench.suite import run
+from pacorl.cli.benchmark import INCOMPLETE, app
+from pacorl.core.ranking import Interval
+from pacorl.data.files import read_jsonl, write_jsonl
+from pacorl.data.images import open_image
+from pacorl.models.judge import LocalJudge
+from pacorl.rewards.jpeg import JpegSize
+from pacorl.types import Question
+
+PLAIN = (
+    "Do the two images maintain consistency in terms of style, logic and identity? "
+    'Answer "Yes" and "No" first, and then provide detailed reasons.'
+)
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def as_released(rows: list[dict[str, Any]], scores: list[list[float]]) -> dict[str, float]:
+    """The released evaluation's arithmetic, written down once more: places, correlated order lists, ends."""
+    totals = dict.fromkeys(("Accuracy", "Kendall τ (order lists)", "Spearman ρ (order lists)", "T1B1"), 0.0)
+    for row, values in zip(rows, scores, strict=True):
+        predicted = sorted(range(4), key=lambda place, v=values: (-v[place], -place))
+        true = [row["comp_images"].index(name) for name in row["rank_images"]]
+        totals["Accuracy"] += sum(a == b for a, b in zip(predicted, true, strict=True)) / 4
+        totals["Kendall τ (order lists)"] += kendalltau(predicted, true).statistic
+        totals["Spearman ρ (order lists)"] += spearmanr(predicted, true).statistic
+        totals["T1B1"] += ((predicted[0] == true[0]) + (predicted[-1] == true[-1])) / 2
+    return {name: value / len(rows) for name, value in totals.items()}
+
+
+def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
+    done = command("consistency-rank", rank_folder, "--judge", "tiny", "--out", tmp_path / "run", "--json")
+    assert done.exit_code == 0, (done.output, done.exception)
+    rows = read_jsonl(rank_folder / "consistency_full_rank.jsonl")
+    folder = rank_folder / "images"
+    asked = [
+        Question(
+            (open_image(folder / row["folder"] / row["ref_image"]), open_image(folder / row["folder"] / name)), PLAIN
+        )
+        for row in rows
+        for name in row["comp_images"]
+    ]
+    p_yes = [verdict.p_yes for verdict in tiny.verdicts(asked)]
+    scores = [[p_yes[4 * row + place] or 0.0 for place in range(4)] for row in range(len(rows))]
+    table = json.loads(done.stdout)["tables"][0]
+    measured, *published = table["rows"]
+    for name, value in as_released(rows, scores).items():
+        assert measured["values"][name]["mean"] == pytest.approx(value, abs=1e-9), name
+        assert measured["values"][name]["low"] <= value <= measured["values"][name]["high"]
+    assert measured["name"] == "tiny"
+    assert published[-1]["name"] == "PaCo-Reward-7B"
+    assert published[-1]["values"]["Accuracy"] == 0.449
+    stored = [row["scores"] for row in read_jsonl(tmp_path / "run" / "results.jsonl")]
+    assert stored == [pytest.approx(one, abs=1e-6) for one in scores]
+
+
+def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
+    bench = ConsistencyRank(read_rank_data(rank_folder), JudgePairs(tiny, name="tiny"))
+    outcome = run(bench, tmp_path / "run", name="tiny")
+    lines = outcome.tables[1].lines
+    assert [line.name for line in lines] == ["Character (3)", "Story (3)"]
+    parts = [line.cells[0] for line in lines]
+    whole = outcome.tables[0].lines[0].cells[0]
+    assert all(isinstance(part, Interval) for part in (*parts, whole))
+    assert sum(part.mean for part in parts) / 2 == pytest.approx(whole.mean)  # type: ignore[union-attr]
+
+
+def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
+    bench = ConsistencyRank(read_rank_data(rank_folder, limit=1), JudgePairs(tiny, name="tiny", wording="criteria"))
+    (row,) = bench.measure(bench.keys())
+    criteria = json.loads((rank_folder / "prompt_data.jsonl").read_text().splitlines()[0])["criteria"]
+    folder = rank_folder / "images" / row["folder"]
+    pair = (open_image(folder / row["ref_image"]), open_image(folder / row["comp_images"][0]))
+    means = []
+    for named in criteria.values():
+        texts = [text for text in named.values() if text]
+        asked = [f"Do images meet the following criteria? {text} Please answer Yes or No." for text in texts]
+        values = [verdict.p_yes or 0.0 for verdict in tiny.verdicts([Question(pair, text) for text in asked])]
+        means += [sum(values) / len(values)] if values else []
+    assert row["scores"][0] == pytest.approx(sum(means) / len(means), abs=1e-6)
+
+
+def test_a_file_of_scores_needs_no_judge(rank_folder: Path, tmp_path: Path) -> None:
+    rows = read_jsonl(rank_folder / "consistency_full_rank.jsonl")
+    held = [{**row, "scores": [float(-row["rank_images"].index(name)) for name in row["comp_images"]]} for row in rows]
+    write_jsonl(tmp_path / "scores.jsonl", held)
+    done = command(
+        "consistency-rank", rank_folder, "--scores", tmp_path / "scores.jsonl", "--out", tmp_path / "run", "--json"
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    values = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
+    assert {name: figure["mean"] for name, figure in values.items()} == dict.fromkeys(values, 1.0)
+
+
+def test_a_file_that_lacks_scores_leaves_items_missing(rank_folder: Path, tmp_path: Path) -> None:
+    rows = read_jsonl(rank_folder / "consistency_full_rank.jsonl")
+    write_jsonl(tmp_path / "scores.jsonl", [{**row, "scores": [3, 2, 1, 0]} for row in rows[1:]])
+    done = command("consistency-rank", rank_folder, "--scores", tmp_path / "scores.jsonl", "--out", tmp_path / "run")
+    assert done.exit_code == INCOMPLETE
+    assert "Incomplete: 5 of 6" in done.stdout
+    write_jsonl(tmp_path / "bad.jsonl", [{**rows[0], "scores": [1, 2]}])
+    with pytest.raises(ValueError, match="2 scores for 4 candidates"):
+        ScoreFile(tmp_path / "bad.jsonl")
+    write_jsonl(tmp_path / "twice.jsonl", [{**rows[0], "scores": [1, 2, 3, 4]}] * 2)
+    with pytest.raises(ValueError, match="has scores in an earlier record already"):
+        ScoreFile(tmp_path / "twice.jsonl")
+
+
+def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> None:
+    bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(JpegSize(), name="jpeg_size"))
+    outcome = run(bench, tmp_path / "run", name="jpeg_size")
+    assert outcome.complete
+    (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
+    assert len(set(row["scores"])) > 1
+
+
+def test_clip_i_is_the_cosine_of_two_pictures(rank_folder: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import CLIPConfig, CLIPModel
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    from pacorl.data.characters import vocabulary
+    from pacorl.models.tiny import clip_tokenizer_of
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config={**small, "vocab_size": 600}, vision_config={**small, "image_size": 32, "patch_size": 8}
+    )
+    model, processor = CLIPModel(config).eval(), CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
+    for part in (model, processor, clip_tokenizer_of(vocabulary())):
+        part.save_pretrained(tmp_path / "clip")
+    done = command(
+        "consistency-rank", rank_folder, "--scorer", "clip-i", "--scorer-arg", f"checkpoint={tmp_path / 'clip'}",
+        "--out", tmp_path / "run", "--limit", 1,
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    (row,) = read_jsonl(tmp_path / "run" / "results.jsonl")
+    folder = rank_folder / "images" / row["folder"]
+    pictures = [open_image(folder / name) for name in (row["ref_image"], *row["comp_images"])]
+    with torch.no_grad():
+        pixels = processor(images=pictures, return_tensors="pt").pixel_values
+        features = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
+    cosine = torch.nn.functional.cosine_similarity(features[:1], features[1:])
+    assert row["scores"] == pytest.approx(cosine.tolist(), abs=1e-5)
+
+
+@pytest.mark.skipif(find_spec("dreamsim") is not None, reason="it is installed")
+def test_dreamsim_says_how_to_get_it(rank_folder: Path, tmp_path: Path) -> None:
+    done = command("consistency-rank", rank_folder, "--scorer", "dreamsim", "--out", tmp_path / "run")
+    assert "pip install dreamsim" in str(done.exception)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+def edited(folder: Path, change: dict[str, Any]) -> None:
+    path = folder / "consistency_full_rank.jsonl"
+    first, *rest = read_jsonl(path)
+    write_jsonl(path, [{**first, **change}, *rest])
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"comp_images": ["0_1.png", "1_1.png", "2_1.png", "9_1.png"]}, "is no order of comp_images"),
+        ({"rank_images": ["0_1.png"]}, "is no order of comp_images"),
+        ({"comp_images": ["0_1.png"] * 4, "rank_images": ["0_1.png"] * 4}, "two different candidates"),
+        ({"ref_image": "9_9.png"}, "9_9.png is missing"),
+        ({"ref_image": "../../../secret.png"}, "leads out of"),
+        ({"folder": "0009"}, "folder '0009' has no record in prompt_data.jsonl"),
+        ({"ref_image": None}, "not a ranking: needs folder, ref_image, comp_images and rank_images"),
+    ],
+)
+def test_a_bad_item_is_named_and_left_out_only_on_request(
+    rank_folder: Path, change: dict[str, Any], fault: str
+) -> None:
+    edited(rank_folder, change)
+    with pytest.raises(ValueError, match=r"consistency_full_rank\.jsonl, record 1: ") as caught:
+        read_rank_data(rank_folder)
+    assert fault in str(caught.value)
+    held = read_rank_data(rank_folder, skip_bad=True)
+    assert len(held.items) == 5
+    assert len(held.refused) == 1
+
+
+def test_an_item_that_stands_twice_is_a_fault(rank_folder: Path) -> None:
+    path = rank_folder / "consistency_full_rank.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
+    with pytest.raises(ValueError, match="record 7: the same item as an earlier record"):
+        read_rank_data(rank_folder)
+
+
+def test_missing_files_are_named(rank_folder: Path) -> None:
+    (rank_folder / "prompt_data.jsonl").rename(rank_folder / "other.jsonl")
+    with pytest.raises(ValueError, match=r"prompt_data\.jsonl is missing; give the folder of ConsistencyRank-Bench"):
+        read_rank_data(rank_folder)
+
+
+def test_a_picture_that_is_none_stops_the_run_or_is_left_out(rank_folder: Path, tmp_path: Path) -> None:
+    (rank_folder / "images" / "0000" / "0_1.png").write_bytes(b"no picture")
+    arguments = ("consistency-rank", rank_folder, "--scorer", "jpeg_size", "--out", tmp_path / "run")
+    assert "0_1.png: not an image of a known format" in str(command(*arguments).exception)
+    done = command(*arguments, "--skip-bad")
+    assert done.exit_code == INCOMPLETE
+    assert "1 items left out, unusable" in done.stdout

@@ -1,0 +1,139 @@
+"""EditReward-Bench end to end on a tiny table in the published form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_data import edit_reward_rows, write_parquet
+from typer.testing import CliRunner
+
+from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
+from pacorl.bench.suite import run
+from pacorl.cli.benchmark import app
+from pacorl.data.images import open_image
+from pacorl.models.judge import LocalJudge
+from pacorl.types import Question, Verdict
+
+
+def scored_by_hand(rows: list[dict[str, Any]], judge: LocalJudge) -> dict[str, dict[str, float]]:
+    """Output → dimension → score, one question after the other."""
+    held: dict[str, dict[str, float]] = {}
+    for row in rows:
+        before = open_image(row["input_image"]["bytes"])
+        for key, cell in zip(row["key"], row["output_images"], strict=True):
+            after = open_image(cell["bytes"]).resize(before.size)
+            start = f"Given two images after an edit with instruction '{row['instruction']}', "
+            texts = [
+                start + "is the edit following the instruction well? Answer 'Yes' or 'No' only.",
+                start + "do they maintain consistency in terms of style, logic and identity? "
+                "Answer 'Yes' or 'No' only.",
+            ]
+            followed, kept = (judge.verdicts([Question((before, after), text)])[0].p_yes or 0.0 for text in texts)
+            held[key] = {"prompt_following": followed, "consistency": kept, "overall": sqrt(followed * kept)}
+    return held
+
+
+def macro(rows: list[dict[str, Any]], held: dict[str, dict[str, float]], dimension: str, *, ties: bool) -> float:
+    shares = []
+    for task in {row["task_type"] for row in rows}:
+        pairs = [
+            tuple(held[key][dimension] for key in row["key"])
+            for row in rows
+            if row["task_type"] == task and row["dimension"] == dimension
+        ]
+        shares.append(sum(a >= b if ties else a > b for a, b in pairs) / len(pairs))
+    return sum(shares) / len(shares)
+
+
+def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: Path) -> None:
+    judge = LocalJudge.from_pretrained("tiny", variants=True)
+    done = CliRunner().invoke(
+        app, ["edit-reward-bench", str(edit_reward_folder), "--out", str(tmp_path / "run"), "--json", "--batch", "2"]
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    rows = edit_reward_rows()
+    held = scored_by_hand(rows, judge)
+    values = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
+    for dimension, title in zip(DIMENSIONS, ("Prompt following", "Consistency", "Overall"), strict=True):
+        assert values[title]["mean"] == pytest.approx(macro(rows, held, dimension, ties=False))
+        assert values[f"{title} (≥)"]["mean"] == pytest.approx(macro(rows, held, dimension, ties=True))
+    stored = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert [row["key"] for row in stored] == ["0_a", "0_b", "1_a", "1_b", "2_a", "2_b"]  # each output once
+    for row in stored:
+        assert row["prompt_following"] == pytest.approx(held[row["key"]]["prompt_following"], abs=1e-5)
+
+
+class Even:
+    """Finds everything as good as everything else."""
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(0.5) for _ in questions]
+
+    def explain(self, question: Question) -> str:
+        return "Yes."
+
+
+def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, tmp_path: Path) -> None:
+    bench = EditRewardBench(read_edit_data(edit_reward_folder), Even(), judge_name="even")
+    cells = run(bench, tmp_path / "run", name="even").tables[0].lines[0].cells
+    assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
+
+
+def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
+    bench = EditRewardBench(read_edit_data(edit_reward_folder, limit=3), Even(), judge_name="even")
+    assert [choice.number for choice in bench.data.choices] == [0, 3, 6]
+    assert len(bench.keys()) == 6
+
+
+def test_rows_may_be_jsonl_beside_their_pictures(tmp_path: Path) -> None:
+    row = edit_reward_rows()[0]
+    for name, cell in zip(("in", "a", "b"), (row["input_image"], *row["output_images"]), strict=True):
+        (tmp_path / f"{name}.png").write_bytes(cell["bytes"])
+    line = row | {"input_image": "in.png", "output_images": ["a.png", "b.png"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(line) + "\n")
+    bench = EditRewardBench(read_edit_data(tmp_path), Even(), judge_name="even")
+    assert len(bench.measure(bench.keys())) == 2
+    (tmp_path / "b.png").unlink()
+    with pytest.raises(ValueError, match=r"b\.png: cannot be read"):
+        bench.measure(bench.keys())
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"key": ["only"]}, "'key' must name two outputs"),
+        ({"dimension": "beauty"}, "dimension 'beauty' is none of prompt_following, consistency, overall"),
+        ({"task_type": None}, "no task_type; a row of EditReward-Bench has"),
+    ],
+)
+def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any], fault: str) -> None:
+    rows = edit_reward_rows()
+    write_parquet(tmp_path / "data.parquet", [rows[0] | change, *rows[1:3]])
+    with pytest.raises(ValueError, match="row 1: ") as caught:
+        read_edit_data(tmp_path)
+    assert fault in str(caught.value)
+    assert len(read_edit_data(tmp_path, skip_bad=True).choices) == 2
+
+
+def test_what_is_no_table_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no parquet files and not one JSONL"):
+        read_edit_data(tmp_path)
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match=r"cut\.parquet: no whole parquet file"):
+        read_edit_data(tmp_path)
+
+
+def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
+    rows = edit_reward_rows()[:1]
+    rows[0]["output_images"][1]["bytes"] = b"nothing"
+    write_parquet(tmp_path / "data.parquet", rows)
+    bench = EditRewardBench(read_edit_data(tmp_path), Even(), judge_name="even")
+    with pytest.raises(ValueError, match=r"row 1, output_images\[1\]: not an image"):
+        run(bench, tmp_path / "run", name="even")
+    outcome = run(bench, tmp_path / "run", name="even", skip_bad=True)
+    assert list(outcome.skipped) == ["0_b"]
