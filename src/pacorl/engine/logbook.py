@@ -41,6 +41,19 @@ class Logbook:
         aside.write_text("".join(f"{line}\n" for line in kept))
         aside.replace(path)
 
+    def lines(self) -> int:
+        """How many lines metrics.jsonl has."""
+        path = self.folder / "metrics.jsonl" if self.folder else None
+        return len(path.read_text().splitlines()) if path and path.exists() else 0
+
+    def cut_to(self, count: int) -> None:
+        """Forgets all but the first `count` lines."""
+        path = self.folder / "metrics.jsonl" if self.folder else None
+        if path and path.exists():
+            aside = path.with_suffix(".partial")
+            aside.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:count]))
+            aside.replace(path)
+
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """One line: `kind` is "epoch" (or "train") or "evaluation"; `epoch` counts finished epochs.
 

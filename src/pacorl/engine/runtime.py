@@ -53,8 +53,11 @@ class Runtime:
     def __init__(self) -> None:
         # model.dtype says what the weights are; autocast on top of it would part sampling from training.
         # No model here has buffers that training changes, so none are sent around before each forward.
+        # A launcher's processes without an accelerator would each be alone: accelerate has to be told of CPUs.
         self.accelerator = Accelerator(
-            mixed_precision="no", kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)]
+            cpu="RANK" in os.environ and not torch.accelerator.is_available(),
+            mixed_precision="no",
+            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         )
         self._asked_at: float | None = None
         self._refuse_unsupported()

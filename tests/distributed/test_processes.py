@@ -1,0 +1,131 @@
+"""Two processes against one, over gloo: the same samples, advantages, gradients and weights, under DDP and FSDP2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from runs import KEPT, train, train_and_keep
+from safetensors.torch import load_file
+
+from pacorl.engine.runtime import checkpoints
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = [
+    "epochs=1",
+    "prompts_per_epoch=2",
+    "group_size=4",
+    "trackers=[]",
+    "prompts.train=tiny:train:2",
+    "prompts.evaluation=tiny:dev:3",
+    "sampling.steps=2",
+    "sampling.batch=1",  # four batches an update, so that gradients are accumulated before they cross
+    "evaluation.size=[64,64]",
+    "evaluation.steps=1",
+    "evaluation.batch=1",  # three batches for two processes: an uneven last round
+    "optimizer.ema_interval=1",
+]
+MODES = {"two": (2, {}), "sharded": (2, worlds.fsdp2())}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished runs of one config: in one process, in two, in two with sharded weights."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, (world, extra) in {"one": (1, {}), **MODES}.items():
+        worlds.run(train_and_keep, [*SETTINGS, f"out={folder / name}"], world=world, extra=extra)
+    return {name: folder / name for name in ("one", *MODES)}
+
+
+def kept(run: Path, pattern: str) -> dict[str, torch.Tensor]:
+    return {path.name: torch.load(path, weights_only=True) for path in sorted((run / KEPT).glob(pattern))}
+
+
+def weights(run: Path, part: str) -> torch.Tensor:
+    """All weights of a checkpoint's part in one row."""
+    found = load_file(checkpoints(run / "checkpoints")[-1] / f"{part}.safetensors")
+    return torch.cat([found[name].flatten().double() for name in sorted(found)])
+
+
+def difference(own: torch.Tensor, other: torch.Tensor) -> float:
+    """Relative, by norms."""
+    return float((own - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_samples_and_advantages(runs: dict[str, Path], mode: str) -> None:
+    one, other = kept(runs["one"], "sample-*"), kept(runs[mode], "sample-*")
+    assert len(one) == 8
+    assert one.keys() == other.keys()
+    for name, (final, log_prob) in one.items():
+        torch.testing.assert_close(other[name][0], final, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(other[name][1], log_prob, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kept(runs[mode], "adv*"), kept(runs["one"], "adv*"), rtol=1e-5, atol=1e-5)
+    assert kept(runs["one"], "adv*")["advantages-0.pt"].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients(runs: dict[str, Path], mode: str) -> None:
+    one, other = kept(runs["one"], "gradients-*"), kept(runs[mode], "gradients-*")
+    assert one.keys() == other.keys()
+    assert len(one) == 2  # updates
+    for name, gradients in one.items():
+        assert gradients.keys() == other[name].keys()
+        own, mine = (torch.cat([found[n].flatten() for n in sorted(found)]) for found in (gradients, other[name]))
+        assert own.norm() > 0
+        assert difference(mine, own) < 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("part", ["adapter", "average", "optimizer"])
+def test_weights(runs: dict[str, Path], mode: str, part: str) -> None:
+    assert difference(weights(runs[mode], part), weights(runs["one"], part)) < 1e-4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluation_counts_every_picture_once(runs: dict[str, Path], mode: str) -> None:
+    one, other = (
+        [json.loads(line) for line in (run / "samples" / "evaluation-000000.jsonl").read_text().splitlines()]
+        for run in (runs["one"], runs[mode])
+    )
+    assert [line["prompt_id"] for line in other] == [line["prompt_id"] for line in one]
+    assert len(one) == 3
+    for mine, own in zip(other, one, strict=True):
+        assert mine["scores"] == pytest.approx(own["scores"], abs=1e-4)
+
+
+def test_weights_in_double_precision(tmp_path: Path) -> None:
+    double = [*SETTINGS, "model.dtype=float64", "evaluation.every=0", "prompts.evaluation=tiny:dev:1"]
+    worlds.run(train, [*double, f"out={tmp_path / 'one'}"])
+    worlds.run(train, [*double, f"out={tmp_path / 'two'}"], world=2)
+    one, two = (weights(tmp_path / name, "adapter") for name in ("one", "two"))
+    assert load_file(checkpoints(tmp_path / "one" / "checkpoints")[-1] / "adapter.safetensors").popitem()[1].dtype == (
+        torch.float64
+    )
+    torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-9)
+
+
+def test_a_run_goes_on_with_other_processes(runs: dict[str, Path], tmp_path: Path) -> None:
+    """From one process to two with sharded weights: the checkpoint is whole, whatever made it."""
+    start = checkpoints(runs["one"] / "checkpoints")[-1]
+    longer = ["epochs=2", f"out={tmp_path / 'on'}", "evaluation.every=0"]
+    worlds.run(train, [*SETTINGS, *longer], str(start), world=2, extra=worlds.fsdp2())
+    state = json.loads((checkpoints(tmp_path / "on" / "checkpoints")[-1] / "state.json").read_text())
+    assert (state["epoch"], state["step"], state["processes"]) == (2, 4, 2)
+    assert difference(weights(tmp_path / "on", "adapter"), weights(runs["one"], "adapter")) > 1e-4
+
+
+def test_one_ranks_signal_saves_on_all(tmp_path: Path) -> None:
+    """The second of two processes is told to stop; both end, and what they saved is whole."""
+    run = tmp_path / "stopped"
+    both = worlds.start(train, [*SETTINGS, "epochs=1000", "save_every=1000", f"out={run}"], world=2)
+    worlds.wait_for(lambda: (run / "metrics.jsonl").exists(), both)
+    both[1].terminate()
+    for process in both:
+        process.join(120)
+    assert all(process.exitcode for process in both)  # Interrupted, on both
+    assert checkpoints(run / "checkpoints")

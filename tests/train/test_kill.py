@@ -1,0 +1,85 @@
+"""Kill −9 at random moments: the resumed run ends as one that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from runs import train
+from safetensors.torch import load_file
+
+from pacorl.engine.runtime import checkpoints
+
+SETTINGS = [
+    "epochs=4",
+    "prompts_per_epoch=2",
+    "group_size=2",
+    "save_every=1",
+    "keep_checkpoints=1",
+    "trackers=[]",
+    "prompts.train=tiny:train:3",
+    "prompts.evaluation=tiny:dev:1",
+    "sampling.steps=2",
+    "sampling.batch=2",
+    "evaluation.size=[64,64]",
+    "evaluation.steps=1",
+    "evaluation.every=2",
+    "optimizer.ema_interval=1",
+    "optimizer.schedule=cosine",
+    "optimizer.warmup_steps=2",
+]
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    """The log without what clocks say."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if "seconds" not in name} for line in lines]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoints(run / "checkpoints")[-1]
+    parts = [*newest.glob("*.safetensors"), *(newest / "lora").glob("*.safetensors")]
+    return {f"{path.name}/{name}": value for path in parts for name, value in load_file(path).items()}
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    assert metrics(run) == metrics(whole)
+    own, other = weights(run), weights(whole)
+    assert own.keys() == other.keys()
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+def kill_and_resume(folder: Path, *, kills: int, seed: int) -> None:
+    """Kills runs at random moments, `kills` times in all, and resumes each until it ends."""
+    started = time.monotonic()
+    worlds.run(train, [*SETTINGS, f"out={folder / 'whole'}"])
+    length = time.monotonic() - started
+    draw, killed, turn = random.Random(seed), 0, 0
+    while killed < kills:
+        run = folder / f"run-{turn}"
+        finished = False
+        while not finished:
+            (process,) = worlds.start(train, [*SETTINGS, f"out={run}"], "auto")
+            process.join(draw.uniform(0.2, 1.0) * length if killed < kills else None)
+            killed += process.is_alive()
+            process.kill()
+            process.join()
+            finished = process.exitcode == 0
+            assert process.exitcode in (0, -9)
+        assert_same(run, folder / "whole")
+        turn += 1
+
+
+@pytest.mark.slow
+def test_three_kills(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, kills=3, seed=0)
+
+
+@pytest.mark.campaign
+def test_twenty_kills(tmp_path: Path) -> None:
+    kill_and_resume(tmp_path, kills=20, seed=1)
