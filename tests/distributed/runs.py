@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -24,9 +23,9 @@ def train_and_keep(overrides: Sequence[str], resume: str = "") -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
     from pacorl import config as configs
     from pacorl.app.quickstart import recipe
-    from pacorl.train import policy as loop
     from pacorl.engine.runtime import Runtime
-    from pacorl.models.adapters import adapter_state, whole_state
+    from pacorl.models.adapters import whole_state
+    from pacorl.train import policy as loop
 
     config = configs.load(configs.PolicyRun, recipe(), list(overrides))
     kept = config.out / KEPT

@@ -123,7 +123,7 @@ def test_one_ranks_signal_saves_on_all(tmp_path: Path) -> None:
     """The second of two processes is told to stop; both end, and what they saved is whole."""
     run = tmp_path / "stopped"
     both = worlds.start(train, [*SETTINGS, "epochs=1000", "save_every=1000", f"out={run}"], world=2)
-    worlds.wait_for(lambda: (run / "metrics.jsonl").exists(), both)
+    worlds.wait_for((run / "metrics.jsonl").exists, both)
     both[1].terminate()
     for process in both:
         process.join(120)

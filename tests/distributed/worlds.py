@@ -38,12 +38,14 @@ def fsdp2() -> dict[str, str]:
     }
 
 
-def start(function: Callable[..., None], *args: Any, world: int = 1, extra: Mapping[str, str] = {}) -> list[BaseProcess]:  # noqa: B006
+def start(
+    function: Callable[..., None], *args: Any, world: int = 1, extra: Mapping[str, str] = {}
+) -> list[BaseProcess]:
     """Starts `function(*args)` in `world` processes."""
     port = _free_port()
     processes = []
     for rank in range(world):
-        variables = {"OMP_NUM_THREADS": "1", **extra}
+        variables = {"OMP_NUM_THREADS": "1", **(extra or {})}
         if world > 1:
             variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
             variables |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -53,7 +55,7 @@ def start(function: Callable[..., None], *args: Any, world: int = 1, extra: Mapp
     return processes
 
 
-def run(function: Callable[..., None], *args: Any, world: int = 1, extra: Mapping[str, str] = {}) -> None:  # noqa: B006
+def run(function: Callable[..., None], *args: Any, world: int = 1, extra: Mapping[str, str] | None = None) -> None:
     """Runs `function(*args)` in `world` processes to their end. Raises AssertionError where one of them failed."""
     processes = start(function, *args, world=world, extra=extra)
     for process in processes:

@@ -114,10 +114,10 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     target = tmp_path / "step-000002"
     open_aside(target)
+    big = {"adapter": {"weight": torch.zeros(100_000)}}
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(OSError, match="could not be written .*earlier checkpoints are untouched") as caught:
-            big = {"adapter": {"weight": torch.zeros(100_000)}}
+        with pytest.raises(OSError, match=r"could not be written .*earlier checkpoints are untouched") as caught:
             write_checkpoint(target, tensors=big, state={}, generators=[])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -128,7 +128,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_random_states_come_back() -> None:
     def draw() -> tuple[float, float, float]:
-        return random.gauss(0, 1), float(np.random.normal()), float(torch.randn(()))  # noqa: NPY002
+        return random.gauss(0, 1), float(np.random.normal()), float(torch.randn(()))
 
     draw()
     state = json.loads(json.dumps(random_state()))

@@ -43,8 +43,10 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     newest = checkpoints(run / "checkpoints")[-1]
-    parts = [*newest.glob("*.safetensors"), *(newest / "lora").glob("*.safetensors")]
-    return {f"{path.name}/{name}": value for path in parts for name, value in load_file(path).items()}
+    parts = [path for folder in (newest, newest / "lora", run / "adapter") for path in folder.glob("*.safetensors")]
+    return {
+        f"{path.parent.name}/{path.name}/{name}": value for path in parts for name, value in load_file(path).items()
+    }
 
 
 def assert_same(run: Path, whole: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pacorl.config import PolicyRun
 from pacorl.engine.runtime import (
     Checkpoint,
+    aside_of,
     checkpoints,
     load_checkpoint,
     open_aside,
@@ -79,9 +80,26 @@ def _write(training: Training, target: Path, tensors: dict[str, dict[str, Tensor
     best = _best(target.parent)
     prune(target.parent, keep=config.keep_checkpoints, newest=training.step, best=best)
     if best:
-        (target.parent / "best.json").write_text(json.dumps({"checkpoint": best.name} | _judgement(best)) + "\n")
-    shutil.copytree(target / "lora", open_aside(config.out / "adapter"), dirs_exist_ok=True)
-    put_in_place(config.out / "adapter")
+        aside = target.parent / ".best.json"
+        aside.write_text(json.dumps({"checkpoint": best.name} | _judgement(best)) + "\n")
+        aside.replace(target.parent / "best.json")
+    publish(target, config.out / "adapter")
+
+
+def publish(checkpoint: Path, folder: Path) -> None:
+    """Copies a checkpoint's averaged adapter to where a user looks for the newest.
+
+    Raises OSError with the fix where the disk is full; what was there stays.
+    """
+    try:
+        shutil.copytree(checkpoint / "lora", open_aside(folder), dirs_exist_ok=True)
+        put_in_place(folder)
+    except OSError as error:
+        shutil.rmtree(aside_of(folder), ignore_errors=True)
+        raise OSError(
+            f"{folder} could not be written; the same adapter is in {checkpoint / 'lora'}, and the run can go on from "
+            "there with --resume auto when there is room"
+        ) from error
 
 
 def _state(training: Training) -> dict[str, Any]:
@@ -136,11 +154,17 @@ def starting_point(config: PolicyRun, resume: Resume) -> Path | None:
             f"{config.out} holds a run already; go on with --resume auto, or name another folder with out=…"
         )
     if named is None:
-        return existing[-1] if automatic and existing else None
+        return _published(existing[-1], config.out) if automatic and existing else None
     if not (named / "state.json").is_file():
         found = f"; the run has {', '.join(path.name for path in existing)}" if existing else ""
         raise ValueError(f"--resume {resume} is not a checkpoint (no state.json){found}")
-    return named
+    return _published(named, config.out)
+
+
+def _published(checkpoint: Path, out: Path) -> Path:
+    """The run may have been killed between its last checkpoint and the copy of its adapter."""
+    publish(checkpoint, out / "adapter")
+    return checkpoint
 
 
 def restore(training: Training, path: Path) -> int:
