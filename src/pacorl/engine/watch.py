@@ -47,6 +47,8 @@ FLAT_STD = 0.04
 """A panel with less contrast than this shows nothing; at most twice as much where it is dark."""
 DARK_MEAN = 0.15
 THUMBNAIL = 8
+LEAST_PROMPTS = 4
+"""Fewer prompts say nothing of diversity: which ones an epoch drew would decide it."""
 FINE_PERIOD = 16
 """Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide."""
 PEAK_FACTOR = 8.0
@@ -95,7 +97,7 @@ MEANINGS = {
 
 
 def look_at(prompt: Prompt, image: Image.Image) -> Look:
-    """Measures one sheet; no model, a few milliseconds."""
+    """Measures one sheet without a model."""
     panels = split(image.convert("RGB"), prompt.grid)
     small = [_pixels(panel.resize((SIDE, SIDE), Image.Resampling.BOX)) for panel in panels]
     return Look(
@@ -136,14 +138,18 @@ def lattice_share(grey: Pixels) -> float:
     return float(power[fine & peaks].sum()) / total
 
 
-def _ring_maximum(power: Pixels, radius: int = 3) -> Pixels:
-    """The largest value of each bin's square ring of that radius; the spectrum is periodic."""
-    steps = range(-radius, radius + 1)
-    ring = [(row, col) for row in steps for col in steps if max(abs(row), abs(col)) == radius]
-    highest = np.zeros_like(power)
-    for shift in ring:
-        np.maximum(highest, np.roll(power, shift, (0, 1)), out=highest)
-    return highest
+def _ring_maximum(power: Pixels) -> Pixels:
+    """The largest value of each bin's square ring of radius three; the spectrum is periodic."""
+    beside, above = (_run_maximum(power, axis) for axis in (1, 0))  # the ring's sides are runs of seven bins
+    sides = [np.roll(beside, 3, 0), np.roll(beside, -3, 0), np.roll(above, 3, 1), np.roll(above, -3, 1)]
+    return np.asarray(np.max(sides, axis=0))
+
+
+def _run_maximum(power: Pixels, axis: int) -> Pixels:
+    """The largest of the seven bins around each along one axis."""
+    two = np.maximum(power, np.roll(power, 1, axis))
+    four = np.maximum(two, np.roll(two, 2, axis))
+    return np.roll(np.maximum(four, np.roll(four, 3, axis)), -3, axis)
 
 
 def _widened(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -172,19 +178,21 @@ def _distance(first: Pixels, second: Pixels) -> float:
 
 
 def signs(looks: Sequence[Look]) -> dict[str, float]:
-    """The PICTURE_SIGNS of an epoch's or evaluation's sheets; diversity is absent where there is one prompt."""
+    """The PICTURE_SIGNS of an epoch's or evaluation's sheets; diversity is absent where there are few prompts."""
     found = {name: fmean(getattr(look, name) for look in looks) for name in ("duplicates", "blank", "lattice")}
     spread = diversity(looks)
     return found if spread is None else found | {"diversity": spread}
 
 
 def diversity(looks: Sequence[Look]) -> float | None:
-    """Mean distance of the groups' mean thumbnails, over pairs of groups; None for one group."""
+    """Mean distance of the groups' mean thumbnails, over pairs of groups; None for fewer than LEAST_PROMPTS."""
     groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
     for look in looks:
         groups[look.group].append(look.thumbnail)
+    if len(groups) < LEAST_PROMPTS:
+        return None
     means = [np.mean(thumbnails, axis=0) for thumbnails in groups.values()]
-    return fmean(_distance(first, second) for first, second in combinations(means, 2)) if len(means) > 1 else None
+    return fmean(_distance(first, second) for first, second in combinations(means, 2))
 
 
 # --- over time -------------------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""The watch, leaks, and held-out rewards inside a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl import config as configs
+from pacorl.app.quickstart import recipe
+from pacorl.config import PolicyRun
+from pacorl.engine import runtime
+from pacorl.models.flux import FluxPolicy
+from pacorl.train.policy import train_policy
+from pacorl.train.watching import HackingSuspectedError
+
+OWN = """
+def brightness(prompts, images):
+    return [sum(image.convert("L").tobytes()) / image.width / image.height / 255 for image in images]
+
+def raises(prompts, images):
+    raise KeyError("no such thing")
+"""
+
+
+def load(overrides: Sequence[str]) -> PolicyRun:
+    return configs.load(PolicyRun, recipe(), overrides)
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.fixture
+def paints_nothing_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy whose training pictures go dark after its first epoch, as a hacked one's do."""
+    decode, calls = FluxPolicy.decode, iter(range(10**6))
+
+    def dark(self: FluxPolicy, *args: object) -> list[Image.Image]:
+        images = decode(self, *args)  # type: ignore[arg-type]
+        return images if next(calls) < 3 else [Image.new("RGB", image.size, (8, 8, 12)) for image in images]
+
+    monkeypatch.setattr(FluxPolicy, "decode", dark)
+
+
+def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own: Path) -> None:
+    plain = train_policy(load([*small, "evaluation.every=0"]))
+    judge = "evaluation.judge={checkpoint: tiny, dtype: float32}"
+    rewards = f"evaluation.rewards=[{{name: panel_match}}, {{name: '{own}:brightness', label: light}}]"
+    held = train_policy(load([*small, f"out={plain.parent / 'held'}", judge, rewards]))
+    first, epoch, _ = lines(held)
+    assert 0 < first["held_out/light"] < 1
+    assert 0 < first["held_out/panel_match"] < 1
+    assert not any(name.startswith("held_out") for name in epoch)
+    record = json.loads((held / "samples" / "evaluation-000000.jsonl").read_text().splitlines()[0])
+    assert set(record["held_out"]) == {"panel_match", "light"}
+    assert epoch["loss"] == lines(plain)[1]["loss"]
+
+
+def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
+    for line in lines(train_policy(load(small))):
+        assert {"watch/duplicates", "watch/blank", "watch/lattice"} <= set(line)
+        assert not any(name.startswith("alarm") for name in line)
+
+
+@pytest.mark.usefixtures("paints_nothing_from_epoch_two")
+def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        folder = train_policy(load([*small, "epochs=3", "watch.average=1", "evaluation.compare_sizes=false"]))
+    epochs = [line for line in lines(folder) if line["kind"] == "epoch"]
+    assert ["alarm/blank" in line for line in epochs] == [False, True, True]
+    said = [record.getMessage() for record in caplog.records if "reward hacking?" in record.getMessage()]
+    assert len([text for text in said if "blank went from 0.000 to 1.000" in text]) == 1, "said once"
+
+
+@pytest.mark.usefixtures("paints_nothing_from_epoch_two")
+def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
+    config = load([*small, "epochs=3", "watch.average=1", "watch.blank.action=stop", "save_every=100"])
+    with pytest.raises(
+        HackingSuspectedError, match=r"stopped after epoch 2, and saved: blank went from 0\.000 to 1\.0"
+    ):
+        train_policy(config)
+    assert [path.name for path in runtime.checkpoints(config.out / "checkpoints")] == ["step-000004"]
+
+
+def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
+    several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
+    settings = [*small, *several, "watch.average=1", "watch.diversity.at=1e-9"]
+    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}", "epochs=2"]))
+    part = train_policy(load([*settings, f"out={tmp_path / 'part'}", "epochs=1", "evaluation.every=0"]))
+    train_policy(load([*settings, f"out={part}", "epochs=2", "evaluation.every=0"]), resume=True)
+    signs = [
+        [
+            {k: v for k, v in line.items() if k.startswith(("watch/", "alarm/"))}
+            for line in lines(folder)
+            if line["kind"] == "epoch"
+        ]
+        for folder in (whole, part)
+    ]
+    assert signs[0] == signs[1]
+    assert any(name.startswith("alarm/") for line in signs[0][1:] for name in line), "no alarm, so nothing is shown"
+
+
+def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    shared = [*small, "prompts.train=tiny:train:3", "prompts.benchmarks=[tiny:train]"]
+    with pytest.raises(ValueError, match="3 of 3 training prompts are measured on: 3 in tiny:train"):
+        train_policy(load(shared))
+    train_policy(load([*shared, "prompts.leaks=warn"]))
+    assert "3 of 3 training prompts are measured on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("{name: 'OWN:raises'}", "KeyError on prompt 0.*no such thing"),
+        ("{name: ocr}", "prompt 0 quotes no text"),
+        ("{name: consistency, args: {heat: 2}}", r"rewards\.consistency\.args: unknown argument 'heat'"),
+        ("{name: http, args: {url: 'http://127.0.0.1:9/', tries: 1}}", "'http' has no score for a trial sheet"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_named_before_anything_is_painted(
+    small: list[str], own: Path, monkeypatch: pytest.MonkeyPatch, reward: str, message: str
+) -> None:
+    monkeypatch.setattr(FluxPolicy, "decode", lambda *args: pytest.fail("painted"))
+    with pytest.raises(ValueError, match=message):
+        train_policy(load([*small, f"rewards=[{reward.replace('OWN', str(own))}]"]))
