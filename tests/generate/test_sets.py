@@ -188,6 +188,16 @@ def test_an_adapter_without_its_config_says_alpha_itself(adapter, tmp_path):
     assert dict(transformer.named_modules())["transformer_blocks.0.attn.to_q"].scaling["default"] == 3
 
 
+def test_a_checkpoint_is_worn_by_its_lora_folder(adapter, tmp_path):
+    """As the released training saves: checkpoint-40/lora/."""
+    (tmp_path / "checkpoint-40" / "lora").mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "checkpoint-40" / "lora" / name).write_bytes((adapter / name).read_bytes())
+    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    wear_lora(transformer, tmp_path / "checkpoint-40")
+    assert adapter_state(transformer)["transformer_blocks.0.attn.to_q.lora_A.weight"].shape[0] == 2
+
+
 def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
     transformer = FluxPolicy.from_pretrained("tiny").transformer
     with pytest.raises(ValueError, match="no adapter in"):

@@ -134,7 +134,6 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
     Raises ValueError, with the settings that would fit, where it is of another base, rank, α or other modules.
     """
     path = _on_disk(str(source))
-    path = path / "lora" if (path / "lora").is_dir() else path
     state = load_lora(path)
     _refuse_another_base(path, base)
     found = {"rank": max(value.shape[0] for name, value in state.items() if ".lora_A." in name)}
@@ -192,13 +191,14 @@ def wear_lora(transformer: nn.Module, source: str | Path) -> None:
 
 
 def _on_disk(source: str) -> Path:
-    """The adapter's folder or file; a hub name's files are fetched."""
+    """The adapter's folder or file: a checkpoint's `lora` folder where it has one; a hub name's files are fetched."""
     path = Path(source)
-    if path.exists() or not HUB_NAME.fullmatch(source):
-        return path
-    from huggingface_hub import snapshot_download
+    if not path.exists() and HUB_NAME.fullmatch(source):
+        from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(source, allow_patterns=[*PEFT_FILES, DIFFUSERS_FILE]))
+        files = [*PEFT_FILES, DIFFUSERS_FILE]
+        path = Path(snapshot_download(source, allow_patterns=[*files, *(f"lora/{name}" for name in files)]))
+    return path / "lora" if (path / "lora").is_dir() else path
 
 
 def _alpha_of(path: Path, rank: int) -> int:
