@@ -231,6 +231,10 @@ def test_the_judge_explains(judge: LocalJudge) -> None:
 # --- what is refused -------------------------------------------------------------------------------------------
 
 
+def test_nothing_asked_is_nothing_answered(judge: LocalJudge) -> None:
+    assert judge.verdicts([]) == judge.log_probs([]) == []
+
+
 def test_a_word_of_several_tokens_is_no_score(judge: LocalJudge) -> None:
     with pytest.raises(ValueError, match="must be one"):
         single_token(judge.processor.tokenizer, "Certainly not")

@@ -31,6 +31,9 @@ TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
 BATCH_TOKENS = 8192
 """Enough to keep a GPU busy with a 7B model; its activations then take about 2 GiB."""
 
+HEAD_ROWS = 256
+"""Answers that pass the head together: each is a row of the whole vocabulary."""
+
 
 class Judge(Protocol):
     """Answers questions about images."""
@@ -100,6 +103,8 @@ class LocalJudge:
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """One verdict per question, in order. Raises ImageError where an image cannot be looked at."""
+        if not questions:
+            return []
         return both_orders(self._verdicts, questions) if self.symmetric else self._verdicts(questions)
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
@@ -110,7 +115,7 @@ class LocalJudge:
 
     def log_probs(self, prompts: Sequence[ChatPrompt]) -> list[Tensor]:
         """Per prompt the (V,) log-probabilities of the first answer token, fp64 on the CPU."""
-        return list(log_softmax(self._last_logits(prompts, slice(None))))
+        return list(log_softmax(self._last_logits(prompts, slice(None)))) if prompts else []
 
     @torch.inference_mode()
     def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
@@ -136,15 +141,13 @@ class LocalJudge:
     @torch.inference_mode()
     def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
         """(P, columns) logits at the last position of each prompt, and nowhere else."""
-        if not prompts:
-            return torch.empty(0, 2)
         encoded = self.prompting.encode(prompts)
         return self._shared(encoded, columns) if self.share else self._plain(encoded, columns)
 
     def _shared(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
         feature_KND, runs = self.prompting.featured(prompts, batch_tokens=self.batch_tokens)
         hidden_PD = SharedForward(self.model, feature_KND, self.batch_tokens).last_hidden(runs)
-        return torch.cat([self.model.lm_head(part)[:, columns] for part in hidden_PD.split(self.batch_tokens)])
+        return torch.cat([self.model.lm_head(part)[:, columns] for part in hidden_PD.split(HEAD_ROWS)])
 
     def _plain(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
         """An ordinary forward of left-padded batches; nothing is shared."""
