@@ -21,6 +21,7 @@ from pacorl.app import sources
 from pacorl.app.components import PHASES, PLACES, Phase, Row, policy_on_meta, rows
 from pacorl.app.sources import Absence, Checkpoint
 from pacorl.config import PUBLISHED, ConfigError, PolicyRun
+from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import Row as SampleRow
 from pacorl.engine.rollout import assign_groups
@@ -71,9 +72,17 @@ def plan(config: PolicyRun) -> Plan:
     """
     _check_samples(config)
     check_rewards(config.rewards)
+    check_rewards(config.evaluation.rewards, key="evaluation.rewards")
     train = _prompts("prompts.train", config.prompts.train, limit=None)
     evaluation = _prompts("prompts.evaluation", config.prompts.evaluation, limit=config.prompts.evaluation_limit)
-    _check_prompts(config, [*train, *evaluation])
+    _check_prompts(config, train, evaluation)
+    leaks = check_leaks(
+        train,
+        evaluation,
+        benchmarks={name: _prompts("prompts.benchmarks", name, limit=None) for name in config.prompts.benchmarks},
+        action=config.prompts.leaks,
+        near=config.prompts.near,
+    )
     generator, judge = sources.generator(config), sources.judge(config)
     policy = policy_on_meta(config, generator.parts)
     for prompt in [*train, *evaluation]:
@@ -82,7 +91,9 @@ def plan(config: PolicyRun) -> Plan:
     absences = sources.all_absences(config, [generator, judge])
     device, device_bytes = _device()
     found = Plan(needed, absences, (), device, device_bytes)
-    return dataclasses.replace(found, warnings=tuple(_warnings(config, found, generator, judge)))
+    return dataclasses.replace(
+        found, warnings=(*([leaks] if leaks else []), *_warnings(config, found, generator, judge))
+    )
 
 
 def print_plan(found: Plan, console: Console | None = None) -> None:
@@ -124,10 +135,12 @@ def _check_samples(config: PolicyRun) -> None:
         raise ConfigError(f"sampling.batch: {error}") from None
 
 
-def _check_prompts(config: PolicyRun, prompts: Sequence[Prompt]) -> None:
+def _check_prompts(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> None:
     """Whether the prompts hold what the rewards need of them, which takes no judge."""
     for reward in build_rewards(config.rewards, judge=cast("Judge", None)).values():
-        reward.check(prompts)
+        reward.check([*train, *evaluation])
+    for reward in build_rewards(config.evaluation.rewards, judge=cast("Judge", None)).values():
+        reward.check(evaluation)
 
 
 def _prompts(key: str, source: str, *, limit: int | None) -> Sequence[Prompt]:
