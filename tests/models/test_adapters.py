@@ -1,13 +1,16 @@
 """Adapters change the output, survive every file form, and what does not fit is refused."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache
+from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.models import tiny
 from pacorl.models.adapters import (
     MovingAverage,
@@ -17,6 +20,7 @@ from pacorl.models.adapters import (
     load_lora,
     save_lora,
     set_adapter_state,
+    start_from,
 )
 from pacorl.models.flux import LORA_TARGETS, FluxPolicy
 from pacorl.types import Size
@@ -120,6 +124,106 @@ def test_an_adapter_of_another_model_is_refused(flux: FluxPolicy) -> None:
 def test_a_target_that_matches_nothing_is_refused(flux: FluxPolicy) -> None:
     with pytest.raises(ValueError, match=r"'img_mlp\.net\.2' matches no linear layer"):
         add_lora(fresh(flux), rank=4, alpha=4, targets=["attn.to_q", "img_mlp.net.2"])
+
+
+def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp_path: Path) -> None:
+    """What training paints with, and what diffusers' own pipeline paints after loading the export."""
+    transformer = trained(fresh(flux))
+    save_lora(tmp_path, adapter_state(transformer), rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    prompts, pipeline = character_prompts("dev", 1), flux.pipeline
+    sampler = Sampler(size=SIZE, steps=3)
+    own = pipeline.transformer
+    try:
+        flux.transformer = transformer
+        cache = ConditioningCache(flux)
+        (expected,) = sample_images(flux, prompts, sampler=sampler, cache=cache, seeds=[7], batch=1)
+        pipeline.transformer = fresh(flux)
+        pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
+        pipeline.set_progress_bar_config(disable=True)
+        settings = {"height": SIZE.height, "width": SIZE.width, "guidance_scale": flux.guidance}
+        painted = pipeline(
+            prompts[0].text,
+            num_inference_steps=3,
+            max_sequence_length=flux.text_tokens,
+            generator=torch.Generator().manual_seed(7),
+            **settings,
+        ).images[0]
+        pipeline.unload_lora_weights()
+        (base,) = pipeline(
+            prompts[0].text,
+            num_inference_steps=3,
+            max_sequence_length=flux.text_tokens,
+            generator=torch.Generator().manual_seed(7),
+            **settings,
+        ).images
+    finally:
+        pipeline.transformer = flux.transformer = own
+    pixels = [np.asarray(image, dtype=np.int16) for image in (painted, expected, base)]
+    assert np.abs(pixels[0] - pixels[1]).max() <= 1  # of 255
+    assert np.abs(pixels[2] - pixels[1]).max() > 8, "the adapter changes nothing here, so nothing is compared"
+
+
+def released(folder: Path, transformer: nn.Module, **changes: object) -> Path:
+    """An adapter as the released code leaves it: PEFT's own `save_pretrained`, in a checkpoint's `lora/`."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=RANK, lora_alpha=ALPHA, init_lora_weights="gaussian", target_modules=list(LORA_TARGETS))
+    model = get_peft_model(transformer, config)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name:
+                value.copy_(torch.randn_like(value) * 0.1)
+    model.save_pretrained(folder / "lora")
+    file = folder / "lora" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+def test_the_released_form_is_a_start(flux: FluxPolicy, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    checkpoint = released(tmp_path / "checkpoint-80", fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
+    own = fresh(flux)
+    add_lora(own, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    for source in (checkpoint, checkpoint / "lora"):
+        set_adapter_state(own, {name: torch.zeros_like(value) for name, value in adapter_state(own).items()})
+        start_from(own, source, rank=RANK, alpha=ALPHA, base="org/FLUX.1-dev")
+        expected = output(flux, PeftModel.from_pretrained(fresh(flux), checkpoint / "lora"))
+        torch.testing.assert_close(output(flux, own), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": RANK * 2}, rf"has rank {RANK} and alpha {ALPHA}; set adapter\.rank={RANK}"),
+        ({"alpha": ALPHA * 2}, rf"has rank {RANK} and alpha {ALPHA}; set adapter\.alpha={ALPHA}"),
+        ({"base": "org/FLUX.1-Kontext-dev"}, r"was trained on org/FLUX\.1-dev, and model\.checkpoint is org/FLUX\.1-K"),
+    ],
+)
+def test_a_start_that_does_not_fit_names_what_would(
+    flux: FluxPolicy, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    checkpoint = released(tmp_path, fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
+    own = trained(fresh(flux))
+    before = {name: value.clone() for name, value in adapter_state(own).items()}
+    with pytest.raises(ValueError, match=message):
+        start_from(own, checkpoint, **{"rank": RANK, "alpha": ALPHA, "base": "org/FLUX.1-dev"} | settings)
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(own).items())
+
+
+def test_a_start_for_fewer_modules_names_them(flux: FluxPolicy, tmp_path: Path) -> None:
+    """The released adapter of Qwen-Image-Edit has attention only, for example."""
+    own = trained(fresh(flux))
+    state = {name: value for name, value in adapter_state(own).items() if ".attn." in name}
+    save_lora(tmp_path, state, rank=RANK, alpha=ALPHA, targets=["attn.to_q"])
+    with pytest.raises(
+        ValueError, match=r"no weights for \d+ of the \d+ .*set adapter\.targets=\[attn\.add_k_proj, "
+    ) as caught:
+        start_from(own, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
+    named = str(caught.value).partition("targets=[")[2].rstrip("]").split(", ")
+    other = fresh(flux)
+    add_lora(other, rank=RANK, alpha=ALPHA, targets=named)
+    start_from(other, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
 
 
 def test_no_adapter_in_the_folder(tmp_path: Path) -> None:

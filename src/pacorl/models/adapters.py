@@ -224,6 +224,7 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in transformer.modules() if isinstance(module, BaseTunerLayer)]
+    learning = [(parameter, parameter.requires_grad) for parameter in transformer.parameters()]
     for layer in layers:
         layer.enable_adapters(enabled=False)
     try:
@@ -231,6 +232,9 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(enabled=True)
+        # PEFT lets everything learn again, also modules that were frozen since no output depends on them.
+        for parameter, was in learning:
+            parameter.requires_grad_(was)
 
 
 class AdapterCopy:

@@ -59,7 +59,7 @@ def save(training: Training) -> None:
     if runtime.deepspeed:
         training.policy.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
     else:
-        tensors["optimizer"] = optimizer_tensors(training.optimizer, list(_learning(training.bare)))
+        tensors["optimizer"] = optimizer_tensors(training.optimizer, list(_stepped(training)))
     runtime.on_main(partial(_write, training, target, tensors, generators))
 
 
@@ -130,9 +130,10 @@ def _best(folder: Path) -> Path | None:
     return max(known)[2] if known else None
 
 
-def _learning(transformer: nn.Module) -> dict[str, nn.Parameter]:
-    """The trained weights by name, in the optimizer's order."""
-    return {name: parameter for name, parameter in transformer.named_parameters() if parameter.requires_grad}
+def _stepped(training: Training) -> dict[str, nn.Parameter]:
+    """The weights that the optimizer steps, by name, in its order."""
+    names = {parameter: name for name, parameter in training.bare.named_parameters()}
+    return {names[parameter]: parameter for group in training.optimizer.param_groups for parameter in group["params"]}
 
 
 # --- going on --------------------------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ def _restore_optimizer(training: Training, checkpoint: Checkpoint) -> None:
             f"one; resume with the launcher that made it, or start anew with adapter.start={checkpoint.path}/lora"
         )
     if held == "torch":
-        set_optimizer_tensors(training.optimizer, _learning(training.bare), checkpoint.tensors["optimizer"])
+        set_optimizer_tensors(training.optimizer, _stepped(training), checkpoint.tensors["optimizer"])
         return
     if checkpoint.state["processes"] != training.runtime.world:
         raise ValueError(

@@ -1,0 +1,83 @@
+"""What a run keeps, where it ends, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacorl import config as configs
+from pacorl.app.quickstart import recipe
+from pacorl.config import PolicyRun
+from pacorl.engine.runtime import checkpoints
+from pacorl.models.adapters import load_lora
+from pacorl.train.policy import train_policy
+
+
+def load(overrides: list[str]) -> PolicyRun:
+    return configs.load(PolicyRun, recipe(), overrides)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if "seconds" not in name} for line in lines]
+
+
+def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -> None:
+    settings = [*small, "epochs=9", "max_steps=5", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
+    config = load([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2"])
+    train_policy(config)
+    lines = metrics(config.out)
+
+    # Two updates an epoch: the third epoch ends after one.
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["step"] for line in epochs] == [2, 4, 5]
+    folder = config.out / "checkpoints"
+    assert [path.name for path in checkpoints(folder)] == ["step-000002", "step-000004", "step-000005"]
+    peak = config.optimizer.lr
+    assert epochs[0]["lr"] == pytest.approx(0.75 * peak)  # the mean of the two of the rise
+    assert epochs[-1]["lr"] == pytest.approx(0.25 * peak)  # step 4 of 5, two thirds down the cosine
+
+    # The best is the one whose evaluation says so, by the only reward.
+    scores = {line["step"]: line["consistency"] for line in lines if line["kind"] == "evaluation" and line["step"]}
+    best = json.loads((folder / "best.json").read_text())
+    assert best["score"] == pytest.approx(max(scores.values()))
+    assert scores[int(best["checkpoint"].removeprefix("step-"))] == max(scores.values())
+
+    # The averaged adapter goes with each checkpoint, and the newest lies in adapter/.
+    newest = load_lora(folder / "step-000005" / "lora")
+    published = load_lora(config.out / "adapter")
+    assert all(torch.equal(published[name], value) for name, value in newest.items())
+
+    # From an earlier checkpoint the same run comes again; later ones are given up.
+    train_policy(config, resume=folder / "step-000002")
+    assert metrics(config.out) == lines
+    assert [path.name for path in checkpoints(folder)][-1] == "step-000005"
+
+    # Another folder may go on from it too.
+    other = load([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2", f"out={tmp_path / 'other'}"])
+    train_policy(other, resume=str(folder / "step-000004"))
+    assert metrics(other.out)[-1] == lines[-1]
+
+    with pytest.raises(ValueError, match=r"is not a checkpoint .*the run has step-000002, step-000004"):
+        train_policy(config, resume=folder / "step-000003")
+    with pytest.raises(ValueError, match="holds a run already"):
+        train_policy(config, resume=other.out / "checkpoints" / "step-000005")
+
+
+def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
+    config = load([*small, "best_by=p_yes"])
+    train_policy(config, resume="auto")
+    assert json.loads((config.out / "checkpoints" / "best.json").read_text())["best_by"] == "p_yes"
+
+
+def test_a_measure_that_no_evaluation_has(small: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"best_by 'beauty' is no measure of the evaluation; it has reward, consist"):
+        train_policy(load([*small, "best_by=beauty"]))
+
+
+def test_what_does_not_divide_says_what_would(small: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"8 samples .*batches of 1, 2, 4; or 6 or 12 samples .* would"):
+        train_policy(load([*small, "sampling.batch=3"]))
