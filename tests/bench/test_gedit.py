@@ -32,7 +32,7 @@ class Rater:
     """A server that rates pictures by their mean colour; its first answer to each question may be no JSON."""
 
     chatters: bool = False
-    refuses: str = "nothing"
+    refuses: str = "(never said)"
     asked: list[str] = field(default_factory=list)
     url: str = ""
 

@@ -192,7 +192,7 @@ def _accuracies(judged: Sequence[tuple[Choice, float, float]]) -> list[Interval]
         cell = task[chosen] * len(DIMENSIONS) + dimension[chosen]
         size = len(tasks) * len(DIMENSIONS)
         counts = np.bincount(cell, minlength=size).astype(float)
-        sums = np.stack([np.bincount(cell, weights=right[chosen, rule], minlength=size) for rule in (0, 1)])
+        sums = np.stack([np.bincount(cell, right[chosen, rule], size).astype(float) for rule in (0, 1)])
         share = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
         return _means(share.reshape(2, len(tasks), len(DIMENSIONS))).reshape(-1)
 
