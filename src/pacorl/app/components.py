@@ -91,6 +91,8 @@ def _generator_rows(config: PolicyRun, policy: Generator) -> list[Row]:
 
 
 def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
+    if config.judge.backend == "http":
+        return []
     dtype = getattr(torch, config.judge.dtype)
     model = generators.vlm_on_meta(parts["model"], dtype=dtype)
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))

@@ -194,7 +194,7 @@ def _seconds(out: Path) -> dict[str, float]:
     total: dict[str, float] = {}
     for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()):
         for name, value in line.items():
-            if name.startswith("seconds/"):
+            if name.startswith("seconds/") and not name.startswith("seconds/hidden"):
                 phase = name.removeprefix("seconds/")
                 total[phase] = round(total.get(phase, 0.0) + value, 2)
     return total

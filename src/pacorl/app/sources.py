@@ -194,6 +194,8 @@ def _check_kind(config: PolicyRun, folder: Path, *, transformer: str | None) -> 
 
 def judge(config: PolicyRun) -> Checkpoint:
     """The judge's parts, `model` and `processor` (its image options)."""
+    if config.judge.backend == "http":
+        return Checkpoint({}, assumed=False, absences=())
     source, key = config.judge.checkpoint, "judge.checkpoint"
     folder = _folder(source, tiny=TINY_JUDGE, marker="config.json")
     if folder is None:

@@ -234,7 +234,7 @@ def _run(training: Training, grade: Grade | None) -> None:
         try:
             _evaluate_where_due(training, grade)
             while not training.finished:
-                line = _epoch(training)
+                line = run_epoch(training)
                 bars.epoch(training.epoch, note=_note(line))
                 _evaluate_where_due(training, grade)
                 if training.finished or training.epoch % config.save_every == 0:
@@ -254,7 +254,7 @@ def _evaluate_where_due(training: Training, grade: Grade | None) -> None:
         evaluate(training, grade)
 
 
-def _epoch(training: Training) -> dict[str, float]:
+def run_epoch(training: Training) -> dict[str, float]:
     """One epoch; returns its line in the log.
 
     Told to stop while it paints, it is abandoned: nothing has changed yet, and a resumed run paints the same again.
@@ -282,10 +282,10 @@ def _epoch(training: Training) -> dict[str, float]:
         )
         line = dict(found.stats) | {"samples/not_finite": _share_not_finite(scores)}
         _refuse_too_many_missing(training, line, scorer)
-    if scorer.beside:
-        line["overlap/reward_seconds"] = scorer.busy_seconds
     line |= _sampling_facts(training) | _learn(training, rollouts, found)
     line |= {f"seconds/{phase}": spent - started.get(phase, 0.0) for phase, spent in training.seconds.items()}
+    if scorer.beside:
+        line["seconds/hidden_reward"] = max(0.0, scorer.busy_seconds - line["seconds/reward"])
     looks = [look for update in rollouts for part in update for look in looks_of(part.prompts, part.images)]
     line |= watched(training, "epoch", [look for part in training.runtime.gather(looks) for look in part], line)
     training.epoch += 1

@@ -1,0 +1,134 @@
+"""Scores beside sampling: the same as after it, under the same modes, and faults that come through."""
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from pacorl.engine.scoring import Scorer, beside
+from pacorl.rewards.reward import RewardError
+from pacorl.types import Prompt, Rollout, Size
+
+PROMPTS = [Prompt(number, f"prompt {number}") for number in range(4)]
+
+
+def rollout(rows: Sequence[int]) -> Rollout:
+    nothing = torch.empty(len(rows), 0, 1, 1)
+    return Rollout(
+        prompts=[PROMPTS[row % 4] for row in rows],
+        row_B=list(rows),
+        size=Size(4, 4),
+        sigmas_T=torch.tensor([1.0, 0.0]),
+        steps_S=[0],
+        before_BSNC=nothing,
+        after_BSNC=nothing,
+        log_prob_BS=nothing[:, :, 0, 0],
+        final_BNC=nothing[:, 0] if nothing.shape[1] else torch.empty(len(rows), 1, 1),
+        images=[Image.new("RGB", (4, 4), (row, 0, 0)) for row in rows],
+    )
+
+
+class Redness:
+    """Remembers under what it was called."""
+
+    def __init__(self, scores: Any = None) -> None:
+        self.calls: list[list[int]] = []
+        self.modes: list[tuple[bool, bool, torch.dtype, str]] = []
+        self.trouble = ""
+        self.begun = threading.Event()
+        self._scores = scores
+
+    def check(self, prompts: Sequence[Prompt]) -> None: ...
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+        red = [image.getpixel((0, 0))[0] for image in images]  # type: ignore[index]
+        self.calls.append(red)
+        self.modes.append(
+            (
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled("cpu"),
+                torch.get_autocast_dtype("cpu"),
+                threading.current_thread().name,
+            )
+        )
+        self.begun.set()
+        return self._scores(red) if self._scores else [float(value) for value in red]
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
+    red, double = Redness(), Redness(lambda values: [2.0 * value for value in values])
+    with Scorer({"red": red, "double": double}, beside=side) as scorer:
+        scorer.submit(rollout([4, 5]))
+        scorer.submit(rollout([0, 1, 2]))
+        assert scorer.results() == {row: [float(row), 2.0 * row] for row in (4, 5, 0, 1, 2)}
+        assert scorer.results() == {}
+    assert red.calls == double.calls == [[4, 5], [0, 1, 2]]
+
+
+def test_scoring_begins_before_results_are_asked_for() -> None:
+    red = Redness()
+    with Scorer({"red": red}, beside=True) as scorer:
+        scorer.submit(rollout([1]))
+        assert red.begun.wait(10)
+        assert red.modes[0][3].startswith("pacorl-reward")
+    late = Redness()
+    with Scorer({"red": late}, beside=False) as scorer:
+        scorer.submit(rollout([1]))
+        assert not late.calls
+        scorer.results()
+    assert late.modes[0][3] == threading.current_thread().name
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_the_worker_has_inference_mode_and_the_callers_autocast(side: bool) -> None:
+    red = Redness()
+    with Scorer({"red": red}, beside=side) as scorer:
+        scorer.submit(rollout([1]))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            scorer.submit(rollout([2]))
+        scorer.results()
+    (plain, cast) = red.modes
+    assert plain[:2] == (True, False)
+    assert cast[:3] == (True, True, torch.bfloat16)
+
+
+def test_missing_and_not_finite_are_told_apart() -> None:
+    with Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, beside=True) as scorer:
+        scorer.submit(rollout([0, 1, 2]))
+        found = scorer.results()
+    assert found[0] == [None]
+    assert math.isnan(found[1][0] or 0.0)
+    assert found[2] == [1.0]
+
+
+@pytest.mark.parametrize("side", [True, False])
+def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
+    with Scorer({"red": Redness(lambda values: [1.0])}, beside=side) as scorer:
+        scorer.submit(rollout([0, 1]))
+        with pytest.raises(RewardError, match="'red' returned 1 scores for 2 images"):
+            scorer.results()
+
+
+def test_reasons_are_gathered() -> None:
+    red = Redness()
+    red.trouble = "the server said 503"
+    with Scorer({"red": red, "other": Redness()}, beside=False) as scorer:
+        assert scorer.trouble() == "red: the server said 503"
+
+
+def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    assert not beside("auto", backend="local", device=cpu)
+    assert beside("auto", backend="http", device=cpu)
+    assert beside("auto", backend="local", device=torch.device("cuda"))
+    assert beside(True, backend="local", device=cpu)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    assert beside("auto", backend="local", device=cpu)
+    assert not beside(False, backend="local", device=cpu)

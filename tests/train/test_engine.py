@@ -1,0 +1,279 @@
+"""What an epoch of the policy loop costs, what it survives, and every objective through the real loop."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pacorl import config as configs
+from pacorl.app.quickstart import recipe
+from pacorl.config import PolicyRun
+from pacorl.engine import runtime
+from pacorl.engine.rollout import epoch_rows
+from pacorl.engine.scoring import Scorer
+from pacorl.models.adapters import SamplingCopy, adapter_state
+from pacorl.models.flux import FluxPolicy
+from pacorl.train import policy as loop
+from pacorl.train.policy import prepare, train_policy
+from pacorl.train.training import Training
+from pacorl.types import Prompt, Question, Size, Verdict
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from fake_server import FakeServer
+
+ENCODED: list[tuple[str, Size]] = []
+
+
+def load(overrides: list[str]) -> PolicyRun:
+    return configs.load(PolicyRun, recipe(), overrides)
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, float]]:
+    every = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in every if line["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """A prepared run of 2 prompts × 4 at half of the evaluation's size; each test sets its config anew."""
+    encode = FluxPolicy.encode
+
+    def counted(self: FluxPolicy, prompts: Sequence[Prompt], size: Size) -> Any:
+        ENCODED.extend((prompt.text, size) for prompt in prompts)
+        return encode(self, prompts, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FluxPolicy, "encode", counted)
+        config = load([*SETTINGS, f"out={tmp_path_factory.mktemp('engine') / 'run'}"])
+        made = prepare(config)
+        yield made
+        made.logbook.close()
+
+
+SETTINGS = [
+    "epochs=1",
+    "prompts_per_epoch=2",
+    "group_size=4",
+    "trackers=[]",
+    "prompts.train=tiny:train:3",
+    "prompts.evaluation=tiny:dev:2",
+    "sampling.size=[32,32]",
+    "sampling.steps=4",
+    "sampling.batch=2",
+    "sampling.noise_steps=[1,2]",
+    "sampling.shared_noise=false",
+    "evaluation.size=[64,64]",
+    "evaluation.steps=2",
+    "optimizer.updates_per_epoch=1",
+]
+
+
+class Work:
+    """Counts what an epoch does: rows of forwards by kind, decoded images, backwards, questions."""
+
+    def __init__(self, training: Training, patch: pytest.MonkeyPatch) -> None:
+        self.count: Counter[str] = Counter()
+        self._hook = training.bare.register_forward_pre_hook(self._forward, with_kwargs=True)
+        vae, judge, runtime = training.policy.pipeline.vae, training.judge, training.runtime  # type: ignore[attr-defined]
+        decode, verdicts, backward = vae.decode, judge.verdicts, runtime.backward
+
+        def decoded(codes: torch.Tensor, **options: Any) -> Any:
+            self.count["decoded"] += len(codes)
+            return decode(codes, **options)
+
+        def asked(questions: Sequence[Question]) -> list[Verdict]:
+            self.count["questions"] += len(questions)
+            return verdicts(questions)
+
+        def back(loss: torch.Tensor, *, last: bool) -> None:
+            self.count["backward"] += 1
+            backward(loss, last=last)
+
+        patch.setattr(vae, "decode", decoded)
+        patch.setattr(judge, "verdicts", asked)
+        patch.setattr(runtime, "backward", back)
+
+    def _forward(self, module: torch.nn.Module, args: Any, options: dict[str, Any]) -> None:
+        kind = "trained" if torch.is_grad_enabled() else "sampled"
+        self.count[kind] += len(options["hidden_states"])
+
+    def done(self) -> Counter[str]:
+        self._hook.remove()
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("overrides", "forwards"),
+    [
+        ([], (4, 2, 0)),
+        (["objective.name=grpo_guard"], (4, 2, 0)),
+        (["objective.name=diffusion_nft"], (4, 2, 2)),
+        (["objective.kl_weight=0.1"], (4, 2, 2)),
+        (["objective.name=diffusion_nft", "objective.kl_weight=0.1"], (4, 2, 4)),
+        (["objective.inner_epochs=2"], (4, 4, 0)),
+        (["sampling.window.kind=random"], (4, 1, 0)),
+    ],
+)
+def test_the_work_of_an_epoch(
+    training: Training, monkeypatch: pytest.MonkeyPatch, overrides: list[str], forwards: tuple[int, int, int]
+) -> None:
+    """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
+    endpoints, 1 of the base for the KL."""
+    training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
+    training.old = SamplingCopy(training.bare) if training.objective.needs == "endpoint" else None
+    sampled, trained, extra = forwards
+    known, work = len(ENCODED), Work(training, monkeypatch)
+    loop.run_epoch(training)
+    count = work.done()
+    assert count["trained"] == 8 * trained
+    assert count["sampled"] == 8 * (sampled + extra)
+    assert count["backward"] == 4 * trained, "one per micro-batch and trained step"
+    assert count["decoded"] == 8
+    assert count["questions"] == 8 * 6
+    assert len(ENCODED) == known, "a prompt was encoded again"
+
+
+def test_a_prompt_is_encoded_once_per_size(training: Training) -> None:
+    assert len(ENCODED) == len(set(ENCODED))
+    texts = {prompt.text for prompt in training.train_prompts}
+    assert {(text, Size(32, 32)) for text in texts} <= set(ENCODED)
+
+
+def test_a_shared_start_is_computed_once_per_group_across_batches(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.config = load(
+        [*SETTINGS, f"out={training.config.out}", "sampling.shared_noise=true", "sampling.noise_steps=[2]"]
+    )
+    training.old = None
+    work = Work(training, monkeypatch)
+    loop.run_epoch(training)
+    assert work.done()["sampled"] == 8 * 2 + 2 * 2
+
+
+def test_scores_beside_sampling_are_the_same_bit_for_bit(training: Training) -> None:
+    training.config = load([*SETTINGS, f"out={training.config.out}"])
+    training.old = None
+    rows = epoch_rows(training.train_prompts, epoch=training.epoch, count=2, group_size=4, seed=3)
+    found = []
+    for beside in (False, True):
+        with Scorer(training.rewards, beside=beside) as scorer:
+            loop._paint_all(training, rows, scorer)
+            found.append(loop._scores(training, scorer))
+    assert found[0] == found[1]
+    assert len(found[0]) == 8
+
+
+def test_the_base_weights_survive_epochs_bit_for_bit(training: Training) -> None:
+    training.config = load([*SETTINGS, f"out={training.config.out}"])
+    training.old = None
+    frozen = {n: p.detach().clone() for n, p in training.bare.named_parameters() if not p.requires_grad}
+    adapter = {n: value.clone() for n, value in adapter_state(training.bare).items()}
+    loop.run_epoch(training)
+    own = dict(training.bare.named_parameters())
+    assert all(torch.equal(value, own[name]) for name, value in frozen.items())
+    assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.bare).items())
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------
+
+
+def test_diffusion_nft_resumes_with_its_sampling_weights(small: list[str], tmp_path: Path) -> None:
+    settings = [
+        *small,
+        "epochs=2",
+        "objective.name=diffusion_nft",
+        "sampling.shared_noise=false",
+        "optimizer.lr=0.01",
+        "evaluation.every=1",
+    ]
+    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}"]))
+    cut = train_policy(load([*settings, "epochs=1", f"out={tmp_path / 'cut'}"]))
+    train_policy(load([*settings, f"out={cut}"]), resume=True)
+    for kind in ("epoch", "evaluation"):
+        for first, second in zip(lines(whole, kind), lines(cut, kind), strict=True):
+            assert {n: v for n, v in first.items() if not n.startswith("seconds")} == {
+                n: v for n, v in second.items() if not n.startswith("seconds")
+            }
+    epoch = lines(whole, "epoch")[1]
+    assert epoch["velocity_change"] > 0
+    assert epoch["grad_norm"] > 0
+
+
+def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
+    config = load(
+        [
+            *small,
+            "epochs=2",
+            "sampling.size=[32,32]",
+            "sampling.curriculum=[[1,[64,64]]]",
+            "sampling.shift=evaluation",
+            "sampling.window={kind: sliding, size: 1}",
+            "sampling.noise_steps=[0,1]",
+            "objective.name=grpo_guard",
+            "evaluation.every=1",
+            "prompts.evaluation=tiny:dev:3",
+        ]
+    )
+    out = train_policy(config)
+    assert [line["sampling/height"] for line in lines(out, "epoch")] == [32, 64]
+    assert [line["sampling/first_noise_step"] for line in lines(out, "epoch")] == [0, 1]
+    assert [line.get("ratio_deviation/0") for line in lines(out, "epoch")] == [0.0, None]
+    assert lines(out, "epoch")[1]["ratio_deviation/1"] == 0.0
+    correlations = [line.get("correlation/consistency") for line in lines(out, "evaluation")]
+    assert correlations[2] is None, "trained at the evaluation's own size"
+    assert all(value is not None and -1 <= value <= 1 for value in correlations[:2])
+
+
+REWARD = """
+calls = []
+
+def spotty(prompts, images):
+    calls.append(len(images))
+    if len(calls) < 2:
+        return [1.0] * len(images)  # the trial before the run
+    return {values}
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ("[None if i % 2 else float(i) for i in range(len(images))]", "gave no reason"),
+        ("[float('nan') if i % 2 else float(i) for i in range(len(images))]", "50% were no finite numbers"),
+    ],
+)
+def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path, values: str, cause: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(REWARD.replace("{values}", values))
+    rewards = f"rewards=[{{name: '{file}:spotty'}}]"
+    config = load([*small, rewards, "advantages.max_missing=0.4", "best_by=''"])
+    with pytest.raises(ValueError, match=rf"50% of the scores of epoch 1 are missing.*the state is saved.*{cause}"):
+        train_policy(config)
+    assert runtime.checkpoints(config.out / "checkpoints")
+    out = train_policy(load([*small, rewards, "advantages.max_missing=0.5", "best_by=''"]), resume=True)
+    (epoch,) = lines(out, "epoch")
+    assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
+    assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)
+
+
+def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeServer(served=("paco",)).running() as server:
+        remote = [*small, "judge.backend=http", f"judge.checkpoint={server.url}", "judge.retries=0"]
+        wrong = load([*remote, "judge.model=pacco"])
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+            with pytest.raises(ValueError, match="serves no model 'pacco'; it serves paco"):
+                train_policy(wrong)
+        out = train_policy(load([*remote, "judge.model=paco"]))
+        (epoch,) = lines(out, "epoch")
+        assert epoch["samples/used"] == 1.0
+        assert epoch["seconds/hidden_reward"] >= 0
+        server.behave = lambda handler, number: handler.fail(503) or True  # type: ignore[func-returns-value]
+        with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*503"):
+            train_policy(load([*remote, "judge.model=paco", "epochs=2"]), resume=True)
