@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from pacorl.cli import benchmark, dataset, generate, policy, prompts, quickstart, reward, score, serve, studio, tiny
+from pacorl.cli import benchmark, dataset, generate, policy, prompts, publish, quickstart, reward, score, serve, studio, tiny
 
 app = typer.Typer(
     name="pacorl",
@@ -20,6 +20,7 @@ quickstart.register(app)
 policy.register(app)
 reward.register(app)
 score.register(app)
+publish.register(app)
 generate.register(app)
 studio.register(app)
 serve.register(app)

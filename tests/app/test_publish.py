@@ -1,0 +1,92 @@
+"""Model cards from a run's own files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from pacorl.app.publish import write_card
+from pacorl.cli.publish import register
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "dentist"
+    (folder / "adapter").mkdir(parents=True)
+    config = {
+        "out": "/home/somebody/runs/dentist",
+        "seed": 3,
+        "model": {"checkpoint": "black-forest-labs/FLUX.1-dev", "guidance": 3.5},
+        "prompts": {"train": "/home/somebody/data/train.jsonl"},
+        "judge": {"api_key_env": "SECRET_KEY"},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    summary = {
+        "before": {"consistency": {"mean": 0.4, "low": 0.3, "high": 0.5}},
+        "after": {"consistency": {"mean": 0.6, "low": 0.5, "high": 0.7}},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_a_card_holds_config_data_figures_and_licence(run: Path) -> None:
+    text = (write_card(run) / "README.md").read_text()
+    header = yaml.safe_load(text.split("---")[1])
+    assert header["license_name"] == "flux-1-dev-non-commercial-license"
+    assert header["base_model"] == "black-forest-labs/FLUX.1-dev"
+    assert "| consistency | 0.400 [0.300, 0.500] | 0.600 [0.500, 0.700] | – |" in text
+    assert "Trained on: `train.jsonl`." in text
+    assert "seed: 3" in text
+    assert "checkpoint: black-forest-labs/FLUX.1-dev" in text
+
+
+def test_a_card_says_nothing_of_the_machine(run: Path) -> None:
+    text = (write_card(run) / "README.md").read_text()
+    assert "/home" not in text
+    assert "SECRET_KEY" not in text
+
+
+def test_benchmarks_go_into_the_card_without_the_papers_rows(run: Path, tmp_path: Path) -> None:
+    rows = [
+        {"name": "here", "source": "measured", "values": {"Accuracy": {"mean": 0.5, "low": 0.4, "high": 0.6}}},
+        {"name": "PaCo", "source": "published, not measured here", "values": {"Accuracy": 0.449}},
+    ]
+    document = {"complete": False, "measured": 3, "wanted": 6}
+    document |= {"tables": [{"title": "ConsistencyRank", "columns": ["Accuracy"], "rows": rows}]}
+    (tmp_path / "summary.json").write_text(json.dumps(document))
+    text = (write_card(run, benchmarks=[tmp_path]) / "README.md").read_text()
+    assert "| here | 0.500 [0.400, 0.600] |" in text
+    assert "0.449" not in text
+    assert "Over 3 of 6 items." in text
+
+
+def test_an_unknown_base_needs_a_licence(run: Path) -> None:
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("black-forest-labs/FLUX.1-dev", "my/model"))
+    with pytest.raises(ValueError, match="the licence of my/model is not known here; name one with --licence"):
+        write_card(run)
+    assert "license: mit" in (write_card(run, licence="mit") / "README.md").read_text()
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has neither adapter/ nor merged/"):
+        write_card(tmp_path)
+    (tmp_path / "adapter").mkdir()
+    with pytest.raises(ValueError, match="is no run's folder"):
+        write_card(tmp_path)
+
+
+def test_nothing_is_uploaded_unless_it_is_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it now raises
+    app = typer.Typer()
+    register(app)
+    done = CliRunner().invoke(app, [str(run)])
+    assert done.exit_code == 0, done.exception
+    assert (run / "adapter" / "README.md").is_file()
+    assert isinstance(CliRunner().invoke(app, [str(run), "--push-to-hub", "me/it"]).exception, ImportError)
