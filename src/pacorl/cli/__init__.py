@@ -7,7 +7,20 @@ import sys
 
 import typer
 
-from pacorl.cli import benchmark, dataset, generate, policy, prompts, publish, quickstart, reward, score, serve, studio, tiny
+from pacorl.cli import (
+    benchmark,
+    dataset,
+    generate,
+    policy,
+    prompts,
+    publish,
+    quickstart,
+    reward,
+    score,
+    serve,
+    studio,
+    tiny,
+)
 
 app = typer.Typer(
     name="pacorl",
