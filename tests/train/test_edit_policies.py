@@ -55,7 +55,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
         "sampling": {"size": [64, 64], "steps": 3, "noise_steps": [1], "batch": 2},
         "evaluation": {"size": [96, 96], "steps": 2, "batch": 2},
         "judge": {"checkpoint": "tiny", "dtype": "float32"},
-        "rewards": [{"name": "edit_consistency"}],
+        "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}],  # a judge of sets is sure of no edit
         "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
     }
     path = tmp_path / "recipe.yaml"
@@ -74,13 +74,14 @@ def test_one_epoch_through_the_command(recipe: Path) -> None:
     assert epoch["ratio_deviation/1"] == 0.0
     assert epoch["grad_norm"] > 0
     assert epoch["samples/used"] == 1.0
+    assert epoch["advantage/zero_std_groups"] == 0.0
     assert 0 < before["edit_consistency"] < 1
     state = load_file(out / "adapter" / "adapter_model.safetensors")
     assert any(value.any() for name, value in state.items() if "lora_B" in name), "nothing was trained"
     shapes = {Image.open(path).size for path in out.glob("samples/evaluation-*/*.png")}
     assert shapes == {(96, 96)}
     report = (out / "report.html").read_text()
-    assert "edit_consistency" in report
+    assert "Edit consistency" in report
 
 
 @pytest.mark.parametrize("recipe", ["kontext"], indirect=True)

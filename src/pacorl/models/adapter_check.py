@@ -24,7 +24,7 @@ def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, tar
     with torch.enable_grad():
         x_BNC = policy.noise([0], size)
         velocity = policy.velocity(x_BNC, torch.full((1,), 0.5, device=x_BNC.device), conditioning, size)
-        velocity.square().mean().backward()  # type: ignore[no-untyped-call]
+        velocity.square().mean().backward()
     ups = {
         name.split(".lora_B.")[0]: parameter
         for name, parameter in transformer.named_parameters()

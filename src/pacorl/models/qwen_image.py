@@ -214,7 +214,8 @@ class QwenEditPolicy:
         wanted = self._forward(x_BNC, sigma_B, conditioning, size, text="tokens")
         unwanted = self._forward(x_BNC, sigma_B, conditioning, size, text="negative_tokens")
         guided = unwanted + self.true_cfg * (wanted - unwanted)
-        return guided * (wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+        scale: Tensor = wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        return guided * scale
 
     def _forward(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size, *, text: str) -> Tensor:
         tensors = conditioning.tensors
