@@ -7,12 +7,13 @@ import pytest
 import torch
 import yaml
 from edit_twins import kontext_pipeline, picture, qwen_pipeline
-from PIL import Image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.data.character_edits import character_edits, write_edits
+from pacorl.models.sources import source_size
+from pacorl.types import Size
 
 KINDS = ("kontext", "qwen_edit", "qwen_edit_plus")
 
@@ -78,8 +79,8 @@ def test_one_epoch_through_the_command(recipe: Path) -> None:
     assert 0 < before["edit_consistency"] < 1
     state = load_file(out / "adapter" / "adapter_model.safetensors")
     assert any(value.any() for name, value in state.items() if "lora_B" in name), "nothing was trained"
-    shapes = {Image.open(path).size for path in out.glob("samples/evaluation-*/*.png")}
-    assert shapes == {(96, 96)}
+    shapes = {source_size(path) for path in out.glob("samples/evaluation-*/*.png")}
+    assert shapes == {Size(96, 96)}
     report = (out / "report.html").read_text()
     assert "Edit consistency" in report
 
@@ -111,7 +112,7 @@ def test_a_bad_source_is_named_before_weights_load(
 @pytest.mark.parametrize(("scale", "forwards"), [(1.0, 1), (2.0, 2)])
 def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int) -> None:
     from pacorl.models.kontext import KontextPolicy
-    from pacorl.types import Prompt, Size
+    from pacorl.types import Prompt
 
     source = picture(tmp_path / "source.png", height=64, width=64)
     policy = KontextPolicy(kontext_pipeline(), text_tokens=48, true_cfg=scale)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from pacorl.core import questions
 from pacorl.data.characters import EDITS, all_panels, split_of
 from pacorl.data.records import load_prompts
 from pacorl.models.flux import TINY_FLUX
+from pacorl.models.sources import source_size
 from pacorl.train.pretrain_edits import (
     COUNTS,
     INSTRUCTIONS,
@@ -24,6 +24,7 @@ from pacorl.train.pretrain_edits import (
     painted_edits,
     pretrain_kontext,
 )
+from pacorl.types import Size
 
 PANELS = all_panels()
 
@@ -46,7 +47,7 @@ def test_the_world_s_edits_are_drawn_for_every_split(tmp_path: Path) -> None:
     for path in files:
         prompts = load_prompts(path)
         assert len(prompts) == COUNTS[path.stem]  # type: ignore[index]
-        assert {Image.open(prompt.sources[0]).size for prompt in prompts} == {(PIXELS, PIXELS)}
+        assert {source_size(prompt.sources[0]) for prompt in prompts} == {Size(PIXELS, PIXELS)}
         assert {prompt.text for prompt in prompts} <= set(INSTRUCTIONS)
 
 
