@@ -1,0 +1,125 @@
+"""Rewards that ask a judge: by criteria and by layout, and against questions asked one by one of the tiny judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import fmean
+
+import pytest
+from PIL import Image
+
+from pacorl.core import questions
+from pacorl.core.grid import shared_text, split
+from pacorl.data import characters
+from pacorl.data.records import load_prompts
+from pacorl.models.judge import LocalJudge
+from pacorl.rewards.consistency import Consistency, GridLayout, PanelMatch
+from pacorl.types import Grid, Prompt, Question, Verdict
+
+CRITERIA = {"Style": {"Ink": "one ink", "Paper": "one paper"}, "Logic": {"Order": "in order"}}
+
+
+class Answering:
+    """Answers by the question's text, and counts."""
+
+    def __init__(self, answers: dict[str, list[float | None]]) -> None:
+        self.answers = {text: iter(values) for text, values in answers.items()}
+        self.asked: list[str] = []
+
+    def verdicts(self, asked: Sequence[Question]) -> list[Verdict]:
+        self.asked += [question.text for question in asked]
+        values = [next(self.answers[question.text]) for question in asked]
+        return [Verdict(value, "" if value is not None else "no connection") for value in values]
+
+    def explain(self, question: Question) -> str:
+        return question.text
+
+
+def answering(ink: list[float | None], paper: list[float | None], order: list[float | None]) -> Answering:
+    texts = [questions.meets_criterion(text) for text in ("one ink", "one paper", "in order")]
+    return Answering(dict(zip(texts, (ink, paper, order), strict=True)))
+
+
+PROMPT = Prompt(id=5, text="a set", grid=Grid(1, 3), criteria=CRITERIA)
+SHEET = Image.new("RGB", (48, 16))
+
+
+def test_criteria_are_averaged_over_pairs_then_criteria_then_dimensions() -> None:
+    judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
+    style, logic = fmean([fmean([0.1, 0.2, 0.3]), fmean([0.5, 0.7, 0.9])]), fmean([1.0, 0.0, 1.0])
+    assert Consistency(judge, ask="criteria")([PROMPT], [SHEET]) == [pytest.approx(fmean([style, logic]))]
+    assert len(judge.asked) == 9
+
+
+def test_a_pair_s_verdict_is_the_mean_of_its_criteria() -> None:
+    judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
+    pairs = Consistency(judge, ask="criteria").pairs([PROMPT], [SHEET])[0]
+    assert [verdict.p_yes for verdict in pairs] == [pytest.approx(v) for v in (0.65, 0.225, 0.8)]
+
+
+def test_one_missing_answer_makes_the_score_missing_and_is_remembered() -> None:
+    reward = Consistency(answering([0.1, None, 0.3], [0.5] * 3, [1.0] * 3), ask="criteria")
+    assert reward([PROMPT], [SHEET]) == [None]
+    assert reward.trouble == "no connection"
+
+
+def test_null_criteria_are_not_asked(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt": "A 1x3 grid.", "criteria": {"Style": {"Ink": "one ink", "Paper": null}, "Logic": null}}\n'
+    )
+    prompt = load_prompts(tmp_path / "a.jsonl")[0]
+    judge = answering([0.2, 0.4, 0.6], [], [])
+    assert Consistency(judge, ask="criteria")([prompt], [SHEET]) == [pytest.approx(0.4)]
+
+
+def test_a_record_without_criteria_is_named() -> None:
+    reward = Consistency(answering([], [], []), ask="criteria")
+    with pytest.raises(ValueError, match="prompt 7 has no criteria"):
+        reward.check([PROMPT, Prompt(id=7, text="a", grid=Grid(1, 2), criteria={"Style": {}})])
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0])
+def test_a_temperature_must_be_above_zero(temperature: float) -> None:
+    with pytest.raises(ValueError, match=r"args\.temperature must be above 0"):
+        PanelMatch(answering([], [], []), temperature=temperature)
+
+
+def test_grid_layout_asks_of_the_whole_sheet() -> None:
+    text = questions.shows_grid(1, 3)
+    assert "exactly 3 separate pictures, laid out as a grid of 1 row and 3 columns" in text
+    assert GridLayout(Answering({text: [0.7]}))([PROMPT], [SHEET]) == [0.7]
+    with pytest.raises(ValueError, match="prompt 1 is a 1x1 grid, and grid_layout"):
+        GridLayout(Answering({})).check([Prompt(id=1, text="a")])
+
+
+def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
+    judge = LocalJudge.from_pretrained()
+    prompts = characters.character_prompts("dev", 20)
+    sheets = [
+        characters.draw_grid([characters.Panel.parse(text) for text in prompt.panels[:3]] * 2, Grid(2, 3), 32)
+        if number % 2
+        else characters.draw_grid([characters.Panel.parse(text) for text in prompt.panels], prompt.grid, 32)
+        for number, prompt in enumerate(prompts)
+    ]
+    sheets = [sheet.resize((64, 64)) for sheet in sheets]
+
+    def ask(*images: Image.Image, text: str) -> float:
+        return judge.verdicts([Question(images, text)])[0].p_yes or 0.0
+
+    expected: dict[str, list[float]] = {"consistency": [], "panel_match": [], "grid_layout": []}
+    for prompt, sheet in zip(prompts, sheets, strict=True):
+        panels = split(sheet, prompt.grid)
+        theme = questions.same_theme(shared_text(prompt.text))
+        expected["consistency"].append(fmean(ask(*pair, text=theme) for pair in combinations(panels, 2)))
+        shown = [ask(one, text=questions.shows_text(text)) for one, text in zip(panels, prompt.panels, strict=True)]
+        expected["panel_match"].append(fmean(shown))
+        expected["grid_layout"].append(ask(sheet, text=questions.shows_grid(2, 2)))
+    for name, reward in (
+        ("consistency", Consistency(judge)),
+        ("panel_match", PanelMatch(judge)),
+        ("grid_layout", GridLayout(judge)),
+    ):
+        assert reward(prompts, sheets) == pytest.approx(expected[name], rel=1e-3), name
+        assert reward(prompts[::-1], sheets[::-1])[::-1] == pytest.approx(expected[name], rel=1e-3), name
+        assert len({f"{value:.2g}" for value in expected[name]}) > 5, f"{name} scores all alike, so nothing is shown"
