@@ -108,7 +108,7 @@ def test_broken_json_is_named_by_line(folder: Path) -> None:
 
 def test_missing_images_are_listed(folder: Path) -> None:
     write(folder, sharegpt(images=["a.png", "gone.png"]), *[sharegpt(images=["a.png", f"{n}.png"]) for n in range(12)])
-    with pytest.raises(ValueError, match=r"train\.json: 13 image(s) missing") as caught:
+    with pytest.raises(ValueError, match=r"train\.json: 13 image\(s\) missing") as caught:
         comparisons_from(f"{folder}:cot_train")
     listed = str(caught.value).splitlines()
     assert listed[1].strip() == str(folder / "gone.png")
