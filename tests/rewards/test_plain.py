@@ -110,6 +110,7 @@ def test_ocr_without_an_engine_says_what_to_install() -> None:
         Ocr().load()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _readers(), reason="neither rapidocr nor tesseract is installed")
 @pytest.mark.filterwarnings("ignore")
 def test_ocr_reads_twenty_images() -> None:
@@ -129,8 +130,7 @@ def test_ocr_reads_twenty_images() -> None:
     assert found == pytest.approx(expected)
     assert fmean(found[::2]) > 0.9
     assert fmean(found[1::2]) < 0.6
-    assert reward(prompts[::-1], images[::-1])[::-1] == found
-    assert [reward([p], [i])[0] for p, i in zip(prompts, images, strict=True)] == found
+    assert [reward([prompts[row]], [images[row]])[0] for row in (3, 0)] == [found[3], found[0]]
     sheet = join([_sign(words) for words in SIGNS[:4]], Grid(2, 2))
     panels = tuple(f"A board that says '{words}'" for words in [*SIGNS[:3], "QUIET ZONE"])
     assert 0.7 < (reward([Prompt(id=0, text="x", grid=Grid(2, 2), panels=panels)], [sheet])[0] or 0) < 0.95
