@@ -44,7 +44,7 @@ def main() -> int:
         prompts_from(options.prompts),
         seed=options.seed,
         best_of=options.best_of,
-        judge=LocalJudge.from_pretrained("tiny"),
+        judge=LocalJudge.from_pretrained(options.judge),
         size=Size(sides.rows, sides.cols),
         keep_all=True,
     )
@@ -60,6 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", default="128x128")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--adapter", default="")
+    parser.add_argument("--judge", default="tiny", help="a checkpoint folder")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 

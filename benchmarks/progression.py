@@ -3,17 +3,21 @@
     python benchmarks/progression.py             # configs/cases/tiny_journey.yaml, 12 seeds
 
 The tiny world has no plant that grows. It has a journey: one hero at the house, then the tree, the lamp, the boat.
-Identity and style must stay, the place must go on. Two things are measured:
+Identity and style must stay, the place must go on. Three things are measured:
 
 painted   sheets by the tiny generator. The oracle reads how many panels are at their stage, and how often all four are;
-          the judge reads the stages too (of the four places, the one that it is surest a panel shows), and answers each
+          the judge reads the stages too (of the four texts, the one that it is surest a panel shows), and answers each
           criterion for every pair of panels, which is compared with what the oracle sees.
 drawn     faultless journeys of many heroes, and the same with one fault: two stages swapped, a stage repeated, a hat,
           a colour or the time of day changed in one panel. The judge says "in order" where it reads the four stages as
           they should be, and "kept" where every criterion of every pair is more likely Yes than No.
 
-Pairs alone cannot tell a journey from one in the wrong order: what they see is who and in which style. The order is
-read from single panels here. It is the tiny judge that is measured, on its own world.
+day       likewise drawn: one hero in one place at dawn, by day, at sunset, at night, and with a fault. The judge says
+          "goes on" where it answers No to "one palette" for every pair, and "kept" where it answers Yes to every
+          identity criterion of every pair. So a stage that stands still can be seen by pairs, and who has changed.
+
+Pairs alone cannot tell stages from the same in another order; that needs a judge that reads single panels. It is the
+tiny judge that is measured, on its own world.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ CRITERIA = {
     "hat": "The hero wears the same hat in all images.",
     "palette": "All images share one palette and time of day.",
 }
+DAY = ("candy", "day", "sunset", "night")
 FAULTS = ("none", "swapped", "repeated", "hat", "colour", "palette")
 
 
@@ -52,20 +57,25 @@ def main() -> None:
     options = arguments()
     quiet_loading()
     use_cores()
-    judge = LocalJudge.from_pretrained("tiny")
+    judge = LocalJudge.from_pretrained(options.judge)
     board = read_storyboard(CASE)
     wanted = [Panel.parse(text) for text in pages(board, "tiny")[0].panels]
-    generator = Generator.load("tiny", adapter=options.adapter)
-    sheets = [paint_storyboard(generator, board, seed=seed)[0].panels for seed in range(options.seeds)]
-    result = {"painted": painted(judge, sheets, wanted), "drawn": drawn(judge, wanted, count=options.drawn)}
+    result: dict[str, object] = {}
+    if options.seeds:
+        generator = Generator.load("tiny", adapter=options.adapter)
+        sheets = [paint_storyboard(generator, board, seed=seed)[0].panels for seed in range(options.seeds)]
+        result["painted"] = painted(judge, sheets, wanted)
+    result["drawn"] = drawn(judge, wanted, count=options.drawn)
+    result["day"] = day(judge, count=options.drawn)
     print(json.dumps(result, indent=2))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=12, help="sheets to paint; 0 for the drawn ones alone")
     parser.add_argument("--drawn", type=int, default=24, help="heroes, of the test split")
     parser.add_argument("--adapter", default="")
+    parser.add_argument("--judge", default="tiny", help="a checkpoint folder")
     return parser.parse_args()
 
 
@@ -75,9 +85,12 @@ def painted(judge: Judge, sheets: Sequence[Sequence[Image.Image]], wanted: Seque
     seen = [oracle.read(panels) for panels in sheets]
     at_stage = [[bool(see) and see.prop == want.prop for see, want in zip(row, wanted, strict=True)] for row in seen]
     places = [panel.prop for panel in wanted]
-    read = [read_stages(judge, panels, places) for panels in sheets]
+    read = [read_stages(judge, panels, wanted) for panels in sheets]
     same_reading = [
-        said == see.prop for row, saw in zip(read, seen, strict=True) for said, see in zip(row, saw, strict=True) if see
+        places[said] == see.prop
+        for row, saw in zip(read, seen, strict=True)
+        for said, see in zip(row, saw, strict=True)
+        if see
     ]
     return {
         "sheets": len(sheets),
@@ -101,25 +114,40 @@ def agreements(
             if first and second:
                 asked.append(Question((panels[i], panels[j]), questions.meets_criterion(CRITERIA[name])))
                 truth.append(getattr(first, name) == getattr(second, name))
-    said = [(verdict.p_yes or 0.0) > 0.5 for verdict in judge.verdicts(asked)]
-    return [a == b for a, b in zip(said, truth, strict=True)]
+    answers = [(verdict.p_yes or 0.0) > 0.5 for verdict in judge.verdicts(asked)]
+    return [a == b for a, b in zip(answers, truth, strict=True)]
 
 
 def drawn(judge: Judge, wanted: Sequence[Panel], *, count: int) -> dict[str, dict[str, float]]:
     """Per fault: how often the judge says "in order" and "kept", over `count` held-out heroes."""
     rng = random.Random(0)
     heroes = rng.sample(sorted({panel.kept for panel in all_panels() if split_of(panel) == "test"}), count)
-    places = [panel.prop for panel in wanted]
+    journeys = [[Panel(*kept, panel.pose, panel.prop) for panel in wanted] for kept in heroes]
     table = {}
     for fault in FAULTS:
-        sheets = []
-        for kept in heroes:
-            journey = [Panel(*kept, panel.pose, panel.prop) for panel in wanted]
-            sheets.append([draw(panel, 64) for panel in with_fault(journey, fault, rng)])
-        table[fault] = {
-            "in order": round(fmean(read_stages(judge, panels, places) == places for panels in sheets), 3),
-            "kept": round(fmean(is_kept(judge, panels) for panels in sheets), 3),
-        }
+        sheets = [[draw(panel, 64) for panel in with_fault(journey, fault, rng)] for journey in journeys]
+        in_order = [
+            read_stages(judge, panels, journey) == list(range(len(journey)))
+            for panels, journey in zip(sheets, journeys, strict=True)
+        ]
+        kept = [min(said(judge, panels, list(CRITERIA))) > 0.5 for panels in sheets]
+        table[fault] = {"in order": round(fmean(in_order), 3), "kept": round(fmean(kept), 3)}
+    return table
+
+
+def day(judge: Judge, *, count: int) -> dict[str, dict[str, float]]:
+    """Per fault: how often the judge says "goes on" and "kept" of a drawn day, over `count` held-out heroes."""
+    rng = random.Random(1)
+    heroes = rng.sample([panel for panel in all_panels() if split_of(panel) == "test"], count)
+    table = {}
+    for fault in ("none", "repeated", "hat", "colour", "shape"):
+        sheets = [
+            [draw(panel, 64) for panel in with_fault([replace(hero, palette=time) for time in DAY], fault, rng)]
+            for hero in heroes
+        ]
+        goes_on = [max(said(judge, panels, ["palette"])) < 0.5 for panels in sheets]
+        kept = [min(said(judge, panels, ["colour", "shape", "hat"])) > 0.5 for panels in sheets]
+        table[fault] = {"goes on": round(fmean(goes_on), 3), "kept": round(fmean(kept), 3)}
     return table
 
 
@@ -136,21 +164,20 @@ def with_fault(journey: Sequence[Panel], fault: str, rng: random.Random) -> list
     return panels
 
 
-def read_stages(judge: Judge, panels: Sequence[Image.Image], places: Sequence[str]) -> list[str]:
-    """The place that each panel shows most surely, by the judge."""
-    asked = [Question((panel,), questions.shows_text(place)) for panel in panels for place in places]
+def read_stages(judge: Judge, panels: Sequence[Image.Image], stages: Sequence[Panel]) -> list[int]:
+    """The stage whose text each panel shows most surely, by the judge."""
+    asked = [Question((panel,), questions.shows_text(stage.text)) for panel in panels for stage in stages]
     sure = [verdict.p_yes or 0.0 for verdict in judge.verdicts(asked)]
-    rows = [sure[start : start + len(places)] for start in range(0, len(sure), len(places))]
-    return [places[row.index(max(row))] for row in rows]
+    rows = [sure[start : start + len(stages)] for start in range(0, len(sure), len(stages))]
+    return [row.index(max(row)) for row in rows]
 
 
-def is_kept(judge: Judge, panels: Sequence[Image.Image]) -> bool:
+def said(judge: Judge, panels: Sequence[Image.Image], names: Sequence[str]) -> list[float]:
+    """P(Yes) of some criteria for every pair of panels."""
     asked = [
-        Question(pair, questions.meets_criterion(text))
-        for pair in combinations(panels, 2)
-        for text in CRITERIA.values()
+        Question(pair, questions.meets_criterion(CRITERIA[name])) for pair in combinations(panels, 2) for name in names
     ]
-    return all((verdict.p_yes or 0.0) > 0.5 for verdict in judge.verdicts(asked))
+    return [verdict.p_yes or 0.0 for verdict in judge.verdicts(asked)]
 
 
 if __name__ == "__main__":
