@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.models.shards import placed_like, settle, whole
 
@@ -52,12 +53,10 @@ class Runtime:
 
     def __init__(self) -> None:
         # model.dtype says what the weights are; autocast on top of it would part sampling from training.
-        # No model here has buffers that training changes, so none are sent around before each forward.
         # A launcher's processes without an accelerator would each be alone: accelerate has to be told of CPUs.
         self.accelerator = Accelerator(
             cpu="RANK" in os.environ and not torch.accelerator.is_available(),
             mixed_precision="no",
-            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         )
         self._asked_at: float | None = None
         self._refuse_unsupported()
@@ -150,6 +149,9 @@ class Runtime:
             engine = self.accelerator.state.deepspeed_plugin.deepspeed_config
             engine |= {"train_micro_batch_size_per_gpu": batch, "gradient_clipping": max_norm}
         model, stepper = self.accelerator.prepare(transformer, optimizer)
+        if isinstance(model, DistributedDataParallel):
+            # Training changes no buffers, and evaluation's last round may be uneven: a forward must wait for nobody.
+            model.forward_sync_buffers = False
         return model, stepper
 
     def bare(self, transformer: nn.Module) -> nn.Module:
