@@ -34,6 +34,8 @@ ALPHAS = ("uniform", "0.01", "0.1", "0.5", "0.9", "1")
 LABELS = {"uniform": "1/n", "0.01": ".01", "0.1": ".1", "0.5": ".5", "0.9": ".9", "1": "1"}
 MEASURES = {"decision_accuracy": "decision accuracy", "auc": "AUC", "ece": "ECE", "order_gap": "order gap"}
 PLOTTED = ("decision_accuracy", "auc")
+SAME_START = 1e-3
+"""A measure of one judge may differ by so much from machine to machine; another judge's differs by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def main() -> None:
         for alpha in alphas:
             results.append(run(alpha, seed, steps=steps, train=train, test=test, out=options.out))
             print(line(results[-1]), flush=True)
+            check_start(results)
     (options.out / "results.json").write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")
     (options.out / "table.md").write_text(table(results))
     (options.out / "alpha_sweep.svg").write_text(plot(results))
@@ -103,6 +106,14 @@ def run(alpha: str, seed: int, *, steps: int, train: Path, test: Path, out: Path
         found = Result(alpha, seed, *measured, cpu_seconds=time.process_time() - started)
         known.write_text(json.dumps(asdict(found)))
     return Result(**json.loads(known.read_text()))
+
+
+def check_start(results: Sequence[Result]) -> None:
+    """Raises ValueError where runs began from different judges: their ends cannot be compared."""
+    first, last = results[0], results[-1]
+    if any(abs(first.before[name] - last.before[name]) > SAME_START for name in MEASURES):
+        raise ValueError(f"α {last.alpha}, seed {last.seed} began from another judge than α {first.alpha}, seed "
+                         f"{first.seed}; give another --out and start over")  # fmt: skip
 
 
 def line(one: Result) -> str:
