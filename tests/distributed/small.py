@@ -1,0 +1,85 @@
+"""A model of a few weights with adapters, trained for a few steps by a `Runtime`: what engines must agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+WIDTH = 7  # divides by nothing, so shards are uneven
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.lora_A = nn.Linear(WIDTH, 3, bias=False)
+        self.lora_B = nn.Linear(3, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.base(x) + self.lora_B(self.lora_A(x)))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Adapted(), Adapted())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+class Model(nn.Module):
+    _no_split_modules = ("Block",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(), Block())
+        self.last = Adapted()  # outside the blocks: FSDP2's root, which stays gathered after a forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.blocks(x))
+
+
+def train(out: Path) -> None:
+    """Three steps with painting between them; state is saved, spoilt and put back; one more forward."""
+    from pacorl.engine.runtime import Runtime, optimizer_tensors, set_optimizer_tensors
+    from pacorl.models.adapters import MovingAverage, adapter_state, set_adapter_state, whole_state
+
+    torch.manual_seed(0)
+    machine, model = Runtime(), Model()
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=1e-2)
+    model, optimizer = machine.prepare(model, optimizer, batch=2, max_norm=0.5)
+    average = MovingAverage(machine.bare(model), decay=0.5, interval=1)
+    batches, norms = [torch.randn(2, WIDTH) for _ in range(4)], []
+    for step in range(3):
+        own = [batch for _, batch in machine.deal(batches)]
+        with torch.no_grad(), average.applied():
+            model(own[0])
+        for batch in own:
+            last = batch is own[-1]
+            with machine.accumulating(model, last=last):
+                machine.backward(model(batch).square().mean() / len(own), last=last)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = whole_state({str(n): p.grad for n, p in enumerate(parameters) if p.grad is not None})
+        norms.append(machine.step(optimizer, parameters, max_norm=0.5))
+        average.follow(step + 1)
+    with torch.no_grad():
+        model(batches[0])
+
+    named = {name: p for name, p in machine.bare(model).named_parameters() if p.requires_grad}
+    kept = {name: value.clone() for name, value in whole_state(adapter_state(machine.bare(model))).items()}
+    moments = {name: value.clone() for name, value in optimizer_tensors(optimizer, list(named)).items()}
+    set_adapter_state(machine.bare(model), {name: torch.zeros_like(value) for name, value in kept.items()})
+    set_adapter_state(machine.bare(model), kept)
+    set_optimizer_tensors(optimizer, named, moments)
+    again = optimizer_tensors(optimizer, list(named))
+    assert all(torch.equal(again[name], value) for name, value in moments.items())
+    with torch.no_grad():
+        output = model(batches[0])
+    followed = whole_state(average.state)
+    if machine.is_main:
+        parts = {"adapter": kept, "average": followed, "optimizer": moments, "gradients": gradients}
+        torch.save(parts | {"norms": torch.tensor(norms), "output": output}, out)
