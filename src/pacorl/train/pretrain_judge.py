@@ -274,6 +274,7 @@ def _begin(
     """Model, processor and pictures: new ones, or those of a checkpoint."""
     if start is not None:
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+        model.config.dtype = model.config.text_config.dtype = None  # it is stored in another
         processor = load_processor(start)
         return model, processor, PictureBank(processor.image_processor, vae=vae, junk=junk)
     # The tokenizer needs the lessons' words and the bank needs an image processor: a first judge lends its own.
