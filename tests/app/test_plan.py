@@ -404,3 +404,26 @@ def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.C
     shown = capsys.readouterr().out
     for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):
         assert part in shown
+
+
+def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(checkpoints: Path) -> None:
+    components_of = {row.component: row for row in plan(tiny_run(checkpoints)).rows}
+    policy = FluxPolicy(tiny_flux(TEXTS), text_tokens=48)
+    config = tiny_run(checkpoints)
+    add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
+    weights = {n: p for n, p in policy.transformer.named_parameters() if ".base_layer.weight" in n}
+    assert components_of["merged weights"].bytes == 4 * sum(weight.numel() for weight in weights.values())
+    other = tiny_run(
+        checkpoints,
+        "sampling.merge=false",
+        "objective.name=diffusion_nft",
+        "judge.backend=http",
+        "judge.checkpoint=http://127.0.0.1:9/v1",
+        "judge.model=paco",
+    )
+    found = plan(other)
+    names = {row.component: row for row in found.rows}
+    assert "merged weights" not in names
+    assert names["adapter that samples"].bytes == names["adapter"].bytes
+    assert not {"judge", "judge at work"} & set(names)
+    assert not [absence for absence in found.absences if absence.key == "judge.checkpoint"]

@@ -12,8 +12,10 @@ from pacorl.app import generators, memory
 from pacorl.app.generators import ON_META, Generator, paintable
 from pacorl.app.sources import Parts
 from pacorl.config import ConfigError, PolicyRun
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.engine.rollout import Sampler
 from pacorl.models.adapters import add_lora
+from pacorl.models.merging import merged_bytes
 from pacorl.models.policies import policy_options
 from pacorl.types import Grid, Prompt, Size
 
@@ -125,7 +127,19 @@ def _adapter_rows(config: PolicyRun, policy: Generator) -> list[Row]:
         Row("adapter's gradients", size * FP32, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
         Row("AdamW's moments", 2 * size * FP32, phases=AFTER_ENCODING),
         Row("adapter, set aside", size * FP32, phases=("sample", "decode", "judge"), note="evaluation of the average"),
+        *_copies(config, policy, adapter=size * FP32),
     ]
+
+
+def _copies(config: PolicyRun, policy: Generator, *, adapter: int) -> list[Row]:
+    """What sampling keeps beside the trained adapter, where the config asks for it."""
+    rows = []
+    merged = merged_bytes(policy.transformer) if config.sampling.merge else 0
+    if merged:
+        rows.append(Row("merged weights", merged, phases=("sample", "decode", "judge"), note="sampling.merge"))
+    if OBJECTIVES[config.objective.name].needs == "endpoint":
+        rows.append(Row("adapter that samples", adapter, note=config.objective.name))
+    return rows
 
 
 def _activation_rows(config: PolicyRun, policy: Generator) -> list[Row]:

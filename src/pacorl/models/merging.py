@@ -51,6 +51,12 @@ def can_merge(transformer: nn.Module) -> bool:
     return bool(weights) and all(type(w.data) is Tensor and w.dtype in EXACT for w in weights)
 
 
+def merged_bytes(transformer: nn.Module) -> int:
+    """What the merged form takes beside the plain one; 0 where there is none."""
+    weights = [layer.base_layer.weight for layer in _layers(transformer)] if can_merge(transformer) else []
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
 def merge(transformer: nn.Module, *, wanted: bool) -> Merged | None:
     """The merged form where it is wanted and exact."""
     return Merged(transformer) if wanted and can_merge(transformer) else None
