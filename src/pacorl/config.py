@@ -114,6 +114,9 @@ class PromptsConfig(Section):
     """What happens where a training prompt is among the evaluation's or a benchmark's."""
     near: Share | None = None
     """The share of word triples from which two texts count as one; None for equal texts only."""
+    record_sizes: bool = False
+    """flux: whether records that say a height and width are painted at these, in training and in evaluation, and only
+    others at sampling.size and evaluation.size."""
 
 
 class WindowConfig(Section):
@@ -256,8 +259,9 @@ class EvaluationConfig(Section):
     compare_sizes: bool = True
     """Whether each evaluation also paints its prompts at the training size, where that differs, to log how the rewards
     at both sizes correlate."""
-    min_correlation: float = Field(0.2, ge=-1, le=1)
-    """Warns where a reward's correlation is lower: then what is learned at the training size may not carry over."""
+    min_correlation: float = Field(0.3, ge=-1, le=1)
+    """Warns where the 95 % interval of a reward's correlation lies below: then what is learned at the training size may
+    not carry over."""
 
     @model_validator(mode="after")
     def _judge_has_work(self) -> EvaluationConfig:
@@ -366,6 +370,8 @@ class PolicyRun(Section):
     group_size: Annotated[int, Field(ge=2)] = 16
     save_every: Positive = 10
     """Epochs between checkpoints."""
+    report_every: int = Field(10, ge=0)
+    """Epochs after which report.html is built again, as it is after each evaluation; 0 for then alone."""
     keep_checkpoints: Positive = 3
     """So many of the newest are kept, and the best."""
     best_by: str = "reward"
@@ -395,12 +401,24 @@ class PolicyRun(Section):
         refuse_equal_keys("rewards", self.rewards)
         refuse_equal_keys("evaluation.rewards", self.evaluation.rewards)
         self._refuse_steps_without_noise()
+        self._refuse_two_masters_of_size()
         if self.advantages.min_valid > self.group_size:
             raise ValueError(
                 f"advantages.min_valid {self.advantages.min_valid} exceeds group_size {self.group_size}, "
                 "so every group would be dropped"
             )
         return self
+
+    def _refuse_two_masters_of_size(self) -> None:
+        if self.prompts.record_sizes and self.model.kind != "flux":
+            raise ValueError(
+                f"prompts.record_sizes says nothing to kind {self.model.kind}, which paints an edit in the shape of its "
+                "source; leave it out"
+            )
+        if self.prompts.record_sizes and self.sampling.curriculum:
+            raise ValueError(
+                "prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out"
+            )
 
     def _refuse_steps_without_noise(self) -> None:
         sampling = self.sampling

@@ -30,6 +30,7 @@ Job = tuple[Prompt, int]
 
 LEAST_FOR_WARNING = 10
 """Pictures below which a correlation says too little to warn of."""
+NORMAL_95 = 1.96
 
 
 @torch.no_grad()
@@ -39,7 +40,11 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     repeats = config.evaluation.samples_per_prompt
     jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
     small = training.size_at(max(0, training.epoch - 1))
-    compared = config.evaluation.compare_sizes and small != training.evaluation_sampler.size
+    full = training.evaluation_sampler.size
+    compared = config.evaluation.compare_sizes and any(
+        training.policy.size_of(prompt, small) != training.policy.size_of(prompt, full)
+        for prompt in training.evaluation_prompts
+    )
     spent = training.seconds["evaluation"]
     with (
         training.timed("evaluation"),
@@ -142,14 +147,22 @@ def _correlations(
             if len(known) > 1:
                 found[f"correlation/{name}"] = correlation(*zip(*known, strict=True))
         least = training.config.evaluation.min_correlation
-        if len(known) >= LEAST_FOR_WARNING and found.get(f"correlation/{name}", 1.0) < least:
+        if _surely_below(least, found.get(f"correlation/{name}", 1.0), count=len(known)):
             warnings.warn(
                 f"after epoch {training.epoch} reward {name} at {small} and at {training.evaluation_sampler.size} "
-                f"correlate by {found[f'correlation/{name}']:.2f}, less than evaluation.min_correlation {least}: what "
+                f"correlate by {found[f'correlation/{name}']:.2f}, surely less than evaluation.min_correlation {least}: what "
                 "is learned at the training size may not carry over; train at a larger sampling.size",
                 stacklevel=2,
             )
     return found
+
+
+def _surely_below(least: float, found: float, *, count: int) -> bool:
+    """Whether the whole 95 % interval of a correlation over `count` pairs lies below `least` (Fisher's z)."""
+    if count < LEAST_FOR_WARNING:
+        return False
+    z = math.atanh(max(-0.999999, min(0.999999, found)))
+    return math.tanh(z + NORMAL_95 / math.sqrt(count - 3)) < least
 
 
 def _score_of(training: Training, values: Mapping[str, float]) -> float | None:
