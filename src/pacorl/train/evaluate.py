@@ -150,8 +150,8 @@ def _correlations(
         if _surely_below(least, found.get(f"correlation/{name}", 1.0), count=len(known)):
             warnings.warn(
                 f"after epoch {training.epoch} reward {name} at {small} and at {training.evaluation_sampler.size} "
-                f"correlate by {found[f'correlation/{name}']:.2f}, surely less than evaluation.min_correlation {least}: "
-                "what is learned at the training size may not carry over; train at a larger sampling.size",
+                f"correlate by {found[f'correlation/{name}']:.2f}, surely less than evaluation.min_correlation "
+                f"{least}: what is learned at the training size may not carry over; train at a larger sampling.size",
                 stacklevel=2,
             )
     return found
