@@ -40,8 +40,9 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
     assert epochs[0]["lr"] == pytest.approx(0.75 * peak)  # the mean of the two of the rise
     assert epochs[-1]["lr"] == pytest.approx(0.25 * peak)  # step 4 of 5, two thirds down the cosine
 
-    # The best is the one whose evaluation says so, by the only reward.
-    scores = {line["step"]: line["consistency"] for line in lines if line["kind"] == "evaluation" and line["step"]}
+    # The best is the one whose evaluation says so, by the weighted sum of the rewards.
+    evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"]]
+    scores = {line["step"]: sum(r.weight * line[r.key] for r in config.rewards) for line in evaluations}
     best = json.loads((folder / "best.json").read_text())
     assert best["score"] == pytest.approx(max(scores.values()))
     assert scores[int(best["checkpoint"].removeprefix("step-"))] == max(scores.values())
