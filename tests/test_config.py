@@ -96,6 +96,15 @@ FAULTS = [
         "config: rewards ['consistency', 'consistency'] name one reward twice; give one of them another label",
     ),
     (
+        ["model.kind=kontext", "prompts.record_sizes=true"],
+        "config: prompts.record_sizes says nothing to kind kontext, which paints an edit in the shape of its source; "
+        "leave it out",
+    ),
+    (
+        ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],
+        "config: prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out",
+    ),
+    (
         ["group_size=2", "advantages.min_valid=3"],
         "config: advantages.min_valid 3 exceeds group_size 2, so every group would be dropped",
     ),

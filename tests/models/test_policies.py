@@ -19,6 +19,7 @@ def test_every_kind_is_built_with_what_it_knows() -> None:
     flux = policy_options(ModelConfig(kind="kontext", guidance=2.5, true_cfg=2, negative_prompt="blurred"))
     assert flux == {"guidance": 2.5, "text_tokens": 512, "true_cfg": 2.0, "negative_prompt": "blurred"}
     assert policy_options(ModelConfig(kind="qwen_edit")) == {"true_cfg": 1.0, "negative_prompt": " "}
+    assert policy_options(ModelConfig(), record_sizes=True)["record_sizes"] is True
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,8 @@ def policy_on_meta(config: PolicyRun, parts: Parts) -> Generator:
     Raises ConfigError, naming the nearest sizes, where VAE and patches do not divide a size of the config.
     """
     dtype = getattr(torch, config.model.dtype)
-    policy = ON_META[config.model.kind](parts, dtype=dtype, **policy_options(config.model))
+    options = policy_options(config.model, record_sizes=config.prompts.record_sizes)
+    policy = ON_META[config.model.kind](parts, dtype=dtype, **options)
     for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         try:
             policy.check_size(Size(*size))

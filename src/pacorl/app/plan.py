@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ def plan(config: PolicyRun) -> Plan:
     policy = policy_on_meta(config, generator.parts)
     for prompt in [*train, *evaluation]:
         policy.size_of(prompt, Size(*config.sampling.size))
-    needed = rows(config, policy=policy, judge=judge.parts, prompts=[*train, *evaluation])
+    sized = _at_largest(config, train, evaluation)
+    needed = rows(sized, policy=policy, judge=judge.parts, prompts=[*train, *evaluation])
     absences = sources.all_absences(config, [generator, judge])
     device, device_bytes = _device()
     found = Plan(needed, absences, (), device, device_bytes)
@@ -133,6 +135,24 @@ def _check_samples(config: PolicyRun) -> None:
         assign_groups(samples, batch=config.sampling.batch, updates=updates, world=world, rank=0)
     except ValueError as error:
         raise ConfigError(f"sampling.batch: {error}") from None
+
+
+def _at_largest(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> PolicyRun:
+    """The config at the largest sizes that its records ask for, where they decide; memory is planned for these."""
+    if not config.prompts.record_sizes:
+        return config
+
+    def largest(prompts: Sequence[Prompt], size: tuple[int, int]) -> tuple[int, int]:
+        own = [(prompt.size.height, prompt.size.width) if prompt.size else size for prompt in prompts]
+        return max(own or [size], key=math.prod)
+
+    sampling, judged = config.sampling, config.evaluation
+    return config.model_copy(
+        update={
+            "sampling": sampling.model_copy(update={"size": largest(train, sampling.size)}),
+            "evaluation": judged.model_copy(update={"size": largest(evaluation, judged.size)}),
+        }
+    )
 
 
 def _check_prompts(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> None:

@@ -63,12 +63,14 @@ class FluxPolicy:
         text_tokens: int = 512,
         true_cfg: float = 1.0,
         negative_prompt: str = "",
+        record_sizes: bool = False,
     ) -> None:
         self.pipeline = pipeline
         self.guidance = guidance
         self.text_tokens = text_tokens
         self.true_cfg = true_cfg
         self.negative_prompt = negative_prompt
+        self.record_sizes = record_sizes
         self.transformer: nn.Module = pipeline.transformer
         self._config = pipeline.transformer.config
         # A latent token is a 2×2 patch of VAE codes.
@@ -86,6 +88,7 @@ class FluxPolicy:
         text_tokens: int = 512,
         true_cfg: float = 1.0,
         negative_prompt: str = "",
+        record_sizes: bool = False,
     ) -> FluxPolicy:
         """Loads a diffusers folder, a hub name, or the committed tiny checkpoint ("tiny").
 
@@ -102,6 +105,7 @@ class FluxPolicy:
             text_tokens=text_tokens,
             true_cfg=true_cfg,
             negative_prompt=negative_prompt,
+            record_sizes=record_sizes,
         )
 
     def check_size(self, size: Size) -> None:
@@ -109,8 +113,17 @@ class FluxPolicy:
         check_multiple(size, step=self.token_pixels)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """`size`: a set is painted at the size that the config says."""
-        return size
+        """`size`, as the config says it; with `record_sizes` the record's own, where it has one.
+
+        Raises ValueError, naming prompt and nearest size, where that cannot be painted.
+        """
+        if not self.record_sizes or prompt.size is None:
+            return size
+        try:
+            self.check_size(prompt.size)
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id}, its own {error}; or leave prompts.record_sizes out") from None
+        return prompt.size
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:

@@ -24,14 +24,20 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 }
 
 
-def build_policy(config: ModelConfig, *, device: str | torch.device) -> Policy:
+def build_policy(config: ModelConfig, *, device: str | torch.device, record_sizes: bool = False) -> Policy:
     """The configured generator. Raises ValueError where the checkpoint is of another kind."""
-    return POLICIES[config.kind](config.checkpoint, dtype=config.dtype, device=device, **policy_options(config))
+    options = policy_options(config, record_sizes=record_sizes)
+    return POLICIES[config.kind](config.checkpoint, dtype=config.dtype, device=device, **options)
 
 
-def policy_options(config: ModelConfig) -> dict[str, Any]:
-    """What a policy is built with besides weights; Qwen-Image has no distilled guidance and reads any length."""
+def policy_options(config: ModelConfig, *, record_sizes: bool = False) -> dict[str, Any]:
+    """What a policy is built with besides weights; Qwen-Image has no distilled guidance and reads any length.
+
+    `record_sizes`: whether sets are painted at their records' own sizes; edits take the shape of their source.
+    """
     options: dict[str, Any] = {"true_cfg": config.true_cfg, "negative_prompt": config.negative_prompt}
     if not config.kind.startswith("qwen"):
         options |= {"guidance": config.guidance, "text_tokens": config.text_tokens}
+    if config.kind == "flux":
+        options["record_sizes"] = record_sizes
     return options

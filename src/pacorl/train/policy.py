@@ -205,7 +205,7 @@ def _refuse_what_does_not_divide(config: PolicyRun, runtime: Runtime) -> None:
 
 
 def _build_policy(config: PolicyRun, runtime: Runtime) -> Policy:
-    policy = build_policy(config.model, device=runtime.device)
+    policy = build_policy(config.model, device=runtime.device, record_sizes=config.prompts.record_sizes)
     for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))
     if config.model.gradient_checkpointing:
