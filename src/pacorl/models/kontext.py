@@ -98,7 +98,7 @@ class KontextPolicy:
         Raises ValueError, naming prompt and source, where there is not one source or no shape fits it.
         """
         (path,) = sources_of(prompt, most=1, model="FLUX.1-Kontext")
-        return self._sides(_preferred_shape(source_size(path), path), size)
+        return self._sides(_preferred_shape(source_size(path), path, step=self.token_pixels), size)
 
     def _sides(self, shape: Size, size: Size) -> Size:
         scale = math.sqrt(size.height * size.width / PREFERRED_AREA)
@@ -170,13 +170,13 @@ class KontextPolicy:
         return flux.decode(self.pipeline, unpack(x_BNC, rows=size.height // self.token_pixels))
 
 
-def _preferred_shape(source: Size, path: Path) -> Size:
-    """The pipeline's choice among the shapes that Kontext was trained on."""
+def _preferred_shape(source: Size, path: Path, *, step: int) -> Size:
+    """The pipeline's choice among the shapes that Kontext was trained on, by the source's size in whole tokens."""
     from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
-    aspect = source.width / source.height
-    _, width, height = min((abs(aspect - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
-    stretch = aspect * height / width
+    rows, cols = (max(1, side // step) for side in (source.height, source.width))
+    _, width, height = min((abs(cols / rows - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+    stretch = source.width / source.height * height / width
     if max(stretch, 1 / stretch) > MAX_STRETCH:
         raise ValueError(
             f"source {path} is {source}, and the nearest shape that FLUX.1-Kontext knows is {Size(height, width)}: "
