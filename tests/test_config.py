@@ -33,6 +33,12 @@ def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
     assert load(PolicyRun, written(tmp_path, "# nothing\n")) == PolicyRun()
 
 
+def test_off_is_a_word(tmp_path: Path) -> None:
+    """YAML reads a bare `off` as false."""
+    run = load(PolicyRun, written(tmp_path, "prompts: {leaks: off}\nwatch: {blank: {action: off}}\n"))
+    assert (run.prompts.leaks, run.watch.blank.action, run.watch.blank.at) == ("off", "off", 0.1)
+
+
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "epochs: 3\noptimizer: {lr: 1.0e-3}\n")
     overrides = ["epochs=5", "optimizer.ema_decay=0.5", "sampling.noise_steps=[0, 2]", "out=runs/other"]

@@ -18,6 +18,7 @@ from pacorl.report.folder import Sample, read_run
 from pacorl.report.gallery import Pair, choose, match, spread
 from pacorl.report.matrix import DARK_RAMP, LIGHT_RAMP, colour, luminance, readable_on
 from pacorl.report.pictures import show
+from pacorl.report.results import compared
 from pacorl.report.svg import padded, tag, ticks
 from pacorl.report.words import amount, change, duration, label
 
@@ -125,6 +126,67 @@ def test_page_asks_for_nothing(run: Path) -> None:
     assert sources
     assert all(source.startswith(("data:", "#")) for source in sources)
     assert any("default-src 'none'" in (held.get("content") or "") for tag, held in found if tag == "meta")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    """A run between two evaluations, two epochs of five in, without a summary."""
+    seconds = {"seconds/rollout": 6.0, "seconds/reward": 1.0, "seconds/update": 3.0, "seconds/hidden_reward": 5.0}
+    epoch = {"kind": "epoch", "watch/blank": 0.0, "clip_fraction": 0.5, "grad_norm": 1.0, "judge/requests": 24.0}
+    evaluation = {"kind": "evaluation", "held_out/ocr": 0.5, "watch/blank": 0.0, "correlation/fit": 0.7}
+    folder = _metrics(
+        tmp_path / "running",
+        evaluation | {"epoch": 0, "seconds/evaluation": 2.0},
+        epoch | seconds | {"epoch": 1, "ratio_deviation/1": 0.0, "samples/missing": 0.0},
+        epoch | seconds | {"epoch": 2, "alarm/blank": 1.0, "samples/missing": 0.25},
+        evaluation | {"epoch": 2, "seconds/evaluation": 2.0, "held_out/ocr": 0.2, "alarm/held_out/ocr": 1.0},
+    )
+    _evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75}, scores={"fit": 0.25}, held_out={"ocr": 0.5})
+    _evaluation(folder, 2, {1: 0.875, 2: 0.5, 3: 0.75}, scores={"fit": 0.75}, held_out={"ocr": 0.25})
+    (folder / "config.yaml").write_text("out: x\nepochs: 5\n")
+    return folder
+
+
+def test_a_running_page_shows_how_far_it_is_and_what_alarmed(running: Path) -> None:
+    page = write_report(running).read_text()
+    assert "<dd>2</dd><dt>of 5 epochs</dt>" in page
+    assert "<dd>24 s</dd><dt>in all</dt>" in page  # 2 × (6 + 1 + 3) + 2 × 2; what is hidden takes no time of its own
+    assert "raised alarms" in page
+    assert "<b>Blank panels</b>, training pictures: panels are becoming empty." in page
+    assert "<b>Ocr, held out</b>, evaluation: a measure that is not rewarded falls" in page
+    (running / "config.yaml").write_text("epochs: 2\n")
+    assert "<dd>2</dd><dt>epochs</dt>" in write_report(running).read_text()
+
+
+def test_a_quiet_watch_says_so(running: Path) -> None:
+    lines = [json.loads(line) for line in (running / "metrics.jsonl").read_text().splitlines()]
+    _metrics(running, *({key: value for key, value in line.items() if "alarm" not in key} for line in lines))
+    page = write_report(running).read_text()
+    assert "raised no alarm" in page
+    assert "raised alarms" not in page
+
+
+def test_without_a_summary_the_sheets_themselves_are_compared(running: Path) -> None:
+    found = {result.name: result for result in compared(read_run(running).samples)}
+    assert set(found) == {"fit", "held_out/ocr"}
+    fit, ocr = found["fit"], found["held_out/ocr"]
+    assert (fit.before.mean, fit.after.mean, fit.difference.mean) == (0.25, 0.75, 0.5)
+    assert (ocr.difference.low, ocr.difference.mean, ocr.difference.high) == (-0.25, -0.25, -0.25)
+    assert "Held out · ocr" in write_report(running).read_text()
+    (running / "samples" / "evaluation-000002.jsonl").unlink()
+    assert compared(read_run(running).samples) == []
+
+
+def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
+    found = charts(read_run(running))
+    assert {group: [chart.title for chart in drawn] for group, drawn in found.items()} == {
+        "Evaluation": ["Training size with full size, correlation"],
+        "Watch on reward hacking": ["Ocr, held out", "Blank panels"],
+        "Training health": ["Clipped share", "Gradient norm", "Ratio − 1 before the first update, by step"],
+        "Judge": ["Per epoch, by the judge’s server", "Share of scores that are"],
+        "Time": ["Seconds per epoch", "Per evaluation"],
+    }
+    assert [line.label for line in found["Watch on reward hacking"][1].lines] == ["Training", "Evaluation"]
 
 
 def test_rebuilding_gives_the_same_page(run: Path) -> None:

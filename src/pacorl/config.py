@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Word = BeforeValidator(lambda value: "off" if value is False else value)
+"""A choice with `off` in it, which YAML reads as false."""
 
 
 class ConfigError(ValueError):
@@ -110,7 +112,7 @@ class PromptsConfig(Section):
     """At most so many evaluation prompts, evenly spread over the file."""
     benchmarks: tuple[str, ...] = ()
     """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
-    leaks: Literal["refuse", "warn", "off"] = "refuse"
+    leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
     """What happens where a training prompt is among the evaluation's or a benchmark's."""
     near: Share | None = None
     """The share of word triples from which two texts count as one; None for equal texts only."""
@@ -274,7 +276,7 @@ class LimitConfig(Section):
     """How far a sign may move from where it stood at the start, and what happens beyond."""
 
     at: float = Field(gt=0)
-    action: Literal["off", "warn", "stop"] = "warn"
+    action: Annotated[Literal["off", "warn", "stop"], Word] = "warn"
 
 
 class WatchConfig(Section):

@@ -12,7 +12,15 @@ from pacorl.report.words import MEANINGS, amount, label
 Points = list[tuple[float, float | None]]
 """(epoch, value); None where the value was not finite, which breaks the line."""
 
-REWARDS, EVALUATION, HEALTH, TIME, MORE = GROUPS = ("Rewards", "Evaluation", "Training health", "Time", "More")
+REWARDS, EVALUATION, WATCH, HEALTH, JUDGE, TIME, MORE = GROUPS = (
+    "Rewards",
+    "Evaluation",
+    "Watch on reward hacking",
+    "Training health",
+    "Judge",
+    "Time",
+    "More",
+)
 
 RULES: tuple[tuple[str, str, str], ...] = (
     (r"reward/(?P<line>.+)/mean", REWARDS, ""),
@@ -21,6 +29,8 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (r"loss|grad_norm|clip_fraction|kl", HEALTH, ""),
     (r"ratio_deviation/(?P<line>.+)", HEALTH, "Ratio − 1 before the first update, by step"),
     (r"advantage/.+", HEALTH, ""),
+    (r"judge/(?P<line>.+)", JUDGE, "Per epoch, by the judge’s server"),
+    (r"samples/(?P<line>missing|not_finite)", JUDGE, "Share of scores that are"),
     (r"seconds/(?P<line>.+)", TIME, "Seconds per epoch"),
 )
 """(pattern of a key, its group, the title of the chart that all such keys share; empty for a chart of its own)."""
@@ -29,6 +39,11 @@ BUCKETS = 200
 """A series is thinned to the extremes of so many buckets, so that a long run keeps its spikes and loses its weight."""
 
 NOT_CHARTED = {"kind", "epoch", "step"}
+
+SIGN, HELD_OUT, ALARM, SECONDS = "watch/", "held_out/", "alarm/", "seconds/"
+"""Prefixes of the keys that have places of their own."""
+
+CORRELATION = "correlation/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,8 @@ class Chart:
 
 def charts(run: RunFolder) -> dict[str, list[Chart]]:
     """Group → its charts, in the order of GROUPS; groups without charts are left out."""
-    drawn = [*_training_charts(_series(run.epochs)), *_evaluation_charts(_series(run.evaluations))]
+    epochs, evaluations = _series(run.epochs), _series(run.evaluations)
+    drawn = [*_training_charts(epochs), *_evaluation_charts(evaluations), *_watch_charts(epochs, evaluations)]
     grouped = {group: [chart for chart in drawn if chart.group == group] for group in GROUPS}
     return {group: found for group, found in grouped.items() if found}
 
@@ -81,7 +97,7 @@ def _training_charts(series: Mapping[str, Points]) -> list[Chart]:
     """One chart per title: keys in the order of RULES, and within a rule in the order the run wrote them."""
     found: dict[tuple[str, str], Chart] = {}
     banded = {f"reward/{name}/std" for name in _rewards(series)}
-    places = {key: _place(key) for key in series if key not in banded}
+    places = {key: _place(key) for key in series if key not in banded and not key.startswith((SIGN, ALARM))}
     for key, (_, group, title, line) in sorted(places.items(), key=lambda item: item[1][0]):
         chart = found.setdefault((group, title), Chart(group=group, title=title, band=_band(series, key)))
         chart.lines.append(Line(label=line, points=thinned(series[key])))
@@ -111,10 +127,41 @@ def _band(series: Mapping[str, Points], key: str) -> list[tuple[float, float, fl
 
 def _evaluation_charts(series: Mapping[str, Points]) -> list[Chart]:
     known = [name for name in MEANINGS if name in series]
-    names = known + [name for name in series if name not in known]
-    return [
+    apart = (SIGN, HELD_OUT, ALARM, SECONDS, CORRELATION)
+    names = known + [name for name in series if name not in known and not name.startswith(apart)]
+    drawn = [
         Chart(group=EVALUATION, title=label(name), lines=[Line(label(name), thinned(series[name]))], dots=True)
         for name in names
+    ]
+    shared = ((CORRELATION, EVALUATION, "Training size with full size, correlation"), (SECONDS, TIME, "Per evaluation"))
+    return drawn + [
+        Chart(group=group, title=title, lines=found, dots=True)
+        for prefix, group, title in shared
+        if (found := _lines_of(series, prefix))
+    ]
+
+
+def _lines_of(series: Mapping[str, Points], prefix: str) -> list[Line]:
+    """A line for each key that begins with `prefix`."""
+    own = {key.removeprefix(prefix): points for key, points in series.items() if key.startswith(prefix)}
+    return [Line(label(name), thinned(points)) for name, points in own.items()]
+
+
+def _watch_charts(epochs: Mapping[str, Points], evaluations: Mapping[str, Points]) -> list[Chart]:
+    """What nobody rewards: held-out measures, and each sign of training pictures and of evaluations side by side."""
+    held_out = [
+        Chart(group=WATCH, title=f"{line.label}, held out", lines=[line], dots=True)
+        for line in _lines_of(evaluations, HELD_OUT)
+    ]
+    signs = dict.fromkeys(key for key in [*epochs, *evaluations] if key.startswith(SIGN))
+    kinds = (("Training", epochs), ("Evaluation", evaluations))
+    return held_out + [
+        Chart(
+            group=WATCH,
+            title=label(key.removeprefix(SIGN)),
+            lines=[Line(kind, thinned(series[key])) for kind, series in kinds if key in series],
+        )
+        for key in signs
     ]
 
 

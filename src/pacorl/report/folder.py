@@ -36,6 +36,8 @@ class Sample:
     grid: Grid = SINGLE
     p_yes: Matrix = ()
     scores: Mapping[str, float] = field(default_factory=dict)
+    held_out: Mapping[str, float] = field(default_factory=dict)
+    """Measures that nobody rewards."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -117,7 +119,8 @@ def _sample(record: Record, folder: Path, where: str) -> Sample:
         theme=str(record.get("theme", "")),
         grid=parse_layout(str(record["grid"])) if record.get("grid") else SINGLE,
         p_yes=tuple(tuple(number(value) for value in row) for row in record.get("p_yes") or ()),
-        scores={str(name): float(value) for name, value in _numbers(record.get("scores") or {})},
+        scores=dict(_numbers(record.get("scores") or {})),
+        held_out=dict(_numbers(record.get("held_out") or {})),
     )
 
 

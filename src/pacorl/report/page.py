@@ -10,12 +10,21 @@ import jinja2
 from markupsafe import Markup
 
 from pacorl.report import words
+from pacorl.report.alarms import alarms, is_watched
 from pacorl.report.bars import changes_svg, shares_svg
 from pacorl.report.curves import charts
 from pacorl.report.folder import RunFolder, read_run
 from pacorl.report.gallery import Pair, Set, choose, match, spread, training_sheets
 from pacorl.report.plots import line_chart_svg
-from pacorl.report.results import facts, provenance, results, seconds
+from pacorl.report.results import (
+    compared,
+    facts,
+    planned_epochs,
+    provenance,
+    results,
+    seconds,
+    seconds_so_far,
+)
 
 OPEN_SETS = 5
 """So many of the gallery's sets are open at once; the others wait behind a fold."""
@@ -55,12 +64,14 @@ def render(template: str, /, **contents: object) -> str:
 
 def _contents(run: RunFolder) -> dict[str, object]:
     name = run.path.resolve().name
-    spent = seconds(run.summary)
+    spent = seconds(run.summary) or seconds_so_far(run)
     return {
         "title": str(run.summary.get("title") or name),
         "name": name,
         "verdict": [str(line) for line in run.summary.get("verdict") or ()],
-        "results": results(run.summary),
+        "alarms": alarms(run),
+        "watched": is_watched(run),
+        "results": results(run.summary) or compared(run.samples),
         "seconds": spent,
         "shares": shares_svg(spent) if spent else Markup(""),
         "sheets": training_sheets(run.sheets, count=TRAINING_SHEETS),
@@ -76,7 +87,13 @@ def _gallery(run: RunFolder) -> dict[str, object]:
     sets = choose(pairs)
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
     return {
-        "facts": facts(run.summary, epochs=len(run.epochs), sheets=len(pairs)),
+        "facts": facts(
+            run.summary,
+            epochs=len(run.epochs),
+            sheets=len(pairs),
+            spent=sum((seconds(run.summary) or seconds_so_far(run)).values()),
+            planned=planned_epochs(run.config),
+        ),
         "epochs": sorted(run.samples),
         "pairs": pairs,
         "unmatched": unmatched,

@@ -51,6 +51,7 @@ from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.reward import rehearse
 from pacorl.train.evaluate import evaluate
 from pacorl.train.judging import close_judge, load_judge, reach_judge
+from pacorl.train.page import judge_counts, judged_since, write_page_where_due
 from pacorl.train.state import Resume, restore, save, starting_point
 from pacorl.train.training import Grade, Training
 from pacorl.train.update import Batch, Learner, update_policy
@@ -233,10 +234,12 @@ def _run(training: Training, grade: Grade | None) -> None:
         bars.epoch(training.epoch, note="")
         try:
             _evaluate_where_due(training, grade)
+            write_page_where_due(training)
             while not training.finished:
                 line = run_epoch(training)
                 bars.epoch(training.epoch, note=_note(line))
                 _evaluate_where_due(training, grade)
+                write_page_where_due(training)
                 if training.finished or training.epoch % config.save_every == 0:
                     save(training)
                 heed(training)
@@ -260,7 +263,7 @@ def run_epoch(training: Training) -> dict[str, float]:
     Told to stop while it paints, it is abandoned: nothing has changed yet, and a resumed run paints the same again.
     Once it updates, it is finished.
     """
-    config, started = training.config, dict(training.seconds)
+    config, started, asked = training.config, dict(training.seconds), judge_counts(training)
     rows = epoch_rows(
         training.train_prompts,
         epoch=training.epoch,
@@ -282,6 +285,7 @@ def run_epoch(training: Training) -> dict[str, float]:
         )
         line = dict(found.stats) | {"samples/not_finite": _share_not_finite(scores)}
         _refuse_too_many_missing(training, line, scorer)
+    line |= judged_since(training, asked)
     line |= _sampling_facts(training) | _learn(training, rollouts, found)
     line |= {f"seconds/{phase}": spent - started.get(phase, 0.0) for phase, spent in training.seconds.items()}
     if scorer.beside:

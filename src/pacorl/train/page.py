@@ -1,0 +1,43 @@
+"""The run's page while it runs, and what its judge did meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from pacorl.models.http_judge import HttpJudge
+from pacorl.report import write_report
+
+if TYPE_CHECKING:
+    from pacorl.train.training import Training
+
+logger = logging.getLogger(__name__)
+
+
+def write_page_where_due(training: Training) -> None:
+    """Builds report.html after each evaluation and every `report_every` epochs, on the main process.
+
+    A page that cannot be built is warned of; the run is worth more than its page.
+    """
+    every = training.config.report_every
+    due = training.evaluated == training.epoch or (every and training.epoch % every == 0)
+    if not due or not training.runtime.is_main:
+        return
+    try:
+        write_report(training.config.out)
+    except (OSError, ValueError) as fault:
+        logger.warning("report.html was not built after epoch %d: %s", training.epoch, fault)
+
+
+def judge_counts(training: Training) -> dict[str, int]:
+    """What this process's judge behind HTTP has done so far; nothing of one in this process."""
+    return asdict(training.judge.counters) if isinstance(training.judge, HttpJudge) else {}
+
+
+def judged_since(training: Training, before: Mapping[str, int]) -> dict[str, float]:
+    """`judge/…`: what the judges of all processes did since `before`."""
+    own = {name: count - before[name] for name, count in judge_counts(training).items()}
+    parts = training.runtime.gather(own)
+    return {f"judge/{name}": float(sum(part[name] for part in parts)) for name in own}
