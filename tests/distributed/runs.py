@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -40,7 +41,8 @@ def train_and_keep(overrides: Sequence[str], resume: str = "") -> None:
 
     def keep_advantages(*args, **rest):  # type: ignore[no-untyped-def]
         found = advantages(*args, **rest)
-        torch.save(found.value_B, kept / f"advantages-{len(list(kept.glob('advantages-*')))}.pt")
+        if os.environ.get("RANK", "0") == "0":  # every rank computes the same
+            torch.save(found.value_B, kept / f"advantages-{len(list(kept.glob('advantages-*')))}.pt")
         return found
 
     def keep_gradients(runtime, optimizer, parameters, *, max_norm):  # type: ignore[no-untyped-def]
