@@ -94,7 +94,7 @@ def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, 
         asked = [f"Do images meet the following criteria? {text} Please answer Yes or No." for text in texts]
         values = [verdict.p_yes or 0.0 for verdict in tiny.verdicts([Question(pair, text) for text in asked])]
         means += [sum(values) / len(values)] if values else []
-    assert row["scores"][0] == pytest.approx(sum(means) / len(means), abs=1e-6)
+    assert row["scores"][0] == pytest.approx(sum(means) / len(means), abs=1e-4)  # asked in another batch
 
 
 def test_a_file_of_scores_needs_no_judge(rank_folder: Path, tmp_path: Path) -> None:
