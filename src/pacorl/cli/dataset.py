@@ -57,7 +57,7 @@ def prompts(
             dry_run=dry_run,
             progress=advance,
         )
-    tell(counts, as_json=as_json)
+    tell(counts, as_json=as_json, dry_run=dry_run)
     if counts.get("failed"):
         raise ValueError(
             f"{len(counts['failed'])} records could not be written; run the command again to try them again"
@@ -71,7 +71,7 @@ def diversify(
     number: int = typer.Option(None, help="Keep so many prompts."),
     distance: float = typer.Option(None, help="Or keep them at least so far apart (1 − cosine)."),
     method: str = typer.Option("independent_set", help="independent_set, farthest_point or facility_location."),
-    embed: str = typer.Option("tfidf", help="tfidf, letters, or transformers:CHECKPOINT."),
+    embed: str = typer.Option("tfidf", help="tfidf, letters, words, or transformers:CHECKPOINT."),
     per_category: bool = typer.Option(False, "--per-category", help="Give every category an equal share."),
     seed: int = SEED,
     dry_run: bool = DRY_RUN,
@@ -83,7 +83,7 @@ def diversify(
 
     goal = Goal(number=number, distance=distance)
     counts = run(folder, goal=goal, method=method, embed=embed, per_category=per_category, seed=seed, dry_run=dry_run)
-    tell(counts, as_json=as_json)
+    tell(counts, as_json=as_json, dry_run=dry_run)
 
 
 @app.command("compare-diversity")
@@ -92,6 +92,7 @@ def compare_diversity(
     *,
     number: int = typer.Option(100, help="How many prompts are chosen."),
     embeds: str = typer.Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
+    measures: str = typer.Option("words", help="Embeddings that measure and never select."),
     draws: int = typer.Option(100, help="Random choices to compare with."),
     seed: int = SEED,
     as_json: bool = AS_JSON,
@@ -103,7 +104,7 @@ def compare_diversity(
     from pacorl.curate.thinning import compare, table
 
     records = [record for path in files for record in read_prompts(path)]
-    rows = compare(records, number=number, embeds=names(embeds), draws=draws, seed=seed)
+    rows = compare(records, number=number, embeds=names(embeds), measures=names(measures), draws=draws, seed=seed)
     if as_json:
         tell({"prompts": len(records), "rows": [asdict(row) for row in rows]}, as_json=True)
         return
@@ -154,7 +155,7 @@ def generate(
             dry_run=dry_run,
             progress=advance,
         )
-    tell(counts, as_json=as_json)
+    tell(counts, as_json=as_json, dry_run=dry_run)
 
 
 def painter(checkpoint: str, *, dry_run: bool, batch: int, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -179,7 +180,7 @@ def pair(
 
     with progress("cutting") as advance:
         counts = run(folder, prompts=prompts, dry_run=dry_run, progress=advance)
-    tell(counts, as_json=as_json)
+    tell(counts, as_json=as_json, dry_run=dry_run)
 
 
 @app.command()
@@ -216,7 +217,7 @@ def annotate(
     given = {name: value for name, value in wishes.items() if value is not None}
     sharing, people = Sharing(**given) if given else None, names(annotators)
     if dry_run:
-        tell(desk.plan(folder, people, sharing=sharing), as_json=as_json)
+        tell(desk.plan(folder, people, sharing=sharing), as_json=as_json, dry_run=True)
         return
     desk.serve(folder, people, sharing=sharing, host=host, port=port, days=days, renew=names(renew), announce=say)
 
@@ -258,7 +259,6 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.curate.explain import explain as run
 
-    collect_rankings(folder)
     prompt_price, completion_price = (float(part) for part in price.split("/"))
     with progress("explaining") as advance:
         counts = run(
@@ -272,7 +272,7 @@ def explain(
             dry_run=dry_run,
             progress=advance,
         )
-    tell(counts, as_json=as_json)
+    tell(counts, as_json=as_json, dry_run=dry_run)
 
 
 @app.command()
@@ -291,12 +291,11 @@ def export(
     """Turn rankings into training pairs and a held-out benchmark."""
     from pacorl.curate.export import export as run
 
-    collect_rankings(folder)
     shares = {"train": 1 - test_share, "test": test_share}
     counts = run(
         folder, out=out, formats=names(formats), shares=shares, rule=rule, question=question, seed=seed, dry_run=dry_run
     )
-    tell(counts, as_json=as_json)
+    tell(counts, as_json=as_json, dry_run=dry_run)
 
 
 @app.command("import")
@@ -312,15 +311,31 @@ def import_(
     """Bring in what others published."""
     from pacorl.curate.importing import import_folder
 
-    tell(import_folder(folder, source, kind=kind, name=name, dry_run=dry_run), as_json=as_json)
+    counts = import_folder(folder, source, kind=kind, name=name, dry_run=dry_run)
+    tell(counts, as_json=as_json, dry_run=dry_run)
 
 
-def collect_rankings(folder: Path) -> None:
-    """rankings.jsonl from the page's database, where there is one."""
-    from pacorl.curate.annotate.desk import collect
+@app.command()
+def story(
+    folder: Path = typer.Argument(help="A new folder, or one in which a story was interrupted."),
+    *,
+    prompts: int = typer.Option(24, help="Prompts that are kept, of four times as many."),
+    grids: int = typer.Option(3, help="Grids of each prompt."),
+    judge_steps: int = typer.Option(60, help="Steps of the judge's training."),
+    seed: int = SEED,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Everything in small, on the tiny world: a dataset, the judge that learns from it, a policy that it rewards."""
+    from pacorl.app.dataset_story import Scale, run_story
+    from pacorl.app.threads import use_cores
 
-    if (folder / "annotations.db").is_file():
-        collect(folder)
+    use_cores()
+    scale = Scale(prompts=prompts, grids=grids, judge_steps=judge_steps)
+    summary = run_story(folder, scale=scale, seed=seed, tell=(lambda line: typer.echo(line, err=as_json)))
+    if as_json:
+        tell(summary, as_json=True)
+    else:
+        typer.echo(folder / "summary.json")
 
 
 def chat(model: str, endpoint: str, key_env: str) -> Any:
@@ -342,10 +357,12 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def tell(counts: dict[str, Any], *, as_json: bool) -> None:
+def tell(counts: dict[str, Any], *, as_json: bool, dry_run: bool = False) -> None:
     """Prints a result: JSON for programs, a line for each value for people."""
     import json
 
+    if dry_run:
+        typer.echo("dry run: nothing was written", err=True)
     if as_json:
         print(json.dumps(counts, ensure_ascii=False))
         return

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import typer
 
+from pacorl.cli.resume import ResumableCommand
+
 
 def register(app: typer.Typer) -> None:
     """Adds this file's commands."""
-    app.command("train-policy")(train_policy)
+    app.command("train-policy", cls=ResumableCommand)(train_policy)
     app.command("report")(report)
 
 
@@ -20,7 +22,7 @@ def train_policy(
         "",
         "--resume",
         metavar="auto|CHECKPOINT",
-        help="auto: go on from the newest checkpoint of the run's folder, or start where there is none; "
+        help="auto, or no value: go on from the newest checkpoint of the run's folder, or start where there is none; "
         "or a checkpoint's folder, of this run or another.",
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would need."),

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import typer
 
+from pacorl.cli.resume import AUTO, ResumableCommand
+
 
 def register(app: typer.Typer) -> None:
     """Adds this file's command."""
-    app.command("train-reward")(train_reward)
+    app.command("train-reward", cls=ResumableCommand)(train_reward)
 
 
 def train_reward(
     config: Path = typer.Argument(help="A YAML file, such as configs/reward/tiny.yaml."),
     overrides: list[str] = typer.Argument(None, help="Changes, as section.key=value."),
-    resume: bool = typer.Option(
-        False, "--resume", help="Go on from the newest complete checkpoint of the run's folder."
+    resume: str = typer.Option(
+        "", "--resume", metavar="auto", help="Go on from the newest complete checkpoint of the run's folder."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would do."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
@@ -29,6 +31,10 @@ def train_reward(
     from pacorl.app.threads import use_cores
     from pacorl.config import RewardRun, load
 
+    if resume not in {"", AUTO}:
+        raise ValueError(
+            f"--resume {resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
+        )
     run = load(RewardRun, config, overrides or [])
     use_cores()
     logging.disable_progress_bar()  # of loading weights; training has its own
@@ -40,7 +46,7 @@ def train_reward(
         return
     from pacorl.train.reward import train_reward as train
 
-    folder = train(run, resume=resume)
+    folder = train(run, resume=bool(resume))
     typer.echo(f"done: {folder / 'summary.json'}")
 
 
