@@ -14,7 +14,6 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.bench import t2is
-from pacorl.bench.leaks import leaks
 from pacorl.bench.painting import Job, Studio, paint_missing
 from pacorl.bench.published import T2IS
 from pacorl.bench.suite import Shard, run
@@ -24,6 +23,7 @@ from pacorl.core.ranking import Interval
 from pacorl.data.characters import character_prompts
 from pacorl.data.files import read_jsonl
 from pacorl.data.images import open_image
+from pacorl.data.leaks import trained_on
 from pacorl.models.judge import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.types import Prompt, Question, Verdict
@@ -251,17 +251,17 @@ def test_what_a_run_was_trained_on_is_found_by_text_and_by_id(t2is_folder: Path,
     ]
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {records}\n")
-    found = leaks(bench.texts(), tmp_path)
+    found = trained_on(bench.texts(), tmp_path)
     assert set(found) == {"0001_0001", "0002_0001"}
     assert found["0001_0001"] == "id 0001_0001"
     records.unlink()
     with pytest.raises(ValueError, match="which cannot be compared with the items"):
-        leaks(bench.texts(), tmp_path)
+        trained_on(bench.texts(), tmp_path)
     (tmp_path / "config.yaml").write_text("epochs: 3\n")
     with pytest.raises(ValueError, match=r"names neither prompts\.train nor data\.train"):
-        leaks(bench.texts(), tmp_path)
+        trained_on(bench.texts(), tmp_path)
     with pytest.raises(ValueError, match="is no run's folder"):
-        leaks(bench.texts(), tmp_path / "nowhere")
+        trained_on(bench.texts(), tmp_path / "nowhere")
 
 
 def test_a_judges_training_is_compared_by_the_themes_that_it_was_asked(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_a_judges_training_is_compared_by_the_themes_that_it_was_asked(tmp_path:
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "config.yaml").write_text(f"data:\n  train: [{tmp_path / 'pairs.jsonl'}]\n")
     texts = {"1": ["A red fox"], "2": ["a green fox"], "3": ["add a hat"]}
-    assert set(leaks(texts, tmp_path)) == {"1", "3"}
+    assert set(trained_on(texts, tmp_path)) == {"1", "3"}
 
 
 def test_results_are_kept_raw(t2is_folder: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ skipped. VLLM_BIN names another `vllm` to test against.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -17,12 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from pacorl.config import RewardTuningConfig
 from pacorl.data.characters import vocabulary
 from pacorl.models.judge import LocalJudge
 from pacorl.models.tiny import tiny_judge
 from pacorl.serve import vllm
 from pacorl.serve.servers import Server
 from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command
+from pacorl.train.reward_model import save_processor, tune
 
 ROOT = Path(__file__).parents[2]
 SHIMS = Path(__file__).with_name("shims")
@@ -77,32 +78,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def _judge(folder: Path) -> Path:
+    """A judge under the file names of the released ones, which vLLM's transformers asks for."""
     torch.manual_seed(0)
-    for part in tiny_judge(vocabulary()):
-        part.save_pretrained(folder)
-    _write_released_processor(folder)
+    model, processor = tiny_judge(vocabulary())
+    model.save_pretrained(folder)
+    save_processor(processor, folder, source=str(folder))
     return folder
-
-
-def _write_released_processor(folder: Path) -> None:
-    """The processor's files as the released checkpoints have them: vLLM's transformers loads the videos' part too."""
-    image = json.loads((folder / "processor_config.json").read_text())["image_processor"]
-    named = image | {"processor_class": "Qwen2_5_VLProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps(named))
-    video = named | {"video_processor_type": "Qwen2VLVideoProcessor"}
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
-    (folder / "processor_config.json").unlink()
-    tokenizer = folder / "tokenizer_config.json"
-    tokenizer.write_text(tokenizer.read_text().replace("ImageTextProcessor", "Qwen2_5_VLProcessor"))
 
 
 def _adapter(checkpoint: Path, folder: Path) -> None:
     """A LoRA on the language model's attention whose B matrices are drawn, so that it changes the answers."""
-    from peft import LoraConfig, get_peft_model
-
     model = LocalJudge.from_pretrained(checkpoint).model
-    targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj)"
-    adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj")
+    adapted = tune(model, RewardTuningConfig(rank=8, alpha=16, targets=targets))
     torch.manual_seed(1)
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:

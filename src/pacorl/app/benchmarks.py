@@ -13,12 +13,12 @@ from typing import Any
 import yaml
 
 from pacorl.app.score import PacoReward
-from pacorl.bench.leaks import leaks
 from pacorl.bench.painting import Paint, Studio
 from pacorl.bench.pairs import JudgePairs, PairScorer, RewardPairs, ScoreFile, Wording
 from pacorl.bench.suite import Benchmark, Outcome, Shard, run
 from pacorl.bench.t2is import Aesthetics, Case, JudgeTexts, RewardTexts, TextScorer
 from pacorl.config import RewardConfig
+from pacorl.data.leaks import trained_on
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.reward import Loads, Reward
 from pacorl.types import Prompt, Size
@@ -63,10 +63,10 @@ class Running:
 
     def _leaked(self, benchmark: Benchmark) -> Mapping[str, str]:
         if self.trained:
-            return leaks(benchmark.texts(), self.trained)
+            return trained_on(benchmark.texts(), self.trained)
         found = run_of(self.adapter)
         try:
-            return leaks(benchmark.texts(), found) if found else {}
+            return trained_on(benchmark.texts(), found) if found else {}
         except ValueError as error:
             self.notice(f"not compared with what the adapter was trained on: {error}")
             return {}

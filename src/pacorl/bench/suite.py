@@ -116,7 +116,7 @@ def run(
 ) -> Outcome:
     """Measures what is not measured yet and writes the tables.
 
-    name: the measured row's. trained_on: item → what it shares with the training data (see `bench.leaks`); such items
+    name: the measured row's. trained_on: item → what it shares with the training data (see `data.leaks`); such items
     get a second row without them. skip_bad: leave out items whose data cannot be used instead of stopping.
 
     Raises ValueError where `out` holds results of other settings, or another process writes this shard.

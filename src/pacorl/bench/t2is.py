@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.bench.leaks import id_text
 from pacorl.bench.painting import Job, Studio, paint_missing
 from pacorl.bench.pairs import Score
 from pacorl.bench.pictures import Album
@@ -37,6 +36,7 @@ from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.files import read_jsonl, safe_name, write_atomic
+from pacorl.data.leaks import id_text
 from pacorl.data.pictures import TYPES, png_bytes
 from pacorl.data.records import load_prompts
 from pacorl.types import Prompt, Question

@@ -3,7 +3,7 @@
 Two prompts are one where their texts differ only in case, spaces and punctuation, or, on request, where they share
 most of their word triples. Two edits are one where they start from one picture, whatever the instruction: GEdit-Bench
 asks for each of its edits in two languages. The released recipes train on 150 prompts of T2IS-Bench, and on most of
-GEdit-Bench.
+GEdit-Bench; so a benchmark also looks at what a run was trained on, and gives its figures with and without that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import re
 import shutil
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pacorl.data.files import digest, write_jsonl
+import yaml
+
+from pacorl.core.grid import shared_text
+from pacorl.data.comparisons import comparisons_from
+from pacorl.data.files import digest, read_jsonl, write_jsonl
+from pacorl.data.records import prompts_from
 from pacorl.types import Prompt
 
 Why = Literal["text", "near", "picture"]
@@ -26,6 +31,10 @@ WORDS = {"text": "the same text", "near": "nearly the same text", "picture": "th
 SHOWN = 3
 """How many examples a message gives."""
 SHINGLE = 3
+IDS = ("original_idx", "case_id")
+"""Keys of a training record that name the benchmark's item it came from."""
+QUOTED = re.compile(r"theme: \"(.+?)\", do the two|[Ii]nstruction:? '(.+?)'(?:,|\. )", re.DOTALL)
+"""The theme or instruction inside a judge's question (core/questions.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,63 @@ def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
         row = {"image": names if len(names) > 1 else names[0], "instruction": prompt.text}
         rows.append(row | {"category": prompt.category, "task_name": prompt.task, "panels": list(prompt.panels)})
     write_jsonl(path, rows)
+
+
+# --- what a run was trained on ---------------------------------------------------------------------------------
+
+
+def id_text(name: str) -> str:
+    """An item's id as one of its texts."""
+    return f"id {name}"
+
+
+def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
+    """Item → the text or id that it shares with the training data of a run's folder.
+
+    texts: item → its texts (`Benchmark.texts`). Raises ValueError where the folder, or the data that its config
+    names, is not there: what cannot be compared must not count as clean.
+    """
+    known = {plain(text) for text in trained_texts(run)} - {""}
+    found = {item: [text for text in own if plain(text) in known] for item, own in texts.items()}
+    return {item: shared[0][:80] for item, shared in found.items() if shared}
+
+
+def trained_texts(run: Path) -> Iterator[str]:
+    """Every text and id of the data that a policy's or a judge's run was trained on."""
+    config = _config(run)
+    prompts, data = (config.get(section) or {} for section in ("prompts", "data"))
+    sources = [prompts["train"]] if "train" in prompts else list(data.get("train") or [])
+    if not sources:
+        raise ValueError(f"{run / 'config.yaml'} names neither prompts.train nor data.train; name a training run")
+    for source in sources:
+        try:
+            yield from _prompt_texts(str(source)) if "train" in prompts else _comparison_texts(source)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{run} was trained on {source}, which cannot be compared with the items: {error}"
+            ) from None
+
+
+def _config(run: Path) -> Mapping[str, Any]:
+    path = run / "config.yaml"
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{run} is no run's folder: {' '.join(str(error).split())}") from None
+    return document if isinstance(document, Mapping) else {}
+
+
+def _prompt_texts(source: str) -> Iterator[str]:
+    for prompt in prompts_from(source):
+        yield from (prompt.text, prompt.theme, shared_text(prompt.text), *prompt.panels)
+    if source.endswith(".jsonl"):
+        for row in read_jsonl(Path(source)):
+            yield from (id_text(str(row[name])) for name in IDS if row.get(name))
+
+
+def _comparison_texts(source: Any) -> Iterator[str]:
+    for comparison in comparisons_from(str(source)):
+        yield from (text for found in QUOTED.findall(comparison.question) for text in found)
 
 
 # --- sameness --------------------------------------------------------------------------------------------------
