@@ -139,25 +139,27 @@ def test_beats_chance_also_in_an_embedding_that_did_not_select():
     records = [
         PromptRecord(f"{i}", Prompt(id=i, text=f"A 1x2 set of {text}, take {i}."), {}) for i, text in enumerate(texts)
     ]
-    assert_beats_chance(records, number=25)
+    assert_beats_chance(records, number=25, best=False)
 
 
-def assert_beats_chance(records, *, number):
+def assert_beats_chance(records, *, number, best):
+    """On the nearest pair the mean of the draws, on the mean nearest distance that too, or with `best` every draw."""
     rows = compare(records, number=number, draws=50)
     chance = {row.measured_by: row for row in rows if row.selection == "random"}
     chosen = [row for row in rows if row.selection == "independent_set"]
-    assert len(chosen) == 4
+    assert len(chosen) == 2 * 3
     for row in chosen:
         assert row.nearest > chance[row.measured_by].nearest
-        assert row.mean_nearest > chance[row.measured_by].best_mean_nearest
+        beaten = chance[row.measured_by]
+        assert row.mean_nearest > (beaten.best_mean_nearest if best else beaten.mean_nearest)
 
 
 @pytest.mark.skipif("PACORL_T2IS" not in os.environ, reason="PACORL_T2IS does not name the folder of T2IS prompts")
-@pytest.mark.parametrize("number", [50, 150])
+@pytest.mark.parametrize("number", [30, 50, 75, 100, 150, 200])
 def test_beats_chance_on_the_real_prompts(number):
     folder = Path(os.environ["PACORL_T2IS"])
     records = [record for name in ("train", "test") for record in read_prompts(folder / f"{name}.jsonl")]
-    assert_beats_chance(records, number=number)
+    assert_beats_chance(records, number=number, best=True)
 
 
 def test_step_writes_reports_and_repeats(dataset):
@@ -208,8 +210,13 @@ def test_transformer_embedders_load_and_pool(tmp_path, kind):
     assert rows[2] == pytest.approx(alone / np.linalg.norm(alone), abs=1e-5)
 
 
+def test_words_by_hand():
+    rows = embedder("words")(["red fox", "the red fox", "blue ship"])
+    assert rows @ rows.T == pytest.approx(np.array([[1, 2 / 6**0.5, 0], [2 / 6**0.5, 1, 0], [0, 0, 1]]), abs=1e-6)
+
+
 def test_unknown_embedder_is_named():
-    with pytest.raises(ValueError, match="there are tfidf, letters and transformers:CHECKPOINT"):
+    with pytest.raises(ValueError, match="there are tfidf, letters, words and transformers:CHECKPOINT"):
         embedder("word2vec")
 
 

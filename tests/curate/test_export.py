@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
-from pacorl.curate.export import export
+from pacorl.bench.consistency_rank import read_rank_data
+from pacorl.curate.export import export, label
 from pacorl.curate.importing import import_folder
 from pacorl.curate.records import Answer, read_answers, read_instances, read_pairs, write_answers
+from pacorl.data.comparisons import answer_text, load_comparisons, load_sharegpt
 from pacorl.data.files import read_jsonl, write_jsonl
 from pacorl.data.images import open_image
 
@@ -59,10 +62,37 @@ def test_export_twice_is_the_same(ranked):
     assert {path: path.read_bytes() for path in (ranked / "export").rglob("*") if path.is_file()} == before
 
 
-def test_dry_run_writes_no_export(ranked):
-    counts = export(ranked, shares=SHARES, dry_run=True)
-    assert set(counts["splits"]) == {"train", "test"}
-    assert not (ranked / "export").exists()
+def test_a_dry_run_counts_what_an_export_would(ranked):
+    planned = export(ranked, shares=SHARES, dry_run=True)
+    assert not (ranked / "pairs.jsonl").exists()
+    assert export(ranked, shares=SHARES) == planned
+
+
+def test_exports_are_what_a_judge_learns_from(ranked):
+    pairs = label(ranked).pairs
+    explained = {"key": pairs[0].key, "consistent": pairs[0].consistent, "status": "explained", "reasons": "Both red."}
+    write_jsonl(ranked / "explanations.jsonl", [explained])
+    export(ranked, shares=SHARES)
+    for split in ("train", "test"):
+        lines = load_comparisons(ranked / f"export/comparisons_{split}.jsonl")
+        records = load_sharegpt(ranked / "export", f"consistency_{split}")
+        assert [replace(one, answer="") for one in records] == lines
+        assert [one.answer for one in records] == [answer_text(one) for one in lines]
+        known = {pair.images: pair for pair in pairs}
+        for one in lines:
+            pair = known[tuple(path.relative_to(ranked / "export").as_posix() for path in one.images)]
+            assert (one.question, one.consistent, one.category) == (pair.question, pair.consistent, pair.category)
+            assert one.reasons == ("Both red." if pair.key == pairs[0].key else "")
+
+
+def test_the_benchmark_of_an_export_is_one_that_runs(ranked):
+    export(ranked, shares=SHARES, formats=["consistency_rank"])
+    items = read_rank_data(ranked / "export/benchmark").items
+    rows = read_jsonl(ranked / "export/benchmark/consistency_full_rank.jsonl")
+    assert [item.best_first for item in items] == [
+        tuple(f"{row['folder']}/{name}" for name in row["rank_images"]) for row in rows
+    ]
+    assert all(item.prompt and item.criteria for item in items)
 
 
 def test_sharegpt_round_trip(ranked, tmp_path):
@@ -114,7 +144,7 @@ def test_a_deleted_picture_is_named(ranked):
 
 
 def read_pairs_after_label(folder):
-    export(folder, shares=SHARES, dry_run=True)
+    label(folder)
     return read_pairs(folder / "pairs.jsonl")
 
 
@@ -150,7 +180,12 @@ def test_sharegpt_4o_image_comes_in_as_consistent(ranked, tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [], "images": ["../secret.png", "a.png"]}, r"record 1: a pair shows two pictures"),
+        ({"messages": [], "images": ["../secret.png", "a.png"]}, r"record 1: its turns are \[\]"),
+        (
+            {"messages": [{"role": "user", "content": "<image>Q"}, {"role": "assistant", "content": "No"}],
+             "images": ["b.png"]},
+            "record 1: a pair shows two pictures, this has 1",
+        ),
         (
             {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "Yes. R"}],
              "images": ["../secret.png", "a.png"]},
@@ -164,14 +199,15 @@ def test_sharegpt_4o_image_comes_in_as_consistent(ranked, tmp_path):
         (
             {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "No"}],
              "images": ["a.png", "b.png"]},
-            r"the picture .*a\.png is missing",
+            r"1 image\(s\) missing; unpack them beside it:\n  .*a\.png$",
         ),
     ],
 )  # fmt: skip
 def test_bad_sharegpt_records_are_named_and_leave_nothing(tmp_path, row, message):
     source = tmp_path / "bad"
     source.mkdir()
-    (tmp_path / "secret.png").write_bytes(b"x")
+    for name in ("secret.png", "bad/b.png"):
+        (tmp_path / name).write_bytes(b"x")
     tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
     columns = {"messages": "messages", "images": "images"}
     info = {"d": {"file_name": "d.json", "formatting": "sharegpt", "columns": columns, "tags": tags}}

@@ -8,6 +8,7 @@ from pacorl.curate.generate import generate
 from pacorl.curate.pair import pair
 from pacorl.data.characters import Panel, draw_grid, redrawn
 from pacorl.data.files import read_jsonl
+from pacorl.data.images import open_image
 from pacorl.data.pictures import png_text
 
 
@@ -103,6 +104,20 @@ def test_dry_run_paints_nothing(folder):
 def test_impossible_shards(folder):
     with pytest.raises(ValueError, match="shards count from 0 to 1"):
         generate(folder, Painter(), shard=(2, 2), **NAMED)
+
+
+def test_the_tiny_generator_paints_what_the_oracle_reads(folder):
+    from pacorl.core.grid import parse_layout, split
+    from pacorl.curate.painter import policy_painter
+    from pacorl.data.characters import Oracle
+    from pacorl.types import Size
+
+    paint, named = policy_painter("tiny", size=Size(64, 64), steps=6, dtype="float32")
+    assert generate(folder, paint, generator=named, grids=2)["painted"] == 6
+    sheets = [open_image(path) for path in (folder / "grids").rglob("*.png")]
+    panels = [panel for sheet in sheets for panel in split(sheet, parse_layout("2x2"))]
+    assert len(panels) == 24
+    assert sum(seen is not None for seen in Oracle().read(panels)) >= 20
 
 
 def test_a_policy_paints(folder):

@@ -103,10 +103,65 @@ def test_a_dry_run_loads_no_weights(dataset):
     assert counts == {"grids": 8, "to_paint": 8}
 
 
+STEPS = {
+    "prompts": ["--writer", "tiny", "--count", 9],
+    "diversify": ["--number", 2],
+    "generate": ["--grids", 4],
+    "pair": [],
+    "annotate": ["--annotators", "ann,ben"],
+    "explain": ["--model", "stub", "--endpoint", "http://127.0.0.1:9"],
+    "export": ["--formats", "sharegpt,jsonl,consistency_rank,parquet"],
+}
+
+
+@pytest.fixture
+def halfway(dataset):
+    """A folder in the middle of everything: people have ranked and go on, and a kill tore two journals' last lines."""
+    from pacorl.curate.annotate.assign import Sharing
+    from pacorl.curate.annotate.desk import open_desk
+    from pacorl.curate.annotate.store import Store, public_key
+
+    folder = dataset(prompts=3, grids=2)
+    (folder / "manifests").mkdir(exist_ok=True)
+    for name in ("manifests/prompts.journal.jsonl", "explanations.jsonl"):
+        (folder / name).write_text('{"key": "a", "consis')
+    store = Store(folder / "annotations.db")
+    ann = store.who(open_desk(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("/")[2])
+    for number in range(6):
+        (task,) = store.next_tasks("ann")
+        store.rank(ann, public_key(task.instance.id), sorted(task.slots), request=f"request-{number}")
+    yield folder, store
+    store.close()
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_dry_run_writes_nothing_and_says_so(halfway, step, served):
+    folder, store = halfway
+    if not served:
+        store.close()
+    before = {path: path.stat() for path in folder.rglob("*")}
+    content = {path: path.read_bytes() for path in before if path.is_file() and path.suffix != ".db-shm"}
+    found = CliRunner().invoke(app, [step, str(folder), *map(str, STEPS[step]), "--dry-run"], catch_exceptions=False)
+    assert found.exit_code == 0
+    assert "dry run: nothing was written" in found.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == {
+        path: stat.st_mtime_ns for path, stat in before.items()
+    }
+    assert {path: path.read_bytes() for path in content} == content
+
+
+def test_a_dry_run_counts_what_the_page_holds(halfway):
+    folder, _ = halfway
+    planned = run("export", folder, "--formats", "jsonl", "--dry-run")
+    assert planned["balance"]["rankings"] == 6
+    assert run("export", folder, "--formats", "jsonl") == planned
+
+
 def test_compare_diversity_prints_a_table(dataset):
     path = dataset(prompts=30, grids=1, paired=False) / "prompts.jsonl"
     rows = run("compare-diversity", path, "--number", 8, "--draws", 5)["rows"]
-    assert len(rows) == 3 * 2 * 2 + 2
+    assert len(rows) == 3 * 2 * 3 + 3
     told = CliRunner().invoke(app, ["compare-diversity", str(path), "--number", "8", "--draws", "5"])
     assert told.exit_code == 0
     lines = [line.split()[:3] for line in told.stdout.splitlines()]

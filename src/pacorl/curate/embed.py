@@ -1,6 +1,7 @@
 """Texts → unit vectors: what `diversify` measures distances with.
 
-`tfidf` and `letters` need no weights; `transformers:CHECKPOINT` takes a CLIP text model or any sentence encoder.
+`tfidf`, `letters` and `words` need no weights; `transformers:CHECKPOINT` takes a CLIP text model or any sentence
+encoder.
 """
 
 from __future__ import annotations
@@ -16,10 +17,15 @@ Vectors = NDArray[np.float32]
 Embedder = Callable[[Sequence[str]], Vectors]
 
 DIMENSIONS = 128
+WORDS = 2048
+"""How many words `words` tells apart; bounds its vectors at 8 KiB."""
 
 
 def embedder(name: str, *, seed: int = 0) -> Embedder:
-    """`tfidf`, `letters`, or `transformers:CHECKPOINT` (a folder or a hub name). Raises ValueError for others."""
+    """`tfidf`, `letters`, `words`, or `transformers:CHECKPOINT` (a folder or a hub name).
+
+    Raises ValueError for others.
+    """
     kind, _, checkpoint = name.partition(":")
     if kind == "transformers" and checkpoint:
         return TransformerEmbedder(checkpoint)
@@ -27,7 +33,17 @@ def embedder(name: str, *, seed: int = 0) -> Embedder:
         return lambda texts: _latent(texts, seed=seed, ngram_range=(1, 2), stop_words="english")
     if name == "letters":
         return lambda texts: _latent(texts, seed=seed, analyzer="char_wb", ngram_range=(3, 5))
-    raise ValueError(f"unknown embedder {name!r}; there are tfidf, letters and transformers:CHECKPOINT")
+    if name == "words":
+        return _occurrence
+    raise ValueError(f"unknown embedder {name!r}; there are tfidf, letters, words and transformers:CHECKPOINT")
+
+
+def _occurrence(texts: Sequence[str]) -> Vectors:
+    """Which of the most frequent words occur, all alike: the plainest measure, for what others selected."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    found = CountVectorizer(binary=True, max_features=WORDS, dtype=np.float32).fit_transform(texts)
+    return unit(found.toarray())
 
 
 def _latent(texts: Sequence[str], *, seed: int, **vectorizer: Any) -> Vectors:

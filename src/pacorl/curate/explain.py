@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.curate.export import label
 from pacorl.curate.llm import ChatError, ChatModel
 from pacorl.curate.manifest import Progress, Step, silent
-from pacorl.curate.records import LabelledPair, read_pairs
-from pacorl.data.files import Journal, inside
+from pacorl.curate.records import LabelledPair
+from pacorl.data.files import Journal, inside, journalled
 from pacorl.data.pictures import TYPES
 
 DIMENSIONS = ("style", "identity", "logic")
@@ -59,16 +59,15 @@ def explain(
 
     price: per million prompt and completion tokens. Raises ChatRefusedError at once; all else is recorded per pair.
     """
-    label(folder, rule=rule, question=question)
-    pairs = [pair for pair in read_pairs(folder / "pairs.jsonl") if not pair.reasons][:limit]
+    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
+    pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
     path = folder / "explanations.jsonl"
-    journal = Journal(path) if path.is_file() or not dry_run else None
-    missing = [pair for pair in pairs if journal is None or not _settled(journal, pair)]
-    if dry_run or journal is None:
-        tokens = [len(missing) * each for each in TOKENS_PER_PAIR]
-        cost = (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
-        estimate = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "cost": cost}
-        return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimate}
+    if dry_run:
+        known = journalled(path)
+        missing = [pair for pair in pairs if not _settled(known, pair)]
+        return {"pairs": len(pairs), "to_explain": len(missing), "estimate": _estimate(len(missing), price)}
+    journal = Journal(path)
+    missing = [pair for pair in pairs if not _settled(journal.items, pair)]
     _explain_missing(folder, model, missing, journal, attempts=attempts, workers=workers, progress=progress)
     status = Counter(journal.items[pair.key]["status"] for pair in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
@@ -79,9 +78,15 @@ def explain(
     return step.finish(outputs=[path], counts={**counts, "usage": used})
 
 
-def _settled(journal: Journal, pair: LabelledPair) -> bool:
+def _estimate(pairs: int, price: tuple[float, float]) -> dict[str, float]:
+    prompt, completion = (pairs * each for each in TOKENS_PER_PAIR)
+    cost = (prompt * price[0] + completion * price[1]) / 1e6
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "cost": cost}
+
+
+def _settled(journal: Mapping[str, Mapping[str, Any]], pair: LabelledPair) -> bool:
     """Whether the journal has a final word on this pair with this label."""
-    row = journal.items.get(pair.key)
+    row = journal.get(pair.key)
     return row is not None and row["status"] != "failed" and row["consistent"] == pair.consistent
 
 

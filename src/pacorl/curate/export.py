@@ -10,21 +10,23 @@ The folder stands alone: pictures are linked into it (copied where the file syst
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pacorl.core.questions import same_theme
+from pacorl.curate.annotate.desk import rankings
 from pacorl.curate.manifest import Step
 from pacorl.curate.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
 from pacorl.curate.rules import label_pairs, mean_rankings, split_groups
-from pacorl.data.files import inside, read_jsonl, write_atomic, write_jsonl
+from pacorl.data.comparisons import save_comparisons, save_sharegpt
+from pacorl.data.files import inside, journalled, read_jsonl, write_jsonl
+from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
 
@@ -46,6 +48,20 @@ class Export:
     def splits(self) -> Iterator[tuple[str, list[LabelledPair]]]:
         for name in sorted(set(self.split_of.values())):
             yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
+
+    def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
+        """Pairs as what a judge learns from, their pictures brought into the export."""
+        return [
+            Comparison(
+                images=tuple(self.out / self.picture(name) for name in pair.images),
+                question=pair.question,
+                consistent=pair.consistent,
+                reasons=pair.reasons,
+                category=pair.category,
+                group=pair.group,
+            )
+            for pair in pairs
+        ]
 
     def picture(self, name: str) -> str:
         """Brings a picture into the export; returns its path there."""
@@ -74,60 +90,18 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def answer_text(pair: LabelledPair) -> str:
-    """What the judge is taught to say: the label first, then the reasons."""
-    return f"{'Yes' if pair.consistent else 'No'}. {pair.reasons}".strip()
-
-
 def write_sharegpt(export: Export) -> list[Path]:
     """One JSON per split and dataset_info.json, as LLaMA-Factory reads them."""
-    written, info = [], {}
-    for split, pairs in export.splits():
-        path = export.out / f"consistency_{split}.json"
-        write_atomic(path, json.dumps([_sharegpt(pair, export) for pair in pairs], ensure_ascii=False, indent=1))
-        written.append(path)
-        info[f"consistency_{split}"] = {
-            "file_name": path.name,
-            "formatting": "sharegpt",
-            "columns": {"messages": "messages", "images": "images"},
-            "tags": {
-                "role_tag": "role",
-                "content_tag": "content",
-                "user_tag": "user",
-                "assistant_tag": "assistant",
-            },
-        }
-    write_atomic(export.out / "dataset_info.json", json.dumps(info, indent=2) + "\n")
-    return [*written, export.out / "dataset_info.json"]
-
-
-def _sharegpt(pair: LabelledPair, export: Export) -> dict[str, Any]:
-    return {
-        "messages": [
-            {"role": "user", "content": "<image>" * len(pair.images) + pair.question},
-            {"role": "assistant", "content": answer_text(pair)},
-        ],
-        "images": [export.picture(name) for name in pair.images],
-    }
+    named = {f"consistency_{split}": export.comparisons(pairs) for split, pairs in export.splits()}
+    return save_sharegpt(named, export.out)
 
 
 def write_comparisons(export: Export) -> list[Path]:
     """The project's JSONL: one `Comparison` a line, pictures relative to the file."""
     written = []
     for split, pairs in export.splits():
-        rows = [
-            {
-                "images": [export.picture(name) for name in pair.images],
-                "question": pair.question,
-                "consistent": pair.consistent,
-                "reasons": pair.reasons,
-                "category": pair.category,
-                "group": pair.group,
-            }
-            for pair in pairs
-        ]
         written.append(export.out / f"comparisons_{split}.jsonl")
-        write_jsonl(written[-1], rows)
+        save_comparisons(export.comparisons(pairs), written[-1])
     return written
 
 
@@ -191,29 +165,37 @@ FORMATS: dict[str, Callable[[Export], list[Path]]] = {
 }
 
 
-def label(folder: Path, *, rule: str = "best_worst", question: str = "theme") -> dict[str, Any]:
-    """rankings.jsonl → pairs.jsonl, imported rankings and pairs included; returns the balance.
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """What people and imports say."""
+
+    pairs: list[LabelledPair]
+    answers: list[Answer]
+    balance: dict[str, int]
+
+
+def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dry_run: bool = False) -> Labelled:
+    """Rankings → pairs.jsonl, imported rankings and pairs included; a dry run writes nothing.
 
     Control questions never become pairs: their answers are known beforehand.
     """
-    sources = [
-        path for path in (folder / "rankings.jsonl", *sorted(folder.glob("imported/*/*.jsonl"))) if path.is_file()
-    ]
-    if not sources:
-        raise ValueError(
-            f"{folder} has no rankings.jsonl and nothing imported; rank with `pacorl dataset annotate` first"
-        )
-    step = Step(folder, "label", inputs=sources, options={"rule": rule, "question": question})
-    known = step.counts_if_done()
-    if known is not None:
-        return known
-    answers = [one for path in sources if path.name == "rankings.jsonl" for one in read_answers(path)]
+    answers = rankings(folder, dry_run=dry_run)
+    others = sorted(folder.glob("imported/*/*.jsonl"))
+    if not answers and not others:
+        raise ValueError(f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first")
+    answers += [one for path in others if path.name == "rankings.jsonl" for one in read_answers(path)]
     pairs, balance = label_pairs(answers, rule=rule, question=question)
-    imported = [one for path in sources if path.name == "pairs.jsonl" for one in read_pairs(path)]
+    imported = [one for path in others if path.name == "pairs.jsonl" for one in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
-    write_pairs(folder / "pairs.jsonl", [*pairs, *imported])
     counts = {**balance.as_dict(), "imported_yes": yes, "imported_no": len(imported) - yes}
-    return step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
+    labelled = Labelled([*pairs, *imported], answers, counts)
+    if not dry_run:
+        sources = [path for path in (folder / "rankings.jsonl", *others) if path.is_file()]
+        step = Step(folder, "label", inputs=sources, options={"rule": rule, "question": question})
+        if step.counts_if_done() is None:
+            write_pairs(folder / "pairs.jsonl", labelled.pairs)
+            step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
+    return labelled
 
 
 def export(
@@ -234,16 +216,12 @@ def export(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
-    balance = label(folder, rule=rule, question=question)
-    rankings = [*folder.glob("rankings.jsonl"), *sorted(folder.glob("imported/*/rankings.jsonl"))]
+    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     bundle = Export(
-        folder,
-        out or folder / "export",
-        pairs=with_reasons(folder, read_pairs(folder / "pairs.jsonl")),
-        answers=[one for path in rankings for one in read_answers(path)],
+        folder, out or folder / "export", pairs=with_reasons(folder, labelled.pairs), answers=labelled.answers
     )
     bundle.deal(shares, seed=seed)
-    counts = {"balance": balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
+    counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
     if dry_run:
         return counts
     written = [path for name in formats for path in FORMATS[name](bundle)]
@@ -259,8 +237,7 @@ def export(
 
 def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:
     """The pairs with the reasons of explanations.jsonl, where they have some that do not contradict the label."""
-    path = folder / "explanations.jsonl"
-    rows = {row["key"]: row for row in read_jsonl(path)} if path.is_file() else {}
+    rows = journalled(folder / "explanations.jsonl")
     reasons = {key: row["reasons"] for key, row in rows.items() if row["status"] == "explained"}
     labels = {key: row["consistent"] for key, row in rows.items()}
     return [

@@ -16,6 +16,7 @@ from pacorl.curate.export import link_or_copy
 from pacorl.curate.manifest import Step
 from pacorl.curate.records import Answer, LabelledPair, write_answers, write_pairs
 from pacorl.curate.rules import pair_key
+from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_names
 from pacorl.data.files import inside, read_jsonl, safe_name
 
 
@@ -70,40 +71,22 @@ def _benchmark_picture(bundle: Import, group: str, name: str, where: str) -> str
 
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
     """LLaMA-Factory's sharegpt JSON beside a dataset_info.json: PaCo-Dataset's folder, or one of our exports."""
-    info = _json(bundle.source / "dataset_info.json")
-    for entry in info.values():
-        if entry.get("formatting", "sharegpt") != "sharegpt" or "file_name" not in entry:
-            continue
-        path = inside(bundle.source, entry["file_name"])
-        columns = {"messages": "conversations", "images": "images", **entry.get("columns", {})}
-        for number, row in enumerate(_json(path), 1):
-            yield _sharegpt_pair(bundle, row, columns, entry.get("tags", {}), where=f"{path}, record {number}")
-
-
-def _sharegpt_pair(
-    bundle: Import, row: dict[str, Any], columns: dict[str, str], tags: dict[str, str], *, where: str
-) -> LabelledPair:
-    role, content = tags.get("role_tag", "from"), tags.get("content_tag", "value")
-    user, assistant = tags.get("user_tag", "human"), tags.get("assistant_tag", "gpt")
-    said = {message.get(role): str(message.get(content, "")) for message in _key(row, columns["messages"], where)}
-    names = _key(row, columns["images"], where)
-    question, answer = said.get(user, ""), said.get(assistant, "")
-    if question.count("<image>") != len(names) or len(names) != 2:
-        raise ValueError(
-            f"{where}: a pair shows two pictures, this has {len(names)} and {question.count('<image>')} <image> tags"
-        )
-    word, _, reasons = answer.partition(".") if "." in answer[:5] else answer.partition(" ")
-    if word.strip(" ,") not in ("Yes", "No"):
-        raise ValueError(f"{where}: the answer must begin with Yes or No, it is {answer[:40]!r}")
-    images = tuple(bundle.picture(name, where=where) for name in names)
-    return LabelledPair(
-        key=pair_key(*images) + question_suffix(question),
-        group=f"{bundle.name}:{Path(names[0]).parent.as_posix()}",
-        images=images,
-        consistent=word.strip(" ,") == "Yes",
-        question=question.replace("<image>", "").strip(),
-        reasons=reasons.strip(),
-    )
+    for name in sharegpt_names(bundle.source):
+        for number, one in enumerate(load_sharegpt(bundle.source, name), 1):
+            where = f"{bundle.source}:{name}, record {number}"
+            if len(one.images) != 2:
+                raise ValueError(f"{where}: a pair shows two pictures, this has {len(one.images)}")
+            names = [path.relative_to(bundle.source).as_posix() for path in one.images]
+            images = tuple(bundle.picture(picture, where=where) for picture in names)
+            yield LabelledPair(
+                key=pair_key(*images) + question_suffix(one.question),
+                group=f"{bundle.name}:{one.group or Path(names[0]).parent.as_posix()}",
+                images=images,
+                consistent=one.consistent,
+                question=one.question.replace(IMAGE_TAG, "").strip(),
+                category=one.category,
+                reasons=one.reasons.strip(),
+            )
 
 
 def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:

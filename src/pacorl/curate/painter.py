@@ -12,8 +12,12 @@ from pacorl.curate.generate import Paint
 from pacorl.data.files import digest
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.models.adapters import wear_lora
+from pacorl.models.flux import TINY_TEXT_TOKENS
 from pacorl.models.policies import POLICIES
 from pacorl.types import Prompt, Size
+
+TEXT_TOKENS = 512
+"""FLUX.1-dev's."""
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,18 +31,23 @@ def policy_painter(
     size: Size | None = None,
     steps: int = 20,
     guidance: float = 3.5,
+    text_tokens: int | None = None,
     dtype: str = "bfloat16",
     batch: int = 4,
 ) -> tuple[Paint, dict[str, Any]]:
     """The painter, and what names it in a recipe (an adapter by its content).
 
-    size: for every prompt; None for the records' own. Raises ValueError for an unknown kind, an adapter that does not
+    size: for every prompt; None for the records' own. text_tokens: of T5; None for 512, or what the tiny checkpoint was
+    trained with. Raises ValueError for an unknown kind, an adapter that does not
     fit, or a size that the policy cannot paint.
     """
     if kind not in POLICIES:
         raise ValueError(f"unknown kind of policy {kind!r}; there are {', '.join(POLICIES)}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    policy = POLICIES[kind](checkpoint, dtype=dtype, device=device, guidance=guidance)
+    named = describe(
+        checkpoint, adapter=adapter, size=size, steps=steps, guidance=guidance, text_tokens=text_tokens, dtype=dtype
+    )
+    policy = POLICIES[kind](checkpoint, dtype=dtype, device=device, guidance=guidance, text_tokens=named["text_tokens"])
     if adapter:
         wear_lora(policy.transformer, adapter)
     cache = ConditioningCache(policy)
@@ -60,14 +69,24 @@ def policy_painter(
             painted |= dict(zip(rows, images, strict=True))
         return [painted[row] for row in range(len(prompts))]
 
-    return paint, describe(checkpoint, adapter=adapter, size=size, steps=steps, guidance=guidance, dtype=dtype)
+    return paint, named
 
 
 def describe(
-    checkpoint: str, *, adapter: str = "", size: Size | None = None, steps: int = 20, guidance: float = 3.5, dtype: str
+    checkpoint: str,
+    *,
+    adapter: str = "",
+    size: Size | None = None,
+    steps: int = 20,
+    guidance: float = 3.5,
+    text_tokens: int | None = None,
+    dtype: str,
 ) -> dict[str, Any]:
     """What names a generator in a recipe; needs no weights but the adapter's file."""
-    named = {"checkpoint": checkpoint, "steps": steps, "guidance": guidance, "dtype": dtype}
+    tokens = text_tokens or (TINY_TEXT_TOKENS if checkpoint == "tiny" else TEXT_TOKENS)
+    named = {
+        "checkpoint": checkpoint, "steps": steps, "guidance": guidance, "text_tokens": tokens, "dtype": dtype
+    }  # fmt: skip
     own = {"size": str(size)} if size else {}
     return named | own | ({"adapter": digest(Path(adapter) / "adapter_model.safetensors")} if adapter else {})
 

@@ -18,7 +18,7 @@ from pacorl.curate.llm import ChatError, ChatModel
 from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.taxonomy import Order, Subject, orders
 from pacorl.data.characters import Split, character_prompts
-from pacorl.data.files import Journal, write_jsonl
+from pacorl.data.files import Journal, journalled, write_jsonl
 from pacorl.types import Grid
 
 Record = dict[str, Any]
@@ -189,7 +189,7 @@ def write_all(
         return known
     path = folder / "manifests" / "prompts.journal.jsonl"
     if dry_run:
-        done = _keys(path)
+        done = journalled(path)
         missing = sum(order.key not in done for order in wanted)
         tokens = {"prompt_tokens": missing * TOKENS_PER_RECORD[0], "completion_tokens": missing * TOKENS_PER_RECORD[1]}
         return {"records": count, "to_write": missing, "estimate": tokens}
@@ -201,10 +201,6 @@ def write_all(
     write_jsonl(folder / "prompts.jsonl", rows)
     counts = {"records": len(rows), "failed": failed, "by_category": _by_category(rows)}
     return counts if failed else step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
-
-
-def _keys(path: Path) -> set[str]:
-    return set(Journal(path).items) if path.is_file() else set()
 
 
 def _write_missing(

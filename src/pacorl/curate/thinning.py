@@ -65,23 +65,25 @@ def compare(
     *,
     number: int,
     embeds: Sequence[str] = ("tfidf", "letters"),
+    measures: Sequence[str] = ("words",),
     draws: int = 100,
     seed: int = 0,
 ) -> list[Comparison]:
-    """Every selection by every embedding, measured in every embedding, beside `draws` random choices of that size.
+    """Every selection by each of `embeds`, measured in them and in `measures`, beside `draws` random choices.
 
     Raises ValueError where `number` leaves nothing to choose.
     """
     if not 2 <= number < len(records):
         raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
-    vectors = {name: embedder(name, seed=seed)([record.prompt.text for record in records]) for name in embeds}
+    texts = [record.prompt.text for record in records]
+    vectors = {name: embedder(name, seed=seed)(texts) for name in dict.fromkeys([*embeds, *measures])}
     rows = []
     for method in SELECTIONS:
         for by in embeds:
             kept = select(vectors[by], Goal(number=number), method=method, seed=seed)
-            rows += [_row(method, by, name, spread(vectors[name], kept)) for name in embeds]
+            rows += [_row(method, by, name, spread(vectors[name], kept)) for name in vectors]
     chance = [random.Random(f"{seed}-{draw}").sample(range(len(records)), number) for draw in range(draws)]
-    return rows + [_chance(name, [spread(vectors[name], kept) for kept in chance]) for name in embeds]
+    return rows + [_chance(name, [spread(vectors[name], kept) for kept in chance]) for name in vectors]
 
 
 def _row(method: str, by: str, measured_by: str, found: Spread) -> Comparison:

@@ -26,7 +26,7 @@ from typing import Any
 from pacorl.core.questions import meets_criterion
 from pacorl.data import characters
 from pacorl.data.characters import IDENTITY, VALUES, Panel, Split
-from pacorl.data.files import inside, write_jsonl
+from pacorl.data.files import inside, write_atomic, write_jsonl
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
@@ -188,14 +188,55 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     return found
 
 
+def save_sharegpt(named: Mapping[str, Sequence[Comparison]], folder: Path) -> list[Path]:
+    """Writes NAME.json for each name and one dataset_info.json, which `load_sharegpt` and LLaMA-Factory read.
+
+    Images must lie below `folder`. Group and category go along under keys that LLaMA-Factory does not look at.
+    Returns the files.
+    """
+    described = {"formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
+    written = []
+    for name, comparisons in named.items():
+        rows = [_sharegpt_row(one, folder) for one in comparisons]
+        written.append(folder / f"{name}.json")
+        write_atomic(written[-1], json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
+    info = {name: {"file_name": f"{name}.json", **described} for name in named}
+    write_atomic(folder / "dataset_info.json", json.dumps(info, ensure_ascii=False, indent=2) + "\n")
+    return [*written, folder / "dataset_info.json"]
+
+
+def _sharegpt_row(one: Comparison, folder: Path) -> dict[str, Any]:
+    leading = "" if IMAGE_TAG in one.question else IMAGE_TAG * len(one.images)
+    return {
+        "messages": [
+            {"role": "user", "content": leading + one.question},
+            {"role": "assistant", "content": answer_text(one)},
+        ],
+        "images": [image.relative_to(folder).as_posix() for image in one.images],
+        "category": one.category,
+        "group": one.group,
+    }
+
+
+def sharegpt_names(folder: str | Path) -> list[str]:
+    """The entries of a folder's dataset_info.json that are in the sharegpt form."""
+    path = Path(folder) / "dataset_info.json"
+    return [name for name, entry in _info(path).items() if entry.get("formatting", "alpaca") == "sharegpt"]
+
+
+def _info(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    info = _json(path)
+    if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
+        raise ValueError(f"{path}: it must map names to entries")
+    return info
+
+
 def _entry(folder: Path, name: str) -> tuple[str, Mapping[str, Any]]:
     path = folder / "dataset_info.json"
     if not path.is_file() and name.endswith(".json"):
         described = {"file_name": name, "formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
         return Path(name).stem, described
-    info = _json(path)
-    if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
-        raise ValueError(f"{path}: it must map names to entries")
+    info = _info(path)
     named = {key: entry for key, entry in info.items() if name in ("", key, entry.get("file_name"))}
     if len(named) != 1:
         fault = f"{name!r} is not in it" if name else f"it has {len(info)} entries"

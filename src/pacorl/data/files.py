@@ -90,14 +90,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.torn = _drop_torn_line(path)
         """What was dropped on opening; empty where the file was whole."""
-        self.items = {self._key_of(row, number): row for number, row in enumerate(read_jsonl(path), 1)}
-
-    def _key_of(self, row: Mapping[str, Any], number: int) -> Any:
-        if self._key not in row:
-            raise ValueError(
-                f"{self.path}, record {number}: it has no {self._key!r}; delete the line to go on without it"
-            )
-        return row[self._key]
+        self.items = journalled(path, key=key)
 
     def __contains__(self, key: object) -> bool:
         return key in self.items
@@ -110,9 +103,26 @@ class Journal:
         self.items[item[self._key]] = item
 
 
-def _drop_torn_line(path: Path) -> str:
+def journalled(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
+    """key → item of a journal as it lies on the disk, none where there is no file; nothing is written."""
+    items: dict[Any, dict[str, Any]] = {}
+    for number, line in enumerate(_whole_lines(path).decode().split("\n"), 1):
+        if not line.strip():
+            continue
+        row = _object(line, where=f"{path}:{number}")
+        if key not in row:
+            raise ValueError(f"{path}, record {number}: it has no {key!r}; delete the line to go on without it")
+        items[row[key]] = row
+    return items
+
+
+def _whole_lines(path: Path) -> bytes:
     content = path.read_bytes() if path.is_file() else b""
-    whole = content[: content.rfind(b"\n") + 1]
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _drop_torn_line(path: Path) -> str:
+    content, whole = path.read_bytes() if path.is_file() else b"", _whole_lines(path)
     if not path.is_file() or whole != content:
         write_atomic(path, whole)
     return content[len(whole) :].decode(errors="replace")

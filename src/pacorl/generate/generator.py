@@ -17,6 +17,7 @@ import torch
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.generate.compose import TINY
 from pacorl.models.adapters import adapter_off, wear_lora
+from pacorl.models.flux import TINY_TEXT_TOKENS
 from pacorl.models.kontext import TINY_KONTEXT
 from pacorl.models.policies import POLICIES
 from pacorl.types import Conditioning, Prompt, Size
@@ -39,7 +40,6 @@ SETS = "flux"
 
 TINY_SIZE, SIZE = Size(128, 128), Size(1024, 1024)
 TINY_STEPS, STEPS = 10, 20
-TINY_TEXT_TOKENS = 48
 """What the tiny generator was trained with (configs/tiny.yaml)."""
 
 Step = Callable[[int], None]

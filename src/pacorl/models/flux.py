@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 TINY_FLUX = Path(__file__).parents[1] / "checkpoints" / "flux"
+TINY_TEXT_TOKENS = 48
+"""T5 tokens that the committed checkpoint was trained with; padding is attended to, so another number spoils it."""
 FLUX_DEV = "black-forest-labs/FLUX.1-dev"
 
 ENCODE_BATCH = 8

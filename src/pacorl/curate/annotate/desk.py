@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pacorl.curate.annotate.assign import Sharing, foreign_controls, share_out
 from pacorl.curate.annotate.store import Store, only_server
-from pacorl.curate.records import Instance, read_instances, write_answers
+from pacorl.curate.records import Answer, Instance, read_answers, read_instances, write_answers
 
 ADMIN = "admin"
 
@@ -96,7 +96,19 @@ def collect(folder: Path) -> int:
     database = folder / "annotations.db"
     if not database.is_file():
         raise ValueError(f"{database} is missing; run `pacorl dataset annotate` first")
-    with Store(database) as store:
+    return len(rankings(folder))
+
+
+def rankings(folder: Path, *, dry_run: bool = False) -> list[Answer]:
+    """What people ranked: brought from the page's database, where there is one, into rankings.jsonl.
+
+    A dry run reads either and writes neither.
+    """
+    database, path = folder / "annotations.db", folder / "rankings.jsonl"
+    if not database.is_file():
+        return read_answers(path) if path.is_file() else []
+    with Store(database, read_only=dry_run) as store:
         answers = store.answers()
-    write_answers(folder / "rankings.jsonl", answers)
-    return len(answers)
+    if not dry_run:
+        write_answers(path, answers)
+    return answers

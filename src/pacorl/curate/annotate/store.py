@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from pacorl.curate.annotate.assign import Sharing, share_out
 from pacorl.curate.records import Answer, Instance
@@ -75,18 +76,33 @@ class Task:
     """After an undo: the slots as they were ranked."""
 
 
-class Store:
-    """The database of one dataset folder. Methods may be called from any thread."""
+def _uri(path: Path) -> str:
+    return f"file:{quote(str(path))}"
 
-    def __init__(self, path: Path, *, wait_seconds: float = 10.0) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+def _read_only(path: Path) -> str:
+    """The address under which SQLite makes no file: without a log beside the database, nobody is writing to it."""
+    return f"{_uri(path)}?{'mode=ro' if path.with_name(f'{path.name}-wal').exists() else 'immutable=1'}"
+
+
+class Store:
+    """The database of one dataset folder. Methods may be called from any thread.
+
+    With `read_only` the folder stays as it is, to the byte; the database must be there.
+    """
+
+    def __init__(self, path: Path, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
         self.path = path
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(path, timeout=wait_seconds, check_same_thread=False, isolation_level=None)
+        if read_only:
+            address, setup = _read_only(path), "SELECT 1 FROM answers"
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            address, setup = _uri(path), "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA
+        self._db = sqlite3.connect(address, uri=True, timeout=wait_seconds, check_same_thread=False,
+                                   isolation_level=None)  # fmt: skip
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(SCHEMA)
+            self._db.executescript(setup)
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise ValueError(f"{path} cannot be used as a database ({error}); move it away or restore a copy") from None
