@@ -82,7 +82,12 @@ def slots_of(instance, name):
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [pytest.param(30, 1, id="short"), pytest.param(5000, 3, id="whole", marks=pytest.mark.campaign)]
+    ("count", "kills"),
+    [
+        pytest.param(30, 1, id="short"),
+        pytest.param(625, 2, id="5000 rankings", marks=pytest.mark.slow),
+        pytest.param(5000, 3, id="5000 rankings each", marks=pytest.mark.campaign),
+    ],
 )
 def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, kills):
     many_instances(tmp_path, count)

@@ -40,7 +40,7 @@ def embedder(name: str, *, seed: int = 0) -> Embedder:
 
 def _occurrence(texts: Sequence[str]) -> Vectors:
     """Which of the most frequent words occur, all alike: the plainest measure, for what others selected."""
-    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
 
     found = CountVectorizer(binary=True, max_features=WORDS, dtype=np.float32).fit_transform(texts)
     return unit(found.toarray())
@@ -49,7 +49,7 @@ def _occurrence(texts: Sequence[str]) -> Vectors:
 def _latent(texts: Sequence[str], *, seed: int, **vectorizer: Any) -> Vectors:
     """TF-IDF, then a truncated SVD (latent semantic analysis)."""
     from sklearn.decomposition import TruncatedSVD  # type: ignore[import-untyped]
-    from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
     counts = TfidfVectorizer(sublinear_tf=True, max_features=200_000, **vectorizer).fit_transform(texts)
     dimensions = min(DIMENSIONS, *(side - 1 for side in counts.shape))
