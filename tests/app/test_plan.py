@@ -24,7 +24,7 @@ from pacorl.models.qwen_image import QwenEditPolicy
 from pacorl.models.tiny import tiny_flux, tiny_judge, tiny_kontext, tiny_qwen_edit
 from pacorl.types import Conditioning, Prompt, Size
 
-RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is.yaml"
+RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is_1gpu.yaml"
 TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
 
 
@@ -208,11 +208,14 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
     found = plan(load(PolicyRun, RECIPE))
 
     assert {absence.key for absence in found.absences} == {
-        *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint")
+        *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint"),
+        "rewards.panel_clip_text.args.checkpoint",
     }
     assert found.rows[0].parameters == pytest.approx(11.9e9, rel=0.01)
-    # bf16 weights of generator and judge are 37.7 GiB of it.
-    assert 40 * 2**30 < found.phase_bytes("train") < 48 * 2**30
+    # bf16 weights of generator and judge are 37.7 GiB of it, CLIP ViT-H-14's in fp32 3.7 GiB.
+    clip = next(row for row in found.rows if row.component == "CLIP of panel_clip_text")
+    assert clip.parameters == pytest.approx(986.1e6, rel=1e-3)
+    assert 44 * 2**30 < found.phase_bytes("train") < 56 * 2**30
 
 
 # --- what is absent --------------------------------------------------------------------------------------------

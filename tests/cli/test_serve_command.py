@@ -9,7 +9,8 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from pacorl.cli.serve import doctor_judge, register
+from pacorl.cli import doctor
+from pacorl.cli.serve import register
 from pacorl.data.characters import vocabulary
 from pacorl.models.endpoints import load_endpoints
 from pacorl.models.tiny import tiny_judge
@@ -45,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
 def run(*arguments: object) -> Result:
     app = typer.Typer()
     register(app)
-    app.command("doctor")(doctor_judge)
+    doctor.register(app)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pacorl.app import generators, memory
 from pacorl.app.generators import ON_META, Generator, paintable
-from pacorl.app.sources import Parts
+from pacorl.app.sources import Parts, clip_encoders, clip_parts
 from pacorl.config import ConfigError, PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.engine.rollout import Sampler
@@ -75,6 +75,7 @@ def rows(config: PolicyRun, *, policy: Generator, judge: Parts, prompts: Sequenc
     return (
         *_generator_rows(config, policy),
         *_judge_rows(config, judge, grid=min(grids, key=lambda grid: grid.count)),
+        *_reward_rows(config),
         *_adapter_rows(config, policy),
         *_activation_rows(config, policy),
         *_host_rows(config, policy, prompts=len(prompts)),
@@ -108,8 +109,29 @@ def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
     batch = max(1, config.judge.batch_tokens // tokens)
     working = memory.judging_peak(model, questions=batch, tokens=tokens)
     return [
-        _weights("judge", memory.count(model), dtype.itemsize, note=f"{config.judge.dtype}, in every process"),
+        _weights(
+            "judge",
+            memory.count(model),
+            dtype.itemsize,
+            phases=AFTER_ENCODING,  # it is loaded when the text encoders have left
+            note=f"{config.judge.dtype}, in every process",
+        ),
         Row("judge at work", working, phases=("judge",), note=f"{batch} questions of {tokens} tokens"),
+    ]
+
+
+def _reward_rows(config: PolicyRun) -> list[Row]:
+    """The encoders of rewards, each once; they load after the text encoders have left."""
+    encoders = {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}
+    return [
+        _weights(
+            f"CLIP of {key.split('.')[-3]}",
+            generators.clip_count(clip_parts(encoder)),
+            getattr(torch, encoder.dtype).itemsize,
+            phases=AFTER_ENCODING,
+            note=f"{encoder.dtype}, in every process",
+        )
+        for key, encoder in encoders.values()
     ]
 
 

@@ -98,6 +98,15 @@ def vlm_on_meta(options: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
     return cast(model, dtype).requires_grad_(False).eval()
 
 
+def clip_count(options: Mapping[str, Any]) -> int:
+    """Parameters of a CLIP model from its config.json."""
+    from transformers import CLIPConfig, CLIPModel
+
+    with META:
+        model = CLIPModel(CLIPConfig(**options))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 ON_META: dict[str, Callable[..., Generator]] = {
     "flux": flux_on_meta,
     "kontext": kontext_on_meta,

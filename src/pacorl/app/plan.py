@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from pacorl.app import sources
-from pacorl.app.components import PHASES, PLACES, Phase, Row, policy_on_meta, rows
+from pacorl.app.components import PHASES, PLACES, Phase, Place, Row, policy_on_meta, rows
 from pacorl.app.sources import Absence, Checkpoint
 from pacorl.config import PUBLISHED, ConfigError, PolicyRun
 from pacorl.data.leaks import check_leaks
@@ -49,6 +49,10 @@ class Plan:
     def phase_bytes(self, phase: Phase) -> int:
         """What is on the device in a phase."""
         return sum(row.bytes for row in self.rows if row.place == "device" and phase in row.phases)
+
+    def place_bytes(self, place: Place) -> int:
+        """What is in main memory, or on disk."""
+        return sum(row.bytes for row in self.rows if row.place == place)
 
     @property
     def peak_bytes(self) -> int:
@@ -99,27 +103,33 @@ def plan(config: PolicyRun) -> Plan:
 
 
 def print_plan(found: Plan, console: Console | None = None) -> None:
-    """Shows a plan as tables."""
+    """Shows a plan: its components, what is absent, what to mind."""
     from rich.console import Console
-    from rich.table import Table
 
     console = console or Console()
-    table = Table("component", "parameters", "memory", "where and when", title="what the run needs")
-    table.columns[1].justify = table.columns[2].justify = "right"
-    for place, title in PLACES.items():
-        for row in (row for row in found.rows if row.place == place):
-            table.add_row(row.component, _count(row.parameters), _size(row.bytes), _when(row, title))
-        table.add_section()
-    for phase, title in PHASES.items():
-        total = found.phase_bytes(phase)
-        table.add_row(f"device, {title}", "", _size(total), "peak" if total == found.peak_bytes else "")
-    console.print(table)
-    card = f" of {_size(found.device_bytes)} needed, and about 1 GiB for CUDA" if found.device_bytes else " needed"
-    console.print(f"device: {found.device}; {_size(found.peak_bytes)}{card}")
+    print_components(found, console)
     for absence in found.absences:
         console.print(f"[yellow]absent[/] {absence.key} = {absence.source}: {absence.remedy}", highlight=False)
     for warning in found.warnings:
         console.print(f"[yellow]note[/] {warning}", highlight=False)
+
+
+def print_components(found: Plan, console: Console) -> None:
+    """Shows what each component takes, and what that comes to."""
+    from rich.table import Table
+
+    table = Table("component", "parameters", "memory", "where and when", title="what the run needs")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for place, title in PLACES.items():
+        for row in (row for row in found.rows if row.place == place):
+            table.add_row(row.component, _count(row.parameters), size_text(row.bytes), _when(row, title))
+        table.add_section()
+    for phase, title in PHASES.items():
+        total = found.phase_bytes(phase)
+        table.add_row(f"device, {title}", "", size_text(total), "peak" if total == found.peak_bytes else "")
+    console.print(table)
+    card = f" of {size_text(found.device_bytes)} needed, and about 1 GiB for CUDA" if found.device_bytes else " needed"
+    console.print(f"device: {found.device}; {size_text(found.peak_bytes)}{card}")
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
@@ -185,15 +195,25 @@ def _warnings(config: PolicyRun, found: Plan, generator: Checkpoint, judge: Chec
     ):
         if checkpoint.assumed:
             warnings.append(f"{key} is not here: its sizes are those of {published} as published")
-    if found.device_bytes and found.peak_bytes > found.device_bytes:
-        warnings.append(
-            f"the device has {_size(found.device_bytes)} and {_size(found.peak_bytes)} are needed: lower "
-            "sampling.batch, evaluation.batch or judge.batch_tokens, or turn model.gradient_checkpointing on"
-        )
-    free, needed = _free_disk(config.out), sum(row.bytes for row in found.rows if row.place == "disk")
-    if needed > free:
-        warnings.append(f"out = {config.out} has {_size(free)} free and needs {_size(needed)}: lower keep_checkpoints")
-    return warnings
+    return [*warnings, *card_shortage(found), *disk_shortage(config, found)]
+
+
+def card_shortage(found: Plan) -> list[str]:
+    """What to say where the device has too little memory; nothing where it has enough, or is no card."""
+    if not found.device_bytes or found.peak_bytes <= found.device_bytes:
+        return []
+    return [
+        f"the device has {size_text(found.device_bytes)} and {size_text(found.peak_bytes)} are needed: lower "
+        "sampling.batch, evaluation.batch or judge.batch_tokens, or turn model.gradient_checkpointing on"
+    ]
+
+
+def disk_shortage(config: PolicyRun, found: Plan) -> list[str]:
+    """What to say where the run's folder has too little room."""
+    free, needed = _free_disk(config.out), found.place_bytes("disk")
+    if needed <= free:
+        return []
+    return [f"out = {config.out} has {size_text(free)} free and needs {size_text(needed)}: lower keep_checkpoints"]
 
 
 def _free_disk(folder: Path) -> int:
@@ -218,7 +238,8 @@ def _count(parameters: int | None) -> str:
     return str(parameters)
 
 
-def _size(number: int) -> str:
+def size_text(number: int) -> str:
+    """`3.0 GiB`."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if number >= unit:
             return f"{number / unit:.1f} {name}"

@@ -10,12 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pacorl.config import PUBLISHED, ConfigError, PolicyRun
+from pacorl.data.published import LANGUAGES
 from pacorl.models.flux import TINY_FLUX
 from pacorl.models.judge import TINY_JUDGE
 from pacorl.models.kontext import TINY_KONTEXT
+from pacorl.rewards import build_rewards
+from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
+
+if TYPE_CHECKING:
+    from pacorl.models.judge import Judge
 
 Parts = Mapping[str, Mapping[str, Any]]
 """Part of a checkpoint → its config.json."""
@@ -129,6 +135,48 @@ PIPELINES = {
 }
 
 
+CLIP_H_PARTS: Mapping[str, Any] = {
+    "projection_dim": 1024,
+    "text_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "projection_dim": 1024,
+    },
+    "vision_config": {
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 14,
+        "projection_dim": 1024,
+    },
+}
+"""CLIP ViT-H-14 as published, which CLIP-T, CLIP-I and PickScore are: 986 M parameters."""
+CLIP_L_PARTS: Mapping[str, Any] = {
+    "projection_dim": 768,
+    "text_config": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "projection_dim": 768,
+    },
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 14,
+        "projection_dim": 768,
+    },
+}
+"""CLIP ViT-L/14 as published, which the aesthetic head reads: 428 M parameters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Absence:
     """Something that a run needs and that is not on this machine."""
@@ -207,6 +255,48 @@ def judge(config: PolicyRun) -> Checkpoint:
     return Checkpoint(parts, assumed=False, absences=absences)
 
 
+def held_out_judge(config: PolicyRun) -> list[Absence]:
+    """What of the evaluation's own judge, where it has one in this process, is not here."""
+    named, key = config.evaluation.judge, "evaluation.judge.checkpoint"
+    if named is None or named.backend == "http":
+        return []
+    folder = _folder(named.checkpoint, tiny=TINY_JUDGE, marker="config.json")
+    if folder is None:
+        return [_absence(key, named.checkpoint, "a transformers checkpoint")]
+    return [] if _has_weights(folder) else [_absence(key, named.checkpoint, "its weights")]
+
+
+def clip_encoders(config: PolicyRun) -> dict[str, ClipEncoder]:
+    """Config key → what encodes for that reward; nothing is loaded."""
+    found = {}
+    for key, several in (("rewards", config.rewards), ("evaluation.rewards", config.evaluation.rewards)):
+        for name, reward in build_rewards(several, judge=cast("Judge", None)).items():
+            if isinstance(encoder := getattr(reward, "clip", None), ClipEncoder):
+                found[f"{key}.{name}.args.checkpoint"] = encoder
+    return found
+
+
+def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
+    """The config of an encoder's model: its own where it is here, else the published one's."""
+    folder = _folder(encoder.checkpoint, tiny=Path(encoder.checkpoint), marker="config.json")
+    return _json(folder / "config.json") if folder else CLIP_L_PARTS if encoder.checkpoint == CLIP_L else CLIP_H_PARTS
+
+
+def reward_absences(config: PolicyRun) -> list[Absence]:
+    """Models and files of rewards that are not here."""
+    found = []
+    for key, encoder in clip_encoders(config).items():
+        folder = _folder(encoder.checkpoint, tiny=Path(encoder.checkpoint), marker="config.json")
+        if folder is None or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
+            found.append(_absence(key, encoder.checkpoint, "a CLIP model"))
+    several = [*config.rewards, *config.evaluation.rewards]
+    for name, reward in build_rewards(several, judge=cast("Judge", None)).items():
+        if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
+            remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
+            found.append(Absence(f"rewards.{name}.args.head", str(reward.head_path), remedy))
+    return found
+
+
 def adapter_absences(config: PolicyRun) -> list[Absence]:
     """Adapters that the config names and that are not here."""
     named = {"adapter.start": config.adapter.start, "judge.adapter": config.judge.adapter}
@@ -215,9 +305,15 @@ def adapter_absences(config: PolicyRun) -> list[Absence]:
 
 def prompts_absence(key: str, source: str) -> Absence | None:
     """Where to get a prompt file that is not here; None where it is (the tiny world always is)."""
-    if source.startswith("tiny:") or Path(source).exists():
+    name, _, language = source.rpartition(":")
+    if source.startswith("tiny:") or Path(name if language in LANGUAGES else source).exists():
         return None
-    return Absence(key, source, f"T2IS records: {T2IS_HOME}; or name a JSONL or text file of your own")
+    return Absence(
+        key,
+        source,
+        f"T2IS records: {T2IS_HOME}; edits: `pacorl prompts split` of GEdit-Bench or ShareGPT-4o-Image; or name a "
+        "JSONL or text file of your own",
+    )
 
 
 def _folder(source: str, *, tiny: Path, marker: str) -> Path | None:
@@ -282,4 +378,11 @@ def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[
         prompts_absence("prompts.evaluation", config.prompts.evaluation),
     ]
     weights = [absence for checkpoint in checkpoints for absence in checkpoint.absences]
-    return (*(absence for absence in prompts if absence), *weights, *adapter_absences(config))
+    prompts += [prompts_absence("prompts.benchmarks", name) for name in config.prompts.benchmarks]
+    return (
+        *(absence for absence in prompts if absence),
+        *weights,
+        *held_out_judge(config),
+        *reward_absences(config),
+        *adapter_absences(config),
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import typer
 
 from pacorl.cli import (
     benchmark,
     dataset,
+    doctor,
     generate,
     policy,
     prompts,
@@ -37,7 +39,7 @@ publish.register(app)
 generate.register(app)
 studio.register(app)
 serve.register(app)
-app.command("doctor")(serve.doctor_judge)
+doctor.register(app)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(benchmark.app, name="benchmark")
@@ -56,9 +58,15 @@ def main() -> None:
         sys.argv.remove("--debug")
         app()
         return
+    warnings.formatwarning = _one_line
     try:
         app()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         message = str(error).strip() or type(error).__name__
         print(f"pacorl: {message}", file=sys.stderr)
         sys.exit(1)
+
+
+def _one_line(message: Warning | str, *where: object, **also: object) -> str:
+    """A warning without the line of code that gave it."""
+    return f"pacorl: {message}\n"

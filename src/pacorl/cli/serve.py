@@ -1,4 +1,4 @@
-"""`pacorl serve`: a judge over an OpenAI-compatible API; `pacorl doctor --judge`: whether a judge is one."""
+"""`pacorl serve`: a judge over an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typer
 
 if TYPE_CHECKING:
     from pacorl.models.endpoints import Endpoints
-    from pacorl.serve.probe import JudgeProbe
     from pacorl.serve.servers import Server
 
 KEY_VARIABLE = "PACORL_API_KEY"
@@ -70,29 +69,6 @@ def serve(
         raise ValueError(f"--backend {backend!r} is neither vllm nor builtin")
 
 
-def doctor_judge(
-    judge: str = typer.Argument("tiny", help="A checkpoint folder, hub name, server's URL or endpoints YAML."),
-    *,
-    model: str = typer.Option("", help="The judge's name at a server."),
-    adapter: str = typer.Option("", help="A PEFT adapter on top of the checkpoint."),
-    api_key_env: str = typer.Option("", help="The environment variable that holds the server's key."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-) -> None:
-    """Check a judge: names served, a real question either way, token ids, versions, memory."""
-    import json
-
-    from pacorl.app.score import PacoReward
-    from pacorl.app.threads import use_cores
-    from pacorl.serve.probe import probe
-
-    use_cores()
-    with PacoReward.from_pretrained(judge, model=model, adapter=adapter, api_key_env=api_key_env) as reward:
-        found = probe(reward.judge, name=reward.name)
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
-    if found.problems:
-        raise typer.Exit(1)
-
-
 def _description(
     source: str, *, name: str, adapters: list[str], host: str, port: int, replicas: int, has_key: bool
 ) -> Endpoints:
@@ -145,21 +121,3 @@ def _refuse_extra(arguments: list[str]) -> None:
 def _announce(servers: list[Server]) -> None:
     for server in servers:
         typer.echo(f"serving {', '.join([*server.names, *server.adapters])} at {server.url}", err=True)
-
-
-def _lines(found: JudgeProbe) -> list[str]:
-    """The probe for a terminal."""
-    lines = [f"judge               {found.judge}"]
-    lines += [f"served              {url}: {', '.join(names) or 'does not say'}" for url, names in found.served.items()]
-    ids = ", ".join(f"{word} {'+'.join(map(str, ids))}" for word, ids in found.token_ids.items())
-    lines.append(f"token ids           {ids or 'not told; answers are read by their text'}")
-    lines.append(f"P(Yes), one hero    {_number(found.p_yes_same)}")
-    lines.append(f"P(Yes), two heroes  {_number(found.p_yes_different)}")
-    lines.append(f"seconds             {found.seconds:.2f}")
-    lines += [f"{'memory':<20}{what}: {gib:.2f} GiB" for what, gib in found.memory_gib.items()]
-    lines += [f"{'version':<20}{what} {number}" for what, number in found.versions.items()]
-    return lines + [f"{'problem':<20}{problem}" for problem in found.problems]
-
-
-def _number(value: float | None) -> str:
-    return "no answer" if value is None else f"{value:.4f}"
