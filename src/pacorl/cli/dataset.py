@@ -122,6 +122,7 @@ def generate(
     size: str = typer.Option("", help="HEIGHTxWIDTH of a grid; empty for the records' own."),
     steps: int = typer.Option(20, help="Sampling steps."),
     guidance: float = typer.Option(3.5),
+    text_tokens: int = typer.Option(None, help="T5 tokens per prompt.  [default: 512, or the tiny checkpoint's 48]"),
     dtype: str = typer.Option("", help="float32 or bfloat16; bfloat16 unless the checkpoint is tiny."),
     batch: int = typer.Option(4, help="Grids at a time."),
     shard: str = typer.Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
@@ -138,7 +139,8 @@ def generate(
     sides = parse_layout(size) if size else None
     wanted = Size(sides.rows, sides.cols) if sides else None
     paint, generator = painter(
-        checkpoint, adapter=adapter, size=wanted, steps=steps, guidance=guidance, batch=batch, dry_run=dry_run,
+        checkpoint, adapter=adapter, size=wanted, steps=steps, guidance=guidance, text_tokens=text_tokens, batch=batch,
+        dry_run=dry_run,
         dtype=dtype or ("float32" if checkpoint == "tiny" else "bfloat16"),
     )  # fmt: skip
     index, count = (int(part) for part in shard.split("/"))
@@ -232,13 +234,14 @@ def simulate(
     url: str = typer.Argument(help="Where the page is served."),
     links: list[str] = typer.Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
     noise: float = typer.Option(0.5, help="Standard deviation of their judgement, in attributes."),
+    attend: str = typer.Option("colour,shape,hat,palette", help="The attributes that they look at."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
     from pacorl.curate.annotate.simulate import simulate as run
 
     tokens = {name: link.rpartition("/")[2] for name, _, link in (one.partition("=") for one in links)}
-    tell(dict(run(url, tokens, noise=noise)), as_json=as_json)
+    tell(dict(run(url, tokens, noise=noise, attend=names(attend))), as_json=as_json)
 
 
 @app.command()
@@ -320,7 +323,7 @@ def story(
     folder: Path = typer.Argument(help="A new folder, or one in which a story was interrupted."),
     *,
     prompts: int = typer.Option(24, help="Prompts that are kept, of four times as many."),
-    grids: int = typer.Option(3, help="Grids of each prompt."),
+    grids: int = typer.Option(4, help="Grids of each prompt."),
     judge_steps: int = typer.Option(60, help="Steps of the judge's training."),
     seed: int = SEED,
     as_json: bool = AS_JSON,

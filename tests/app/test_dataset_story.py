@@ -1,0 +1,102 @@
+"""All of pacorl in one command: a dataset, a judge that learned from it, and a policy that the judge rewards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from pacorl.app.dataset_story import compare, narrator, reasons, serving
+from pacorl.cli.dataset import app
+from pacorl.curate.explain import explain_pair
+from pacorl.curate.llm import ChatModel
+from pacorl.curate.records import LabelledPair
+from pacorl.data.characters import Panel, draw
+from pacorl.data.files import read_jsonl
+from pacorl.types import Comparison, Question, Verdict
+
+pytest.importorskip("faiss", reason="faiss is not installed")
+FIRST = Panel.parse("red round hero, crown, sunset, jumping, boat")
+OTHER_HAT = Panel.parse("red round hero, cap, sunset, waving, tree")
+STRANGER = Panel.parse("blue tall hero, cap, night, waving, tree")
+
+
+@pytest.mark.slow
+def test_a_judge_learns_from_a_dataset_of_its_own_and_rewards_a_policy(tmp_path: Path) -> None:
+    folder = tmp_path / "story"
+    found = CliRunner().invoke(app, ["story", str(folder), "--json"], catch_exceptions=False)
+    assert found.exit_code == 0
+    summary = json.loads(found.stdout)
+    assert summary == json.loads((folder / "summary.json").read_text())
+    dataset = summary["dataset"]
+    assert dataset["generate"] == {"grids": 96, "painted": 96, "missing": 0}
+    assert dataset["pair"]["instances"] == 24 * 4 * 4 * 3
+    assert sum(dataset["annotate"].values()) >= dataset["pair"]["instances"]
+    assert dataset["explain"]["failed"] == 0
+    assert dataset["explain"]["explained"] > 50
+    judge = summary["judge"]
+    assert judge["prompts"] >= 5
+    assert judge["pairs"] == len(read_jsonl(folder / "dataset/export/comparisons_test.jsonl")) > 100
+    assert judge["margin"]["low"] > 0
+    assert summary["policy"]["missing"] == 0
+    assert 0 < summary["policy"]["reward"] < 1
+    assert (folder / "policy/adapter/adapter_model.safetensors").is_file()
+    with pytest.raises(ValueError, match="holds a finished story"):
+        CliRunner().invoke(app, ["story", str(folder)], catch_exceptions=False)
+
+
+def test_what_the_narrator_says() -> None:
+    assert reasons(FIRST, OTHER_HAT, told=True) == {
+        "answer": "Yes",
+        "style": "Both show sunset.",
+        "identity": "Both show red. Both show round. The hat differs: crown and cap.",
+        "logic": "jumping, boat; waving, tree.",
+    }
+    assert reasons(FIRST, OTHER_HAT, told=False)["answer"] == "No"
+    assert reasons(FIRST, STRANGER, told=True)["answer"] == "No"
+    assert reasons(FIRST, FIRST, told=False)["answer"] == "Yes"
+
+
+@pytest.mark.parametrize(("other", "status"), [(OTHER_HAT, "explained"), (STRANGER, "contradicted")])
+def test_the_narrator_is_asked_as_any_model(tmp_path: Path, other: Panel, status: str) -> None:
+    draw(FIRST, 32).save(tmp_path / "a.png")
+    draw(other, 32).save(tmp_path / "b.png")
+    pair = LabelledPair("key", "group", ("a.png", "b.png"), consistent=True, question="Are they alike?")
+    with serving(narrator()) as url:
+        model = ChatModel("narrator", base_url=f"{url}/v1")
+        row = explain_pair(tmp_path, model, pair)
+        model.close()
+    assert row["status"] == status
+    assert row["reasons"].startswith("Style: Both show sunset.") == (status == "explained")
+
+
+class Fixed:
+    """A judge of known answers."""
+
+    def __init__(self, *p_yes: float | None) -> None:
+        self.p_yes = p_yes
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(one, error="" if one is not None else "no answer") for one in self.p_yes]
+
+    def explain(self, question: Question) -> str:
+        raise NotImplementedError
+
+
+def test_judges_are_compared_by_prompt(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    pairs = [
+        Comparison((tmp_path / "a.png",) * 2, "Same?", consistent=label, group=group)
+        for group, label in [("one", True), ("one", False), ("two", True), ("two", False)]
+    ]
+    found = compare(pairs, before=Fixed(0.1, 0.2, 0.3, 0.9), after=Fixed(0.9, 0.2, 0.3, 0.4))
+    assert (found["pairs"], found["prompts"]) == (4, 2)
+    assert [found[name]["mean"] for name in ("before", "after", "margin")] == [0.25, 0.75, 0.5]
+    assert (found["margin"]["low"], found["margin"]["high"]) == (0.5, 0.5)
+    assert (found["before"]["low"], found["before"]["high"]) == (0.0, 0.5)
+    with pytest.raises(ValueError, match="1 of 4 held-out pairs were not judged, the first because: no answer"):
+        compare(pairs, before=Fixed(0.1, None, 0.3, 0.9), after=Fixed(0.9, 0.2, 0.3, 0.4))
