@@ -329,12 +329,16 @@ def story(
     as_json: bool = AS_JSON,
 ) -> None:
     """Everything in small, on the tiny world: a dataset, the judge that learns from it, a policy that it rewards."""
+    import sys
+    from contextlib import redirect_stdout
+
     from pacorl.app.dataset_story import Scale, run_story
     from pacorl.app.threads import use_cores
 
     use_cores()
     scale = Scale(prompts=prompts, grids=grids, judge_steps=judge_steps)
-    summary = run_story(folder, scale=scale, seed=seed, tell=(lambda line: typer.echo(line, err=as_json)))
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the training's bars too
+        summary = run_story(folder, scale=scale, seed=seed)
     if as_json:
         tell(summary, as_json=True)
     else:
