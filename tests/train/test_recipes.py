@@ -1,0 +1,161 @@
+"""The paper's recipes: what they say, that each can be planned, and that the tiny twin of each trains."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from edit_twins import kontext_pipeline, qwen_pipeline
+from fake_server import FakeServer
+
+from pacorl import config as configs
+from pacorl.app.plan import plan
+from pacorl.config import PUBLISHED, PolicyRun
+from pacorl.data.character_edits import character_edits, write_edits
+from pacorl.data.characters import vocabulary
+from pacorl.train.policy import train_policy
+
+FOLDER = Path(__file__).parents[2] / "configs"
+SETS, EDITS = ("flux_t2is",), ("kontext_edit", "qwen_edit")
+RECIPES = [f"{name}{cards}" for name in (*SETS, *EDITS) for cards in ("", "_1gpu")]
+JUDGE = "PaCo-Reward-7B"
+
+
+def recipe(name: str, *overrides: str) -> PolicyRun:
+    return configs.load(PolicyRun, FOLDER / f"{name}.yaml", overrides)
+
+
+PAPER = {
+    "flux_t2is": ("flux", 512, 10, 0.7, (1,), {"consistency", "panel_clip_text"}),
+    "kontext_edit": ("kontext", 384, 8, 0.9, (1,), {"edit_consistency"}),
+    "qwen_edit": ("qwen_edit", 384, 10, 1.0, (1, 2, 3, 4), {"edit_consistency"}),
+}
+"""Kind, training size, steps, a, stochastic steps and rewards (arXiv 2512.04784, §7; steps of edits from the code)."""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_the_papers(name: str) -> None:
+    run = recipe(name)
+    kind, side, steps, noise, noise_steps, rewards = PAPER[name.removesuffix("_1gpu")]
+    assert (run.model.kind, run.model.checkpoint) == (kind, PUBLISHED[kind])
+    assert (run.sampling.size, run.evaluation.size) == ((side, side), (1024, 1024))
+    assert (run.sampling.steps, run.sampling.noise_level, run.sampling.noise_steps) == (steps, noise, noise_steps)
+    assert {reward.name for reward in run.rewards} == rewards
+    assert (run.optimizer.lr, run.objective.clip_range, run.objective.kl_weight, run.group_size) == (3e-4, 1e-4, 0, 16)
+    assert (run.advantages.std, run.advantages.clip, run.prompts.leaks) == ("group", 5.0, "refuse")
+    assert run.out == Path("runs") / name
+    if kind != "qwen_edit":
+        assert run.model.guidance == {"flux": 3.5, "kontext": 2.5}[kind]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_divides_among_its_cards(name: str) -> None:
+    run, cards = recipe(name), 1 if name.endswith("_1gpu") else 7
+    samples = run.prompts_per_epoch * run.group_size
+    assert samples % (run.sampling.batch * run.optimizer.updates_per_epoch * cards) == 0
+    assert run.judge.backend == ("local" if cards == 1 else "http")
+    assert cards == 1 or run.judge.model == JUDGE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_can_be_planned(path: Path) -> None:
+    """As `--dry-run` does, wherever the weights are."""
+    run = configs.load(PolicyRun, path)
+    found = plan(run)
+    assert found.peak_bytes > 0
+    if path.stem.endswith("_1gpu"):
+        assert found.peak_bytes + 2 * 2**30 < 80e9, "one card of 80 GB"
+
+
+# --- tiny twins ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny checkpoints of the classes that the recipes name, and edits."""
+    folder = tmp_path_factory.mktemp("parts")
+    kontext_pipeline().save_pretrained(folder / "kontext")
+    qwen_pipeline().save_pretrained(folder / "qwen_edit")
+    save_clip(folder / "clip")
+    for split in ("train", "dev"):
+        write_edits(folder, character_edits(split, 2), name=split)
+    return folder
+
+
+def save_clip(folder: Path) -> None:
+    from transformers import CLIPConfig, CLIPModel
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    from pacorl.models.tiny import clip_tokenizer_of
+
+    tokenizer = clip_tokenizer_of(vocabulary())
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shared = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = CLIPConfig(
+        text_config={**shared, **ids, "vocab_size": len(tokenizer), "max_position_embeddings": 77},
+        vision_config={**shared, "image_size": 32, "patch_size": 8},
+        projection_dim=16,
+    )
+    for part in (CLIPModel(config), tokenizer, CLIPImageProcessorPil(size=32, crop_size=32)):
+        part.save_pretrained(folder)
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    with FakeServer(served=(JUDGE,)).running() as server:
+        yield server.url
+
+
+def twin(name: str, parts: Path, out: Path, url: str) -> PolicyRun:
+    """The recipe with everything small: one epoch of two groups of two at 64 pixels."""
+    kind = PAPER[name.removesuffix("_1gpu")][0]
+    small: dict[str, Any] = {
+        "out": out,
+        "epochs": 1,
+        "prompts_per_epoch": 2,
+        "group_size": 2,
+        "trackers": "[]",
+        "model.checkpoint": "tiny" if kind == "flux" else parts / kind,
+        "model.dtype": "float32",
+        "adapter.rank": 2,
+        "adapter.alpha": 4,
+        "prompts.train": "tiny:train:2" if kind == "flux" else parts / "train.jsonl",
+        "prompts.evaluation": "tiny:dev:2" if kind == "flux" else parts / "dev.jsonl",
+        "sampling.size": "[64,64]",
+        "sampling.batch": 1,
+        "evaluation.size": "[96,96]",
+        "evaluation.steps": 2,
+        "evaluation.compare_sizes": "false",
+    }
+    if kind != "qwen_edit":
+        small["model.text_tokens"] = 48
+    if kind == "flux":
+        clip = f"{{name: panel_clip_text, weight: 0.8, args: {{checkpoint: {parts / 'clip'}}}}}"
+        small["rewards"] = f"[{{name: consistency, weight: 0.2}}, {clip}]"
+    if name.endswith("_1gpu"):
+        small |= {"judge.checkpoint": "tiny", "judge.dtype": "float32"}
+    else:
+        small["judge.checkpoint"] = url
+    return recipe(name, *(f"{key}={value}" for key, value in small.items()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_tiny_twin_of_a_recipe_trains_an_epoch(name: str, parts: Path, tmp_path: Path, served: str) -> None:
+    run = twin(name, parts, tmp_path / "run", served)
+    train_policy(run)
+    before, epoch, after = (json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines())
+    assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
+    assert [epoch[f"ratio_deviation/{step}"] for step in run.sampling.noise_steps] == [0.0] * len(
+        run.sampling.noise_steps
+    )
+    assert epoch["samples/missing"] == 0.0
+    assert epoch["grad_norm"] > 0
+    assert epoch["step"] == 2
+    assert ("judge/requests" in epoch) == (run.judge.backend == "http")
+    assert (run.out / "report.html").exists()
+    assert (run.out / "adapter" / "adapter_model.safetensors").exists()
