@@ -103,8 +103,7 @@ FAULTS = [
     ),
     (
         ["model.kind=kontext", "prompts.record_sizes=true"],
-        "config: prompts.record_sizes says nothing to kind kontext, which paints an edit in the shape of its source; "
-        "leave it out",
+        "config: prompts.record_sizes says nothing to kind kontext, which paints in its source's shape; leave it out",
     ),
     (
         ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],

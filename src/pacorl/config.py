@@ -414,8 +414,8 @@ class PolicyRun(Section):
     def _refuse_two_masters_of_size(self) -> None:
         if self.prompts.record_sizes and self.model.kind != "flux":
             raise ValueError(
-                f"prompts.record_sizes says nothing to kind {self.model.kind}, which paints an edit in the shape of its "
-                "source; leave it out"
+                f"prompts.record_sizes says nothing to kind {self.model.kind}, which paints in its source's shape; "
+                "leave it out"
             )
         if self.prompts.record_sizes and self.sampling.curriculum:
             raise ValueError(

@@ -39,7 +39,7 @@ class FakeServer:
 
     @contextmanager
     def running(self) -> Iterator[FakeServer]:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": self}))
+        server = PatientServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": self}))
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
@@ -63,6 +63,10 @@ class FakeServer:
         finally:
             with self._lock:
                 self._busy -= 1
+
+
+class PatientServer(ThreadingHTTPServer):
+    request_queue_size = 256  # the default 5 resets connections when the machine is busy
 
 
 class Handler(BaseHTTPRequestHandler):

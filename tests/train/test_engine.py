@@ -134,7 +134,7 @@ def test_the_work_of_an_epoch(
     assert count["sampled"] == 8 * (sampled + extra)
     assert count["backward"] == 4 * trained, "one per micro-batch and trained step"
     assert count["decoded"] == 8
-    assert count["questions"] == 8 * 6
+    assert count["questions"] == 8 * (6 + 4), "pairs for the consistency, panels for the match"
     assert len(ENCODED) == known, "a prompt was encoded again"
 
 
@@ -217,6 +217,7 @@ def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
             "sampling.noise_steps=[0,1]",
             "objective.name=grpo_guard",
             "evaluation.every=1",
+            "evaluation.compare_sizes=true",
             "prompts.evaluation=tiny:dev:3",
         ]
     )

@@ -144,8 +144,9 @@ def text_length(policy: Generator, size: Size) -> int:
 
 def conditioning_on_meta(policy: Generator, *, size: Size, batch: int) -> Conditioning:
     """What `encode` and `collate` would give for `batch` prompts."""
-    config, dtype = policy.transformer.config, policy.pipeline.text_encoder.dtype
-    shapes = {"tokens": (text_length(policy, size), config.joint_attention_dim)}
+    config: Any = policy.transformer.config
+    dtype = policy.pipeline.text_encoder.dtype
+    shapes: dict[str, tuple[int, ...]] = {"tokens": (text_length(policy, size), config.joint_attention_dim)}
     if not isinstance(policy, QwenEditPolicy):
         shapes["pooled"] = (config.pooled_projection_dim,)
     if policy.true_cfg > 1:

@@ -8,6 +8,7 @@ import warnings
 
 import typer
 
+from pacorl import __version__
 from pacorl.cli import (
     benchmark,
     dataset,
@@ -46,8 +47,17 @@ app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(tiny.app, name="tiny")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pacorl {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def options(debug: bool = typer.Option(False, "--debug", help="Show tracebacks.")) -> None:
+def options(
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None:
     """Options of every command."""
 
 

@@ -118,9 +118,9 @@ class Runtime:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
                 outcome = (None, error)
-        result, error = self.from_main(outcome)
-        if error is not None:
-            raise error
+        result, failure = self.from_main(outcome)
+        if failure is not None:
+            raise failure
         return result  # type: ignore[no-any-return]
 
     def deal(self, parts: Sequence[Part]) -> list[tuple[int, Part]]:
