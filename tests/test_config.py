@@ -93,6 +93,14 @@ FAULTS = [
     (["judge.backend=http", "judge.checkpoint=http://h:1/v1"], "judge: model is empty; name the model to ask at"),
     (["judge.checkpoint=http://h:1/v1"], "judge: checkpoint http://h:1/v1 is a URL; set backend: http"),
     (
+        ["judge.backend=http", "judge.checkpoint=http://h:1/v1", "judge.model=m", "judge.adapter=lora"],
+        "judge: adapter lora is a server's own affair; name it there, and here as the model",
+    ),
+    (
+        ["model.kind=kontext", "judge.symmetric=true"],
+        "config: judge.symmetric with kind kontext: questions about edits say which picture is the original",
+    ),
+    (
         ["sampling.kernel=cps", "sampling.noise_steps=[9]"],
         "config: sampling.noise_steps: cps adds no noise at the last step, so it cannot be trained; leave it out",
     ),

@@ -222,13 +222,18 @@ class JudgeConfig(Section):
     """http: seconds for an answer."""
     retries: int = Field(6, ge=0)
     """http: further attempts before a verdict is missing."""
+    symmetric: bool = False
+    """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
+    variants: bool = False
+    """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
     overlap: bool | Literal["auto"] = "auto"
     """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
     CPU cores. Scores are the same either way."""
     adapter: str = ""
+    """local: a LoRA on top of the checkpoint, a folder or a hub name."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     batch_tokens: Positive = 8192
-    """Most tokens of one forward, padding included."""
+    """local: most tokens of one forward, padding included."""
 
     @model_validator(mode="after")
     def _http_has_an_address(self) -> JudgeConfig:
@@ -242,6 +247,8 @@ class JudgeConfig(Section):
             raise ValueError(f"model is empty; name the model to ask at {self.checkpoint}")
         if self.backend == "local" and url:
             raise ValueError(f"checkpoint {self.checkpoint} is a URL; set backend: http")
+        if self.backend == "http" and self.adapter:
+            raise ValueError(f"adapter {self.adapter} is a server's own affair; name it there, and here as the model")
         return self
 
 
@@ -404,6 +411,7 @@ class PolicyRun(Section):
         refuse_equal_keys("evaluation.rewards", self.evaluation.rewards)
         self._refuse_steps_without_noise()
         self._refuse_two_masters_of_size()
+        self._refuse_turned_edits()
         if self.advantages.min_valid > self.group_size:
             raise ValueError(
                 f"advantages.min_valid {self.advantages.min_valid} exceeds group_size {self.group_size}, "
@@ -421,6 +429,14 @@ class PolicyRun(Section):
             raise ValueError(
                 "prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out"
             )
+
+    def _refuse_turned_edits(self) -> None:
+        for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
+            if judge and judge.symmetric and self.model.kind != "flux":
+                raise ValueError(
+                    f"{key}.symmetric with kind {self.model.kind}: questions about edits say which picture is the "
+                    "original, and must not be turned round; set it to false"
+                )
 
     def _refuse_steps_without_noise(self) -> None:
         sampling = self.sampling
@@ -472,6 +488,16 @@ class RewardTuningConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)
     targets: tuple[str, ...] = ()
     """Names of linear layers, such as q_proj; empty for all of them."""
+    start: str = ""
+    """An adapter to go on from, of this rank, alpha and layers: a folder or hub name, in either spelling of its keys."""
+
+    @model_validator(mode="after")
+    def _full_has_no_adapter(self) -> RewardTuningConfig:
+        if self.start and self.method == "full":
+            raise ValueError(
+                f"start {self.start} is an adapter, and method full trains none; merge it into model.checkpoint"
+            )
+        return self
 
 
 class ComparisonsConfig(Section):

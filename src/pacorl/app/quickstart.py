@@ -17,19 +17,21 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
 from PIL import Image
 from transformers.utils import logging as transformers_logging
 
 from pacorl import config as configs
-from pacorl.config import PolicyRun
+from pacorl.config import JudgeConfig, PolicyRun
 from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
 from pacorl.data.characters import GRADES, Majority, Oracle, Panel
-from pacorl.models.judge import LocalJudge
+from pacorl.models.judge import Judge
 from pacorl.report import write_report
+from pacorl.train.judging import close_judge, load_judge, reach_judge
 from pacorl.train.policy import train_policy
 from pacorl.types import Prompt, Question
 
@@ -53,9 +55,7 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     if (out / "summary.json").exists():
         shutil.rmtree(out)
     config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
-    accuracy = judge_accuracy(
-        LocalJudge.from_pretrained(config.judge.checkpoint, batch_tokens=config.judge.batch_tokens)
-    )
+    accuracy = _accuracy_of(config.judge)
     oracle = Oracle()
 
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
@@ -84,7 +84,16 @@ def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     return picture
 
 
-def judge_accuracy(judge: LocalJudge, *, pairs: int = 200, texts: int = 200, seed: int = 0) -> dict[str, float]:
+def _accuracy_of(config: JudgeConfig) -> dict[str, float]:
+    """`judge_accuracy` of the run's own judge."""
+    judge = reach_judge(config, processes=1) or load_judge(config, device=torch.device("cpu"))
+    try:
+        return judge_accuracy(judge)
+    finally:
+        close_judge(judge)
+
+
+def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: int = 0) -> dict[str, float]:
     """How often the judge is right on held-out characters.
 
     Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its

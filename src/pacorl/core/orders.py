@@ -13,8 +13,17 @@ def both_orders(ask: Callable[[Sequence[Question]], Sequence[Verdict]], question
 
     A question about one image is asked once. A verdict is missing where either order's is.
     """
+    return mean_of_orders(questions, ask(with_turned(questions)))
+
+
+def with_turned(questions: Sequence[Question]) -> list[Question]:
+    """The questions, then those about several images once more with their order reversed."""
     several = [question for question in questions if len(question.images) > 1]
-    verdicts = ask([*questions, *(replace(question, images=question.images[::-1]) for question in several)])
+    return [*questions, *(replace(question, images=question.images[::-1]) for question in several)]
+
+
+def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts of `with_turned(questions)` → one per question."""
     turned = iter(verdicts[len(questions) :])
     return [
         _mean(verdict, next(turned)) if len(question.images) > 1 else verdict

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from pacorl.core.orders import mean_of_orders, with_turned
 from pacorl.models.endpoints import api_url, load_endpoints, root_url
 from pacorl.types import Question, Verdict
 
@@ -130,19 +131,21 @@ class HttpJudge:
         timeout: float = 60.0,
         retries: int = 6,
         temperature: float = 1.0,
+        symmetric: bool = False,
         variants: bool = False,
         image_format: Literal["png", "jpeg"] = "png",
     ) -> None:
         """`concurrency`: requests that one endpoint is sent at a time by all `processes` (ranks) together.
 
-        `timeout`: seconds for a whole answer, its body included. `temperature` divides the Yes − No logit. `variants`
-        adds up the spellings VARIANTS. `image_format`: PNG is exact; JPEG (quality 95) is smaller. `api_key_env`
-        names the environment variable of the key.
+        `timeout`: seconds for a whole answer, its body included. `temperature` divides the Yes − No logit.
+        `symmetric`: every pair is asked about in both orders (`core.orders`). `variants` adds up the spellings
+        VARIANTS. `image_format`: PNG is exact; JPEG (quality 95) is smaller. `api_key_env` names the environment
+        variable of the key.
         """
         if not endpoints:
             raise ValueError("a judge over HTTP needs at least one endpoint, e.g. http://127.0.0.1:8000/v1")
         self.model = model
-        self.timeout, self.retries, self.temperature = timeout, retries, temperature
+        self.timeout, self.retries, self.temperature, self.symmetric = timeout, retries, temperature, symmetric
         self.words = VARIANTS if variants else WORDS
         self.image_format = image_format
         self.counters = Counters()
@@ -171,7 +174,7 @@ class HttpJudge:
 
     def submit(self, questions: Sequence[Question]) -> Future[list[Verdict]]:
         """`verdicts` in the background; do not change the images before the future is done."""
-        return self._start(_Call(self).verdicts(list(questions)))
+        return self._start(self._verdicts(list(questions)))
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """The answer in words. Raises RuntimeError where the server gives none."""
@@ -214,6 +217,11 @@ class HttpJudge:
     async def _close_clients(self) -> None:
         for endpoint in self._endpoints:
             await endpoint.client.close()
+
+    async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        if not self.symmetric:
+            return await _Call(self).verdicts(questions)
+        return mean_of_orders(questions, await _Call(self).verdicts(with_turned(questions)))
 
     async def _explain(self, question: Question, max_new_tokens: int) -> str:
         pictures = [await asyncio.to_thread(encode, image, self.image_format) for image in question.images]

@@ -28,6 +28,8 @@ def reach_judge(config: JudgeConfig, *, processes: int) -> HttpJudge | None:
         processes=processes,
         timeout=config.timeout,
         retries=config.retries,
+        symmetric=config.symmetric,
+        variants=config.variants,
     )
     try:
         judge.check()
@@ -45,6 +47,8 @@ def load_judge(config: JudgeConfig, *, device: torch.device) -> Judge:
         dtype=config.dtype,
         device=device,
         batch_tokens=config.batch_tokens,
+        symmetric=config.symmetric,
+        variants=config.variants,
     )
 
 
