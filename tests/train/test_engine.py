@@ -278,3 +278,14 @@ def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) 
         server.behave = lambda handler, number: handler.fail(503) or True  # type: ignore[func-returns-value]
         with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*503"):
             train_policy(load([*remote, "judge.model=paco", "epochs=2"]), resume=True)
+
+
+def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+    with FakeServer(served=("gemma",)).running() as server:
+        held_out = "evaluation.rewards=[{name: consistency, label: second}]"
+        judge = f"evaluation.judge={{backend: http, checkpoint: '{server.url}', model: gema, retries: 0}}"
+        with pytest.raises(ValueError, match="serves no model 'gema'; it serves gemma"):
+            train_policy(load([*small, held_out, judge]))

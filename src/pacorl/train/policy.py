@@ -13,7 +13,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pacorl import config as configs
-from pacorl.config import PolicyRun
+from pacorl.config import JudgeConfig, PolicyRun
 from pacorl.core.advantages import advantages
 from pacorl.core.schedule import learning_rate
 from pacorl.data.leaks import check_leaks
@@ -43,7 +43,7 @@ from pacorl.engine.scoring import Scorer, Scores, beside
 from pacorl.engine.watch import Watch
 from pacorl.models.adapter_check import check_adapter
 from pacorl.models.adapters import MovingAverage, SamplingCopy, add_lora, start_from
-from pacorl.models.judge import Judge
+from pacorl.models.http_judge import HttpJudge
 from pacorl.models.merging import Merged, merge
 from pacorl.models.policies import build_policy
 from pacorl.models.policy import Policy
@@ -96,30 +96,37 @@ def prepare(config: PolicyRun, *, resume: Resume = False) -> Training:
         logger.warning(leaks)
     start = runtime.on_main(partial(starting_point, config, resume))
     _refuse_what_does_not_divide(config, runtime)
-    served = reach_judge(config.judge, processes=runtime.world)
-    try:
-        return _load(
+    with ExitStack() as on_fault:
+        served, held_out = (_reached(named, runtime, on_fault) for named in (config.judge, config.evaluation.judge))
+        training = _load(
             config,
             runtime=runtime,
-            judge=served,
+            served=(served, held_out),
             train_prompts=train_prompts,
             evaluation_prompts=evaluation_prompts,
             start=start,
         )
-    except BaseException:
-        close_judge(served)
-        raise
+        on_fault.pop_all()  # the run closes them
+    return training
+
+
+def _reached(config: JudgeConfig | None, runtime: Runtime, on_fault: ExitStack) -> HttpJudge | None:
+    """A judge behind HTTP, met before weights load; None where there is none, or it is of this process."""
+    judge = reach_judge(config, processes=runtime.world) if config else None
+    on_fault.callback(close_judge, judge)
+    return judge
 
 
 def _load(
     config: PolicyRun,
     *,
     runtime: Runtime,
-    judge: Judge | None,
+    served: tuple[HttpJudge | None, HttpJudge | None],
     train_prompts: list[Prompt],
     evaluation_prompts: list[Prompt],
     start: Path | None,
 ) -> Training:
+    """`served`: the judges behind HTTP that were met already, the run's and the evaluation's."""
     torch.manual_seed(config.seed)  # the adapter's first weights
     policy = _build_policy(config, runtime)
     targets = config.adapter.targets or policy.lora_targets
@@ -136,11 +143,12 @@ def _load(
     painted = policy.size_of(train_prompts[0], Size(*config.sampling.size))
     check_adapter(policy, cache.batch(train_prompts[:1], painted), painted, targets=tuple(targets))
     policy.free_encoders()  # before the judge is loaded, so that both never lie on the device together
-    judge = judge or load_judge(config.judge, device=runtime.device)
+    judge = served[0] or load_judge(config.judge, device=runtime.device)
     rewards = build_rewards(config.rewards, judge=judge, device=runtime.device)
     for reward in rewards.values():
         reward.check([*train_prompts, *evaluation_prompts])
-    held_out_judge = _held_out_judge(config, runtime, judge=judge)
+    named = config.evaluation.judge
+    held_out_judge = served[1] or (load_judge(named, device=runtime.device) if named else judge)
     held_out = build_rewards(config.evaluation.rewards, judge=held_out_judge, device=runtime.device)
     for reward in held_out.values():
         reward.check(evaluation_prompts)
@@ -190,13 +198,6 @@ def _load(
     if runtime.is_main:
         (config.out / "config.yaml").write_text(configs.dump(config))
     return training
-
-
-def _held_out_judge(config: PolicyRun, runtime: Runtime, *, judge: Judge) -> Judge:
-    named = config.evaluation.judge
-    if named is None:
-        return judge
-    return reach_judge(named, processes=runtime.world) or load_judge(named, device=runtime.device)
 
 
 def _refuse_what_does_not_divide(config: PolicyRun, runtime: Runtime) -> None:
