@@ -16,6 +16,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 
+TEMPLATE_FILE = "chat_template.json"
+
 
 class ImageTextProcessor(Qwen2_5_VLProcessor):  # type: ignore[misc]
     """`Qwen2_5_VLProcessor` without videos; saves and loads like it."""
@@ -44,14 +46,21 @@ def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
     """
     tokenizer = AutoTokenizer.from_pretrained(source, **hub)
     image_processor = Qwen2VLImageProcessorPil.from_pretrained(source, **hub)
-    template = tokenizer.chat_template or _template_beside(source, **hub)
+    template = _template_beside(source, **hub) or tokenizer.chat_template
+    if not template:
+        raise ValueError(f"{source} has no chat template, so no question can be put to it; is it a chat model?")
     return ImageTextProcessor(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)
 
 
 def _template_beside(source: str | Path, **hub: Any) -> str:
-    """The chat template from the file that some checkpoints keep it in."""
-    for name in ("chat_template.jinja", "chat_template.json"):
-        if path := cached_file(source, name, _raise_exceptions_for_missing_entries=False, **hub):
-            text = Path(path).read_text(encoding="utf-8")
-            return text if name.endswith(".jinja") else str(json.loads(text)["chat_template"])
-    raise ValueError(f"{source} has no chat template, so no question can be put to it; is it a chat model?")
+    """The chat template of a processor's own file, which transformers prefers to the tokenizer's; empty without one.
+
+    Files named chat_template.jinja are read by the tokenizer.
+    """
+    path = cached_file(source, TEMPLATE_FILE, _raise_exceptions_for_missing_entries=False, **hub)
+    if not path:
+        return ""
+    try:
+        return str(json.loads(Path(path).read_text(encoding="utf-8"))["chat_template"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f'{path} holds no chat template; it must be JSON, {{"chat_template": "…"}}') from None

@@ -1,0 +1,77 @@
+"""Where a judge's chat template comes from: one of a checkpoint's files, in transformers' order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import ProcessorMixin
+
+from pacorl.models.judge import TINY_JUDGE
+from pacorl.models.processor import load_processor
+
+TURNS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Same?"}]}]
+KEPT = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "config.json")
+
+
+def template(name: str) -> str:
+    """Shows whose it is, and what is asked."""
+    return name + "{% for turn in messages %}{{ turn['content'][-1]['text'] }}{% endfor %}"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A judge's processor files without any chat template."""
+    for name in KEPT:
+        shutil.copy(TINY_JUDGE / name, tmp_path)
+    return tmp_path
+
+
+def write_json(folder: Path, text: str = "") -> None:
+    (folder / "chat_template.json").write_text(text or json.dumps({"chat_template": template("json: ")}))
+
+
+def write_jinja(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(template("jinja: "))
+
+
+def write_tokenizers(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template("tokenizer: ")}))
+
+
+WRITERS = {"json": write_json, "jinja": write_jinja, "tokenizer": write_tokenizers}
+
+
+@pytest.mark.parametrize(
+    ("files", "taken"),
+    [
+        (["json"], "json"),
+        (["jinja"], "jinja"),
+        (["tokenizer"], "tokenizer"),
+        (["json", "tokenizer"], "json"),  # as Qwen2.5-VL-7B-Instruct is released
+        (["json", "jinja"], "json"),
+        (["jinja", "tokenizer"], "jinja"),
+    ],
+)
+def test_the_template_is_the_one_that_transformers_takes(checkpoint: Path, files: list[str], taken: str) -> None:
+    for name in files:
+        WRITERS[name](checkpoint)
+    processor = load_processor(checkpoint)
+    assert processor.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=False) == f"{taken}: Same?"
+    document, _ = ProcessorMixin.get_processor_dict(checkpoint)  # AutoProcessor's own search, files of tokenizers aside
+    assert document.get("chat_template", processor.tokenizer.chat_template) == processor.chat_template
+
+
+def test_a_checkpoint_without_a_template_is_no_judge(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="has no chat template, so no question can be put to it"):
+        load_processor(checkpoint)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_broken_template_file_is_named(checkpoint: Path, text: str) -> None:
+    write_json(checkpoint, text)
+    with pytest.raises(ValueError, match=r"chat_template\.json holds no chat template; it must be JSON"):
+        load_processor(checkpoint)
