@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.data.images import ImageError, open_image
+from pacorl.data.images import ImageError, check_readable, open_image
 
 PICTURE = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
 
@@ -121,3 +121,19 @@ def test_float_pixels_are_refused() -> None:
 def test_a_missing_file_is_an_oserror(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         open_image(tmp_path / "none.png")
+
+
+def test_all_unusable_images_are_listed_with_their_reasons(tmp_path: Path) -> None:
+    good, cut, moving, gone = (tmp_path / name for name in ("a.png", "cut.png", "moving.gif", "gone.png"))
+    good.write_bytes(written(PICTURE))
+    cut.write_bytes(written(PICTURE)[:-60])
+    moving.write_bytes(written(PICTURE, "gif", save_all=True, append_images=[PICTURE.rotate(90)]))
+    check_readable([good, good])
+    with pytest.raises(ImageError, match=r"3 image\(s\) cannot be used") as caught:
+        check_readable([cut, good, moving, gone, cut])
+    listed = str(caught.value).splitlines()[1:]
+    for line, path, reason in zip(listed, (cut, moving, gone), ("damaged", "2 frames", "No such file"), strict=True):
+        assert line.startswith(f"  {path}: ")
+        assert reason in line
+    with pytest.raises(ImageError, match=r"and 2 more$"):
+        check_readable([tmp_path / f"{number}.png" for number in range(12)])

@@ -172,8 +172,11 @@ def read_criteria(values: Sequence[str]) -> dict[str, str]:
 def _criteria_file(path: Path) -> dict[str, str]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not valid JSON at column {error.colno} ({error.msg})") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
     document = document.get("criteria", document) if isinstance(document, dict) else document
     found: dict[str, str] = {}
     for dimension, named in document.items() if isinstance(document, dict) else ():

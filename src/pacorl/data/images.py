@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -17,6 +19,9 @@ from pacorl.core.pictures import ImageError, as_rgb, check_frames, check_shape
 
 MAX_PIXELS = 64_000_000
 """A decompressed picture of this many pixels takes about 250 MB; larger ones are bombs, or meant for print."""
+
+SHOWN_FAULTS = 10
+"""How many unusable images a message lists; the rest is counted."""
 
 # What Pillow's decoders raise on damaged files.
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, struct.error, zlib.error)
@@ -58,6 +63,27 @@ def _identified(data: bytes, name: str, max_pixels: int) -> Image.Image:
         raise ImageError(f"{name}: {width}x{height} is too large; an image may have {max_pixels:,} pixels")
     check_shape(image, name)
     return image
+
+
+def check_readable(paths: Iterable[Path], *, threads: int = 8) -> None:
+    """Opens every image once. Raises ImageError that lists those that cannot be used, each with its reason."""
+    with ThreadPoolExecutor(threads) as pool:
+        faults = [fault for fault in pool.map(_fault_of, dict.fromkeys(paths)) if fault]
+    if faults:
+        shown = "".join(f"\n  {fault}" for fault in faults[:SHOWN_FAULTS])
+        more = f"\n  and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
+        raise ImageError(f"{len(faults)} image(s) cannot be used; mend them or take their records out:{shown}{more}")
+
+
+def _fault_of(path: Path) -> str:
+    """Why an image cannot be used; empty where it can."""
+    try:
+        open_image(path)
+    except ImageError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path}: {error.strerror or error}"
+    return ""
 
 
 def _short(error: BaseException) -> str:
