@@ -56,7 +56,8 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
         "sampling": {"size": [64, 64], "steps": 3, "noise_steps": [1], "batch": 2},
         "evaluation": {"size": [96, 96], "steps": 2, "batch": 2},
         "judge": {"checkpoint": "tiny", "dtype": "float32"},
-        "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}],  # a judge of sets is sure of no edit
+        # A judge of sets says the same of whatever random weights paint; the size of the file tells them apart.
+        "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}, {"name": "jpeg_size"}],
         "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
     }
     path = tmp_path / "recipe.yaml"

@@ -280,6 +280,17 @@ def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) 
             train_policy(load([*remote, "judge.model=paco", "epochs=2"]), resume=True)
 
 
+def test_a_ratio_that_is_off_before_an_update_is_warned_of(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    clip_range = training.config.objective.clip_range
+    training.warned.clear()
+    for deviation, told in ((0.05, 0), (0.2, 1), (0.3, 1)):
+        loop._warn_of_deviation(training, {"loss": 1.0, "ratio_deviation/1": deviation * clip_range})
+        assert caplog.text.count("the ratio deviates from 1") == told, "said once, above a tenth of the clip range"
+    training.warned.clear()
+
+
 def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from judges import build, processor_of_any_size
-from safetensors.torch import load_file
+from peft import peft_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
 
@@ -21,14 +23,15 @@ from pacorl.config import ConfigError, RewardRun, RewardTuningConfig, dump, load
 from pacorl.core.objectives import decision_weighted
 from pacorl.core.questions import consistent
 from pacorl.data.comparisons import comparisons_from, save_comparisons
-from pacorl.data.images import open_image
+from pacorl.data.images import ImageError, open_image
 from pacorl.engine.runtime import Interrupted
 from pacorl.models.judge import LocalJudge
+from pacorl.models.processor import load_processor
 from pacorl.train import reward
 from pacorl.train.reward import gather, micro_batches, plan_reward, train_reward, training_arguments
 from pacorl.train.reward_callbacks import complete_checkpoints
 from pacorl.train.reward_data import Collator, Rows, in_both_orders, in_order
-from pacorl.train.reward_model import load_model, processor_of, tune
+from pacorl.train.reward_model import load_model, processor_of, save_processor, source_of, tune
 from pacorl.train.reward_trainer import OURS, JudgeTrainer, Tally, read_answers
 from pacorl.types import Question
 
@@ -244,6 +247,23 @@ def test_a_stopped_run_goes_on_bit_for_bit(run: Any, data: Path, monkeypatch: py
     assert any(value.abs().sum() > 0 for name, value in found.items() if "lora_B" in name)
 
 
+def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, written = run("save_every=2", "epochs=1"), peft_model.safe_save_file
+
+    def full(tensors: Any, path: str, **more: Any) -> None:
+        if "checkpoint-4" in path:
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        written(tensors, path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(peft_model, "safe_save_file", full)
+        with pytest.raises(OSError, match=r"checkpoint-4 could not be written \(.*No space left.*make room and go on"):
+            train_reward(config)
+    assert [path.name for path in (config.out / "checkpoints").iterdir()] == ["checkpoint-2"]
+    train_reward(config, resume=True)
+    assert [line["step"] for line in lines(config.out)] == [2, 4, 6]
+
+
 def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     config = run(f"data.evaluation=['{data}']", "max_steps=1")
     train_reward(config)
@@ -282,6 +302,15 @@ def test_merged_weights_judge_as_the_adapter_does(run: Any, data: Path) -> None:
     assert "ImageTextProcessor" not in (merged / "tokenizer_config.json").read_text()
     stock = AutoModelForImageTextToText.from_pretrained(merged)
     assert type(stock).__name__ == "Qwen2_5_VLForConditionalGeneration"
+
+
+def test_merged_weights_keep_the_template_that_was_trained_with(tmp_path: Path) -> None:
+    """A processor's own template may differ from its tokenizer's."""
+    processor = processor_of("tiny")
+    processor.chat_template = processor.chat_template.replace("helpful assistant", "judge")
+    save_processor(processor, tmp_path, source=source_of("tiny"))
+    assert "You are a judge." in load_processor(tmp_path).chat_template
+    assert "You are a judge." not in processor.tokenizer.chat_template
 
 
 @pytest.mark.slow
@@ -332,6 +361,44 @@ def test_what_is_trained(model: Any) -> None:
         trained("tuning.targets=[qkv]")
 
 
+@pytest.mark.parametrize("old", [False, True])
+def test_an_adapter_may_be_the_start(tmp_path: Path, old: bool) -> None:
+    """In either spelling: before transformers 4.52 keys had no `language_model`."""
+    first = tune(load_model("tiny", dtype="float32"), RewardTuningConfig(rank=4, alpha=8))
+    torch.manual_seed(1)
+    for name, parameter in first.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    first.save_pretrained(tmp_path)
+    if old:
+        path = tmp_path / "adapter_model.safetensors"
+        spelled = {key.replace(".model.language_model.", ".model."): value for key, value in load_file(path).items()}
+        save_file(spelled, path)
+        assert "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" in spelled
+    start = RewardTuningConfig(rank=4, alpha=8, start=str(tmp_path))
+    second = tune(load_model("tiny", dtype="float32"), start)
+    trained = {name: parameter for name, parameter in first.named_parameters() if parameter.requires_grad}
+    found = {name: parameter for name, parameter in second.named_parameters() if parameter.requires_grad}
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(found[name], value) for name, value in trained.items())
+    for wrong, message in (
+        ({"rank": 8}, "has rank 4 and alpha 8; set tuning.rank=4 tuning.alpha=8"),
+        ({"vision": True}, "is not in .* and is trained here; set tuning.targets and tuning.vision"),
+        ({"targets": ("q_proj",)}, "is in .* and not trained here; set tuning.targets"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tune(load_model("tiny", dtype="float32"), start.model_copy(update=wrong))
+
+
+def test_a_damaged_image_is_found_before_weights_load(run: Any, data: Path) -> None:
+    one, *others = comparisons_from(str(data))
+    bad, source = data.with_name("bad.png"), data.with_name("with-a-bad-one.jsonl")
+    bad.write_bytes(one.images[0].read_bytes()[:-40])
+    save_comparisons([dataclasses.replace(one, images=(bad, one.images[1])), *others], source)
+    with pytest.raises(ImageError, match=r"1 image\(s\) cannot be used.*\n.*bad\.png: damaged or cut off"):
+        gather(run(f"data.train=['{source}']"))
+
+
 def test_all_weights_can_be_trained(run: Any) -> None:
     config = run("tuning.method=full", "max_steps=1")
     train_reward(config)
@@ -373,6 +440,7 @@ def test_what_cannot_run_is_refused(run: Any, override: str, message: str) -> No
         ("loss.alpha=0", "would not train the decision"),
         ("data.train=[]", r"data\.train is empty"),
         ("loss.beta=1", r"loss\.beta: unknown key"),
+        ("tuning={method: full, start: lora}", r"tuning: start lora is an adapter, and method full trains none"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:

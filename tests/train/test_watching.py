@@ -22,6 +22,9 @@ OWN = """
 def brightness(prompts, images):
     return [sum(image.convert("L").tobytes()) / image.width / image.height / 255 for image in images]
 
+def half_nan(prompts, images):
+    return [float("nan") if prompt.id % 2 else 0.5 for prompt in prompts]
+
 def raises(prompts, images):
     raise KeyError("no such thing")
 """
@@ -66,6 +69,13 @@ def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own:
     record = json.loads((held / "samples" / "evaluation-000000.jsonl").read_text().splitlines()[0])
     assert set(record["held_out"]) == {"panel_match", "light"}
     assert epoch["loss"] == lines(plain)[1]["loss"]
+
+
+def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: list[str], own: Path) -> None:
+    folder = train_policy(load([*small, f"evaluation.rewards=[{{name: '{own}:half_nan'}}]"]))
+    assert [line["held_out/half_nan"] for line in lines(folder) if line["kind"] == "evaluation"] == [0.5, 0.5]
+    records = map(json.loads, (folder / "samples" / "evaluation-000000.jsonl").read_text().splitlines())
+    assert sorted(str(record["held_out"]["half_nan"]) for record in records) == ["0.5", "None"]
 
 
 def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:

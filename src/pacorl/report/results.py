@@ -113,13 +113,22 @@ def facts(
     summary: Record, *, epochs: int, sheets: int, spent: float, planned: int | None = None
 ) -> list[tuple[str, str]]:
     """(value, what it is) of the few numbers worth a glance."""
-    judge = {name: value for name, held in part(summary, "judge").items() if (value := number(held)) is not None}
-    found = [(amount(value), f"judge’s {label(name).lower()}") for name, value in judge.items()]
+    found = _accuracies(part(summary, "judge"))
     running = planned is not None and epochs < planned
     found += [(f"{epochs}", f"of {planned} epochs")] if running else []
     found += [(f"{epochs}", "epoch" if epochs == 1 else "epochs")] if epochs and not running else []
     found += [(f"{sheets}", "evaluation sheet" if sheets == 1 else "evaluation sheets")] if sheets else []
     return found + ([(duration(spent), "in all")] if spent else [])
+
+
+def _accuracies(judge: Mapping[str, object]) -> list[tuple[str, str]]:
+    """`pair_accuracy` with the `pairs` that it was measured on, and so on."""
+    found = []
+    for name, held in judge.items():
+        if (value := number(held)) is not None and name.endswith("_accuracy"):
+            asked = judge.get(name.removesuffix("_accuracy") + "s")
+            found.append((amount(value), f"judge’s {label(name).lower()}" + (f", of {asked}" if asked else "")))
+    return found
 
 
 def seconds(summary: Record) -> dict[str, float]:

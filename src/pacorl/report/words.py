@@ -30,7 +30,6 @@ MEANINGS = {
     "attribute_agreement": "Share of identity and style attributes that two panels of a set have in common.",
     "all_equal_pairs": "Share of panel pairs that have every one of those attributes in common.",
     "prompt_match": "Share of the attributes named in a panel’s text that the panel shows.",
-    "ratio": "Reward ratio",
     "valid": "Share of panels that show something of the world they were asked from.",
     "diversity": "How much sets differ from prompt to prompt; guards against one answer to everything.",
 }
