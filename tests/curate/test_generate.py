@@ -150,3 +150,22 @@ def test_a_policy_paints(folder):
     assert generate(folder, paint, generator=named, grids=2)["painted"] == 6
     tuned = pictures(folder)
     assert all(base[name] != tuned[name] for name in base)
+
+
+def test_every_kind_of_policy_paints(tmp_path):
+    """Qwen-Image-Edit has no distilled guidance and no text length to be told."""
+    from edit_twins import edit, picture, qwen_pipeline
+
+    from pacorl.curate.painter import policy_painter
+    from pacorl.types import Size
+
+    qwen_pipeline().save_pretrained(tmp_path / "qwen")
+    prompt = edit(picture(tmp_path / "source.png", height=64, width=64))
+    options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 1, "dtype": "float32"}
+    paint, named = policy_painter(str(tmp_path / "qwen"), **options)
+    assert "guidance" not in named
+    assert "text_tokens" not in named
+    (image,) = paint([prompt], [0])
+    assert image.size == (64, 64)
+    with pytest.raises(ValueError, match=r"qwen_edit has no distilled guidance.*leave guidance out"):
+        policy_painter(str(tmp_path / "qwen"), guidance=2.5, **options)

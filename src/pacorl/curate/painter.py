@@ -13,10 +13,10 @@ from pacorl.data.files import digest
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.models.adapters import wear_lora
 from pacorl.models.flux import TINY_TEXT_TOKENS
-from pacorl.models.policies import POLICIES
+from pacorl.models.policies import POLICIES, distilled_options
 from pacorl.types import Prompt, Size
 
-TEXT_TOKENS = 512
+GUIDANCE, TEXT_TOKENS = 3.5, 512
 """FLUX.1-dev's."""
 
 if TYPE_CHECKING:
@@ -30,24 +30,21 @@ def policy_painter(
     adapter: str = "",
     size: Size | None = None,
     steps: int = 20,
-    guidance: float = 3.5,
+    guidance: float | None = None,
     text_tokens: int | None = None,
     dtype: str = "bfloat16",
     batch: int = 4,
 ) -> tuple[Paint, dict[str, Any]]:
     """The painter, and what names it in a recipe (an adapter by its content).
 
-    size: for every prompt; None for the records' own. text_tokens: of T5; None for 512, or what the tiny checkpoint was
-    trained with. Raises ValueError for an unknown kind, an adapter that does not
-    fit, or a size that the policy cannot paint.
+    size: for every prompt; None for the records' own. guidance, text_tokens: of FLUX's kinds; None for 3.5 and 512, or
+    what the tiny checkpoint was trained with. Raises ValueError for an unknown kind, one that takes neither, an
+    adapter that does not fit, or a size that the policy cannot paint.
     """
-    if kind not in POLICIES:
-        raise ValueError(f"unknown kind of policy {kind!r}; there are {', '.join(POLICIES)}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    named = describe(
-        checkpoint, adapter=adapter, size=size, steps=steps, guidance=guidance, text_tokens=text_tokens, dtype=dtype
-    )
-    policy = POLICIES[kind](checkpoint, dtype=dtype, device=device, guidance=guidance, text_tokens=named["text_tokens"])
+    told = _told(checkpoint, kind, guidance=guidance, text_tokens=text_tokens)
+    named = describe(checkpoint, kind=kind, adapter=adapter, size=size, steps=steps, dtype=dtype, **told)
+    policy = POLICIES[kind](checkpoint, dtype=dtype, device=device, **told)
     if adapter:
         wear_lora(policy.transformer, adapter)
     cache = ConditioningCache(policy)
@@ -75,20 +72,28 @@ def policy_painter(
 def describe(
     checkpoint: str,
     *,
+    kind: str = "flux",
     adapter: str = "",
     size: Size | None = None,
     steps: int = 20,
-    guidance: float = 3.5,
+    guidance: float | None = None,
     text_tokens: int | None = None,
     dtype: str,
 ) -> dict[str, Any]:
     """What names a generator in a recipe; needs no weights but the adapter's file."""
-    tokens = text_tokens or (TINY_TEXT_TOKENS if checkpoint == "tiny" else TEXT_TOKENS)
-    named = {
-        "checkpoint": checkpoint, "steps": steps, "guidance": guidance, "text_tokens": tokens, "dtype": dtype
-    }  # fmt: skip
+    told = _told(checkpoint, kind, guidance=guidance, text_tokens=text_tokens)
+    named = {"checkpoint": checkpoint, "steps": steps, **told, "dtype": dtype}
     own = {"size": str(size)} if size else {}
     return named | own | ({"adapter": digest(Path(adapter) / "adapter_model.safetensors")} if adapter else {})
+
+
+def _told(checkpoint: str, kind: str, *, guidance: float | None, text_tokens: int | None) -> dict[str, Any]:
+    """Guidance and text length for the kinds that know them, and nothing for others."""
+    given = distilled_options(kind, guidance=guidance, text_tokens=text_tokens)
+    if kind.startswith("qwen"):
+        return given
+    tokens = TINY_TEXT_TOKENS if checkpoint == "tiny" else TEXT_TOKENS
+    return {"guidance": GUIDANCE, "text_tokens": tokens} | given
 
 
 def _size_of(prompt: Prompt, size: Size | None) -> Size:

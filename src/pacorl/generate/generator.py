@@ -19,7 +19,7 @@ from pacorl.generate.compose import TINY
 from pacorl.models.adapters import adapter_off, wear_lora
 from pacorl.models.flux import TINY_TEXT_TOKENS
 from pacorl.models.kontext import TINY_KONTEXT
-from pacorl.models.policies import POLICIES
+from pacorl.models.policies import POLICIES, distilled_options
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -74,17 +74,15 @@ class Generator:
         GPU, float32 elsewhere. Raises ValueError for unknown kinds and for adapters that do not fit.
         """
         kind = kind or kind_of(model)
-        _check_kind(model, kind, guidance=guidance, text_tokens=text_tokens)
+        given = distilled_options(kind, guidance=guidance, text_tokens=text_tokens)
+        _check_tiny(model, kind)
+        if model == TINY:
+            given.setdefault("text_tokens", TINY_TEXT_TOKENS)
         on_gpu = torch.cuda.is_available()
         device = device or ("cuda" if on_gpu else "cpu")
         best = "bfloat16" if on_gpu and model != TINY else "float32"
-        chosen: dict[str, Any] = {
-            "guidance": guidance,
-            "text_tokens": text_tokens or (TINY_TEXT_TOKENS if model == TINY else None),
-            "true_cfg": true_cfg,
-            "negative_prompt": negative_prompt,
-        }
-        given = {name: value for name, value in chosen.items() if value is not None}
+        true = {"true_cfg": true_cfg, "negative_prompt": negative_prompt}
+        given |= {name: value for name, value in true.items() if value is not None}
         policy = POLICIES[kind](model, dtype=best if dtype == "auto" else dtype, device=device, **given)
         if adapter:
             wear_lora(policy.transformer, adapter)
@@ -199,13 +197,9 @@ def kind_of(model: str, *, edit: bool = False) -> str:
     return SETS
 
 
-def _check_kind(model: str, kind: str, *, guidance: float | None, text_tokens: int | None) -> None:
-    if kind not in POLICIES:
-        raise ValueError(f"unknown kind of generator {kind!r}; there are {', '.join(POLICIES)}")
+def _check_tiny(model: str, kind: str) -> None:
     if model == TINY and kind != SETS and not (kind == "kontext" and TINY_KONTEXT.is_dir()):
         raise ValueError(f"the embedded tiny generator paints sets and edits no pictures; {EDITOR}")
-    if kind.startswith("qwen") and (guidance is not None or text_tokens is not None):
-        raise ValueError(f"{model} has no distilled guidance and reads texts of any length; give --true-cfg instead")
 
 
 class _Watched:

@@ -24,6 +24,23 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 }
 
 
+def distilled_options(kind: str, *, guidance: float | None, text_tokens: int | None) -> dict[str, Any]:
+    """What only FLUX's kinds are told, as far as it is given; None leaves a value to the policy.
+
+    Raises ValueError for an unknown kind, and where Qwen-Image is given either.
+    """
+    if kind not in POLICIES:
+        raise ValueError(f"unknown kind of generator {kind!r}; there are {', '.join(POLICIES)}")
+    options = {"guidance": guidance, "text_tokens": text_tokens}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and kind.startswith("qwen"):
+        raise ValueError(
+            f"a generator of kind {kind} has no distilled guidance and reads texts of any length; "
+            f"leave {' and '.join(given)} out, and guide it by true_cfg (--true-cfg)"
+        )
+    return given
+
+
 def build_policy(config: ModelConfig, *, device: str | torch.device, record_sizes: bool = False) -> Policy:
     """The configured generator. Raises ValueError where the checkpoint is of another kind."""
     options = policy_options(config, record_sizes=record_sizes)
