@@ -21,6 +21,10 @@ Word = BeforeValidator(lambda value: "off" if value is False else value)
 """A choice with `off` in it, which YAML reads as false."""
 
 
+TrackerName = Literal["tensorboard", "wandb", "swanlab"]
+"""Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
+
+
 class ConfigError(ValueError):
     """A config that cannot be run; the message names key, value and fix."""
 
@@ -386,7 +390,7 @@ class PolicyRun(Section):
     best_by: str = "reward"
     """The evaluation's measure that says which checkpoint is best: a reward's name, `p_yes`, or `reward` for the
     weighted sum of the rewards; empty to keep none for it."""
-    trackers: tuple[Literal["tensorboard"], ...] = ("tensorboard",)
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)
 
     model: ModelConfig = ModelConfig()
     adapter: AdapterConfig = AdapterConfig()
@@ -489,7 +493,7 @@ class RewardTuningConfig(Section):
     targets: tuple[str, ...] = ()
     """Names of linear layers, such as q_proj; empty for all of them."""
     start: str = ""
-    """An adapter to go on from, of this rank, alpha and layers: a folder or hub name, in either spelling of its keys."""
+    """An adapter of this shape to go on from: a folder or a hub name, in either spelling of its keys."""
 
     @model_validator(mode="after")
     def _full_has_no_adapter(self) -> RewardTuningConfig:
@@ -558,7 +562,7 @@ class RewardRun(Section):
     keep_checkpoints: Positive = 2
     merge: bool = False
     """Whether to save merged weights too, which vLLM serves without an adapter."""
-    trackers: tuple[Literal["tensorboard"], ...] = ("tensorboard",)
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)
 
     model: RewardModelConfig = RewardModelConfig()
     tuning: RewardTuningConfig = RewardTuningConfig()

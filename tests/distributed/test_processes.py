@@ -98,6 +98,17 @@ def test_evaluation_counts_every_picture_once(runs: dict[str, Path], mode: str) 
         assert mine["scores"] == pytest.approx(own["scores"], abs=1e-4)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_log_speaks_of_all_processes(runs: dict[str, Path], mode: str) -> None:
+    one, other = (
+        next(line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in line)
+        for run in (runs["one"], runs[mode])
+    )
+    assert other.keys() == one.keys()
+    for name in ("loss", "grad_norm", "reward/consistency/mean", "watch/duplicates"):
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+
+
 def test_weights_in_double_precision(tmp_path: Path) -> None:
     double = [*SETTINGS, "model.dtype=float64", "evaluation.every=0", "prompts.evaluation=tiny:dev:1"]
     worlds.run(train, [*double, f"out={tmp_path / 'one'}"])

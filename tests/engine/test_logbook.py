@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from pacorl.engine.logbook import Logbook
+from pacorl.engine.trackers import ID_LETTERS, check_trackers, id_of
 
 
 def lines(folder: Path) -> list[dict[str, float | None]]:
@@ -45,3 +48,28 @@ def test_tensorboard_has_the_values(tmp_path: Path) -> None:
     events.Reload()
     (event,) = events.Scalars("reward/consistency/mean")
     assert (event.step, event.value) == (3, 0.25)
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_service_keeps_its_run_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Offline, where the package is installed: its files appear in the run's folder, under one id both times."""
+    pytest.importorskip(name, reason=f"the package {name} is not installed")
+    monkeypatch.setenv(f"{name.upper()}_MODE", "offline")
+    ids = []
+    for epoch in (1, 2):
+        book = Logbook(tmp_path, trackers=[name], settings={"seed": 7})
+        book.write("epoch", epoch=epoch, step=epoch, values={"reward/consistency/mean": 0.25, "bad": float("nan")})
+        book.write("evaluation", epoch=epoch, step=epoch, values={"consistency": 0.5})
+        book.close()
+        ids.append(id_of(tmp_path))
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == ID_LETTERS
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "metrics.jsonl"]
+    assert any(b"reward/consistency/mean" in path.read_bytes() for path in written)
+
+
+def test_a_tracker_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pacorl.engine.trackers.find_spec", lambda name: None if name == "wandb" else name)
+    check_trackers(["tensorboard", "swanlab"])
+    with pytest.raises(ValueError, match=r"the package wandb is not installed; `pip install 'pacorl\[trackers\]'`"):
+        check_trackers(["tensorboard", "wandb"])

@@ -26,6 +26,7 @@ from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import Row as SampleRow
 from pacorl.engine.rollout import assign_groups
+from pacorl.engine.trackers import check_trackers
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.types import Prompt, Size
 
@@ -76,6 +77,7 @@ def plan(config: PolicyRun) -> Plan:
     (with file and line) or lacks what a reward needs.
     """
     _check_samples(config)
+    check_trackers(config.trackers)
     check_rewards(config.rewards)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
     train = _prompts("prompts.train", config.prompts.train, limit=None)

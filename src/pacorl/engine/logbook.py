@@ -1,4 +1,4 @@
-"""What a run writes down: metrics.jsonl, sample pictures, TensorBoard events."""
+"""What a run writes down: metrics.jsonl, sample pictures, and the curves of its trackers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from pacorl.engine.trackers import start_trackers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,16 +21,18 @@ class Logbook:
     """A run's folder, written by the main process only (give `folder=None` on the others)."""
 
     def __init__(
-        self, folder: Path | None, *, trackers: Sequence[str] = (), axis: Literal["epoch", "step"] = "epoch"
+        self,
+        folder: Path | None,
+        *,
+        trackers: Sequence[str] = (),
+        axis: Literal["epoch", "step"] = "epoch",
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
+        """`trackers`: names of `engine.trackers`; `settings`: the run's config, which they show."""
         self.folder, self.axis = folder, axis
-        self._tensorboard: Any = None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            if "tensorboard" in trackers:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._tensorboard = SummaryWriter(str(folder / "tensorboard"))
+        self._trackers = start_trackers(trackers, folder, settings=settings or {}) if folder else []
 
     def cut_back(self, last: int) -> None:
         """Forgets what was written after `last` epochs (steps, where those are the axis): a resumed run writes it
@@ -65,10 +69,9 @@ class Logbook:
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
-        if self._tensorboard:
-            for name, value in finite.items():
-                place = {"epoch": epoch, "step": step}[self.axis]
-                self._tensorboard.add_scalar(name if kind == "epoch" else f"{kind}/{name}", value, place)
+        named = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
+        for tracker in self._trackers:
+            tracker.log(named, step={"epoch": epoch, "step": step}[self.axis])
 
     def picture(self, name: str, image: Image) -> None:
         """Keeps a sample sheet as samples/<name>.png."""
@@ -85,8 +88,8 @@ class Logbook:
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def close(self) -> None:
-        if self._tensorboard:
-            self._tensorboard.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def _place_of(line: str, axis: str) -> int:

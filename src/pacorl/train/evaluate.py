@@ -189,7 +189,7 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
         name: consistency.reduce(pairs) if reward is consistency else _known(name, reward, prompts, images)
         for name, reward in training.rewards.items()
     }
-    held_out = {name: scores_of(name, reward, prompts, images) for name, reward in training.held_out.items()}
+    held_out = {name: _known(name, reward, prompts, images) for name, reward in training.held_out.items()}
     looks = looks_of(prompts, images)
     return [
         {

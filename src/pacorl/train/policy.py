@@ -40,6 +40,7 @@ from pacorl.engine.rollout import (
 )
 from pacorl.engine.runtime import Interrupted, Runtime
 from pacorl.engine.scoring import Scorer, Scores, beside
+from pacorl.engine.trackers import check_trackers
 from pacorl.engine.watch import Watch
 from pacorl.models.adapter_check import check_adapter
 from pacorl.models.adapters import MovingAverage, SamplingCopy, add_lora, start_from
@@ -59,6 +60,10 @@ from pacorl.train.watching import heed, looks_of, remembered, watched
 from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Size
 
 logger = logging.getLogger(__name__)
+
+DEVIATION = "ratio_deviation"
+DEVIATION_SHARE = 0.1
+"""Share of the clip range that the ratio may be off before the first update."""
 
 
 def train_policy(config: PolicyRun, *, resume: Resume = False, grade: Grade | None = None) -> Path:
@@ -80,6 +85,7 @@ def train_policy(config: PolicyRun, *, resume: Resume = False, grade: Grade | No
 
 def prepare(config: PolicyRun, *, resume: Resume = False) -> Training:
     """Loads and checks everything that a run needs; cheap checks come first."""
+    check_trackers(config.trackers)
     check_rewards(config.rewards)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
     train_prompts = prompts_from(config.prompts.train, limit=None)
@@ -177,7 +183,11 @@ def _load(
         rewards=rewards,
         train_prompts=train_prompts,
         evaluation_prompts=evaluation_prompts,
-        logbook=Logbook(config.out if runtime.is_main else None, trackers=config.trackers),
+        logbook=Logbook(
+            config.out if runtime.is_main else None,
+            trackers=config.trackers,
+            settings=config.model_dump(mode="json"),
+        ),
         optimizer=optimizer,
         average=MovingAverage(
             runtime.bare(policy.transformer), decay=config.optimizer.ema_decay, interval=config.optimizer.ema_interval
@@ -433,11 +443,35 @@ def _learn(training: Training, rollouts: Sequence[Sequence[Rollout]], found: Adv
             advance(1)
     if training.old:
         training.old.follow(training.step)
-    return {
+    own = {
         # The first update replays the rollout's own policy: any deviation there is an error of arithmetic.
-        name: values[0] if name.startswith("ratio_deviation") else sum(values) / len(values)
+        name: values[0] if name.startswith(DEVIATION) else sum(values) / len(values)
         for name, values in metrics.items()
     }
+    parts = training.runtime.gather(own)  # each rank has seen its own samples
+    line = {}
+    for name in own:
+        several = [part[name] for part in parts]
+        line[name] = max(several) if name.startswith(DEVIATION) else sum(several) / len(several)
+    _warn_of_deviation(training, line)
+    return line
+
+
+def _warn_of_deviation(training: Training, line: Mapping[str, float]) -> None:
+    """Says once where the ratio before an update is so far from 1 that clipping would feel it."""
+    worst = max((value for name, value in line.items() if name.startswith(DEVIATION)), default=0.0)
+    clip_range = training.config.objective.clip_range
+    if worst > DEVIATION_SHARE * clip_range and DEVIATION not in training.warned:
+        training.warned.add(DEVIATION)
+        if training.runtime.is_main:
+            logger.warning(
+                "epoch %d: before its first update the ratio deviates from 1 by %.1e, objective.clip_range is %.1e: "
+                "training does not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or "
+                "raise objective.clip_range",
+                training.epoch + 1,
+                worst,
+                clip_range,
+            )
 
 
 def _update(training: Training, rollouts: Sequence[Rollout], found: Advantages, *, inner: int) -> dict[str, float]:
