@@ -6,15 +6,18 @@ import base64
 import importlib.util
 import io
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from pacorl.config import RewardConfig
@@ -388,6 +391,39 @@ def test_dreamsim_against_its_package(prompts: list[Prompt], sheets: list[Image.
         for prompt, sheet in zip(prompts, sheets, strict=True)
     ]
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_dreamsim_is_called_as_its_readme_says(
+    prompts: list[Prompt], sheets: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in of the documented calls: `model, preprocess = dreamsim(…)`, a picture to (1, 3, 224, 224) in [0, 1],
+    `model(first, second)` to a distance; like the package it makes one folder for its weights, and not its parents.
+    """
+    asked: list[dict[str, object]] = []
+
+    def dreamsim(pretrained: bool = True, device: str = "cuda", cache_dir: str = "./models", **more: object) -> object:
+        Path(cache_dir).mkdir()
+        asked.append({"pretrained": pretrained, "device": device, **more})
+        return distance, preprocess
+
+    def preprocess(picture: Image.Image) -> torch.Tensor:
+        pixels = np.asarray(picture.convert("RGB").resize((224, 224)), dtype=np.float32) / 255
+        return torch.from_numpy(pixels).permute(2, 0, 1)[None]
+
+    def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        assert first.shape == second.shape == (1, 3, 224, 224)
+        return (first - second).abs().mean((1, 2, 3))
+
+    monkeypatch.setitem(sys.modules, "dreamsim", SimpleNamespace(dreamsim=dreamsim))  # type: ignore[arg-type]
+    reward = DreamSim(variant="dino_vitb16", cache=str(tmp_path / "new" / "folders"), device="cpu")
+    found = reward(prompts, sheets)
+    expected = [
+        fmean(1 - float(distance(preprocess(a), preprocess(b))) for a, b in combinations(split(sheet, prompt.grid), 2))
+        for prompt, sheet in zip(prompts, sheets, strict=True)
+    ]
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert reward(prompts[::-1], sheets[::-1]) == found[::-1]
+    assert asked == [{"pretrained": True, "device": "cpu", "dreamsim_type": "dino_vitb16"}], "loaded once"
 
 
 def test_equal_kinds_stand_side_by_side_under_labels(sheets: list[Image.Image]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,10 @@ class DreamSim:
                 raise RewardError(
                     f"reward 'dreamsim' needs the package dreamsim ({error}); install it with `pip install dreamsim`"
                 ) from None
-            from os.path import expanduser
-
+            cache = Path(self.cache).expanduser()
+            cache.parent.mkdir(parents=True, exist_ok=True)  # the package makes the last folder alone
             self._loaded = dreamsim(
-                pretrained=True, device=self.device, dreamsim_type=self.variant, cache_dir=expanduser(self.cache)
+                pretrained=True, device=self.device, dreamsim_type=self.variant, cache_dir=str(cache)
             )
         return self._loaded
 
