@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from pacorl.core import questions
 from pacorl.core.pictures import ImageError
 from pacorl.data import characters
 from pacorl.models.http_judge import VARIANTS
-from pacorl.models.judge import LocalJudge, single_token
+from pacorl.models.judge import TINY_JUDGE, LocalJudge, single_token
 from pacorl.models.processor import ImageTextProcessor
 from pacorl.types import Question
 
@@ -238,6 +240,14 @@ def test_nothing_asked_is_nothing_answered(judge: LocalJudge) -> None:
 def test_a_word_of_several_tokens_is_no_score(judge: LocalJudge) -> None:
     with pytest.raises(ValueError, match="must be one"):
         single_token(judge.processor.tokenizer, "Certainly not")
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    folder = shutil.copytree(TINY_JUDGE, tmp_path / "judge")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"judge: its weights are damaged or cut off .*fetch or copy them again"):
+        LocalJudge.from_pretrained(folder)
 
 
 def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:

@@ -111,6 +111,17 @@ def test_an_adapter_of_another_family_is_refused(processor: ImageTextProcessor, 
         merge_adapter(base(processor, "qwen2_vl"), str(named))
 
 
+def test_damaged_files_are_named(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    cut, no_json = (rewritten(adapter, tmp_path / name) for name in ("cut", "no-json"))
+    weights = cut / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"cut/adapter_model\.safetensors: its weights are damaged or cut off"):
+        merge_adapter(base(processor), str(cut))
+    (no_json / "adapter_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"no-json/adapter_config\.json is no config of a PEFT adapter"):
+        merge_adapter(base(processor), str(no_json))
+
+
 def test_what_is_no_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors \(it holds nothing\)"):
         merge_adapter(base(processor), str(tmp_path))

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pacorl.models.damage import weights_of
 from pacorl.models.shards import placed_like, settle, whole
 
 CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -365,13 +366,15 @@ def write_checkpoint(
 def load_checkpoint(path: Path) -> Checkpoint:
     """Reads a checkpoint.
 
-    Raises ValueError where the folder is none.
+    Raises ValueError where the folder is none, or damaged.
     """
     if not (path / "state.json").is_file():
         raise ValueError(f"{path} is not a checkpoint (no state.json)")
+    with weights_of(path):
+        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
     return Checkpoint(
         path=path,
-        tensors={file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))},
+        tensors=tensors,
         state=json.loads((path / "state.json").read_text()),
         generators=json.loads((path / "generators.json").read_text()),
     )

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pacorl.models.damage import weights_of
 from pacorl.models.shards import placed_like, settle, whole
 
 PEFT_PREFIX = "base_model.model."
@@ -118,7 +119,9 @@ def load_lora(folder: str | Path) -> dict[str, Tensor]:
     if found is None:
         raise ValueError(f"no adapter in {path}: neither {files[0].name} nor {files[-1].name} is there")
     state = {}
-    for name, value in load_file(found).items():
+    with weights_of(found):
+        weights = load_file(found)
+    for name, value in weights.items():
         plain = name.removeprefix(PEFT_PREFIX).removeprefix("transformer.").replace(".default.", ".")
         if "lora_" in plain:
             state[plain] = value.float()

@@ -88,15 +88,18 @@ class LocalJudge:
     ) -> LocalJudge:
         """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
 
-        `options` are those of `LocalJudge`. Raises ValueError where the adapter belongs to another base.
+        `options` are those of `LocalJudge`. Raises ValueError where the adapter belongs to another base, and where
+        weights are damaged.
         """
         from transformers import AutoModelForImageTextToText
 
+        from pacorl.models.damage import weights_of
         from pacorl.models.judge_adapter import merge_adapter
         from pacorl.models.processor import load_processor
 
         source = TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint
-        model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
+        with weights_of(source):
+            model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:
             model = merge_adapter(model, adapter)
         return cls(model.to(device), load_processor(source), **options)

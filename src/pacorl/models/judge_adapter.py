@@ -6,6 +6,7 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+
+from pacorl.models.damage import weights_of
 
 PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
@@ -30,18 +33,9 @@ def merge_adapter(model: Any, adapter: str) -> Any:
 
     Raises ValueError where a file is missing, it is no LoRA, or it was trained on another base.
     """
-    from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
-    from safetensors.torch import load_file
+    from peft import get_peft_model, set_peft_model_state_dict
 
-    weights = load_file(_file(adapter, WEIGHTS))
-    config = PeftConfig.from_pretrained(str(Path(_file(adapter, CONFIG)).parent))
-    if config.peft_type != "LORA":
-        raise ValueError(f"adapter {adapter} is a {config.peft_type} adapter; a judge takes LoRA, or merged weights")
-    base, config.base_model_name_or_path = config.base_model_name_or_path, None  # peft would warn of another path
-    _check_family(model, base, adapter)
-    state = {PREFIX + _today(key.removeprefix(PREFIX)): tensor for key, tensor in weights.items()}
-    # The modules that the file holds, whatever its config calls them: a suffix could match more.
-    config.target_modules = _targets(model, state, adapter, base=base)
+    config, state = read_adapter(model, adapter)
     config.inference_mode = True
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
@@ -51,6 +45,32 @@ def merge_adapter(model: Any, adapter: str) -> Any:
     if result.unexpected_keys:
         raise ValueError(f"adapter {adapter}: {result.unexpected_keys[0]} has no place in a {_kind(model)} model")
     return adapted.merge_and_unload()
+
+
+def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
+    """The PEFT config of a LoRA for `model`, and its weights by the names that PEFT gives the model's today.
+
+    Raises ValueError where a file is missing, it is no LoRA, or it was trained on another base.
+    """
+    from peft import PeftConfig
+    from safetensors.torch import load_file
+
+    path = _file(adapter, WEIGHTS)
+    with weights_of(path):
+        weights = load_file(path)
+    path = _file(adapter, CONFIG)
+    try:
+        config = PeftConfig.from_pretrained(str(Path(path).parent))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path} is no config of a PEFT adapter ({error})") from None
+    if config.peft_type != "LORA":
+        raise ValueError(f"adapter {adapter} is a {config.peft_type} adapter; a judge takes LoRA, or merged weights")
+    base, config.base_model_name_or_path = config.base_model_name_or_path, None  # peft would warn of another path
+    _check_family(model, base, adapter)
+    state = {PREFIX + _today(key.removeprefix(PREFIX)): tensor for key, tensor in weights.items()}
+    # The modules that the file holds, whatever its config calls them: a suffix could match more.
+    config.target_modules = _targets(model, state, adapter, base=base)
+    return config, state
 
 
 def _file(adapter: str, name: str) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 from transformers.utils import cached_file
 
 from pacorl.config import RewardTuningConfig
+from pacorl.models.damage import weights_of
 from pacorl.models.judge import TINY_JUDGE
-from pacorl.models.judge_adapter import merge_adapter
+from pacorl.models.judge_adapter import merge_adapter, read_adapter
 from pacorl.models.processor import load_processor
 
 VISION = "visual"
@@ -50,14 +51,16 @@ def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
 
 
 def load_model(checkpoint: str, *, dtype: str) -> Any:
-    """The checkpoint's model, on the CPU."""
-    return AutoModelForImageTextToText.from_pretrained(source_of(checkpoint), dtype=getattr(torch, dtype))
+    """The checkpoint's model, on the CPU. Raises ValueError where its weights are damaged."""
+    with weights_of(checkpoint):
+        return AutoModelForImageTextToText.from_pretrained(source_of(checkpoint), dtype=getattr(torch, dtype))
 
 
 def tune(model: Any, options: RewardTuningConfig) -> Any:
     """The model with what `options` name made trainable, and all else frozen.
 
-    Raises ValueError where a target matches no layer: an adapter that trains nothing must not go unnoticed.
+    Raises ValueError where a target matches no layer: an adapter that trains nothing must not go unnoticed; and where
+    `start` is no adapter of these layers.
     """
     if options.method == "full":
         model.requires_grad_(True)
@@ -73,10 +76,30 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
         task_type="CAUSAL_LM",
     )
+    saved = read_adapter(model, options.start) if options.start else None
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
+    if saved:
+        _start_from(adapted, *saved, options)
+    return adapted
+
+
+@torch.no_grad()
+def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options: RewardTuningConfig) -> None:
+    """Puts the weights of `options.start` into a new adapter of the same shape."""
+    if (config.r, config.lora_alpha) != (options.rank, options.alpha):
+        raise ValueError(
+            f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
+            f"set tuning.rank={config.r} tuning.alpha={config.lora_alpha}"
+        )
+    own = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
+    for name in sorted(own.keys() ^ state.keys()):
+        whose = f"is in {options.start} and not" if name in state else f"is not in {options.start} and is"
+        raise ValueError(f"{name} {whose} trained here; set tuning.targets and tuning.vision as it was trained")
+    for name, weight in own.items():
+        weight.copy_(state[name])
 
 
 def lora_targets(model: Any, wanted: Sequence[str] = (), *, vision: bool = False) -> list[str]:
@@ -135,8 +158,8 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     kind = AutoConfig.from_pretrained(source).model_type
     out.mkdir(parents=True, exist_ok=True)
     processor.tokenizer.save_pretrained(out)
-    if processor.chat_template and not (out / "chat_template.jinja").exists():
-        (out / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")
+    # The tokenizer has written its own there, which may be another.
+    (out / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")
     image = processor.image_processor.to_dict() | {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": PROCESSORS[kind],
