@@ -25,8 +25,10 @@ from transformers.trainer_callback import PrinterCallback
 from pacorl import config as configs
 from pacorl.config import RewardRun
 from pacorl.data.comparisons import comparisons_from
+from pacorl.data.images import check_readable
 from pacorl.engine.logbook import Logbook
 from pacorl.engine.runtime import Interrupted
+from pacorl.engine.trackers import check_trackers
 from pacorl.train.reward_callbacks import (
     MARK,
     Checkpoints,
@@ -60,11 +62,13 @@ def train_reward(config: RewardRun, *, resume: bool = False) -> Path:
     With `resume` the run goes on from its newest complete checkpoint, if there is one. Raises ValueError for what
     cannot be trained on, and Interrupted after a SIGTERM or SIGINT, when the state is saved.
     """
+    check_trackers(config.trackers)
     checkpoint = _checkpoint(config.out, resume=resume)
     material = gather(config)
     arguments = training_arguments(config, evaluates=bool(material.evaluation), resumed=checkpoint is not None)
     main = processes().is_main_process
-    logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step")
+    settings = config.model_dump(mode="json")
+    logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step", settings=settings)
     if resume:
         logbook.cut_back(step_of(checkpoint) if checkpoint else -1)
     if main:
@@ -111,6 +115,8 @@ def gather(config: RewardRun) -> Material:
         train = [one for source in config.data.train for one in _read(source, config, None)]
         limit = config.data.evaluation_limit
         evaluation = [one for source in config.data.evaluation for one in _read(source, config, limit)]
+        if processes().is_main_process:  # once for all: a picture that is found damaged in a long run ends it there
+            check_readable(path for one in [*train, *evaluation] for path in one.images)
     processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
     collator = Collator(processor, target=config.loss.target)
     # One answer of each beginning: the first token depends on nothing after.

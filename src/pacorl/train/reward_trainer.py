@@ -3,12 +3,15 @@ measured."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import reduce
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import Trainer
@@ -129,6 +132,18 @@ class JudgeTrainer(Trainer):  # type: ignore[misc]
         answers = read_answers(model, batch, yes=self.yes, no=self.no)
         loss, metrics = decision_weighted(answers.log_prob_BL, batch["answer"], alpha=self.alpha)
         return loss, answers, metrics
+
+    def _save_checkpoint(self, *model_and_trial: Any) -> None:
+        """Raises OSError with the fix where the disk is full; earlier checkpoints stay as they were."""
+        try:
+            super()._save_checkpoint(*model_and_trial)
+        except (OSError, RuntimeError, SafetensorError) as error:  # of files, torch.save and safetensors
+            torn = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            shutil.rmtree(torn, ignore_errors=True)
+            raise OSError(
+                f"checkpoint {torn} could not be written ({error}); earlier checkpoints are untouched, make room and "
+                "go on with --resume"
+            ) from error
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Puts the tally's means in place of `Trainer`'s loss, which forgets at a resume."""
