@@ -10,6 +10,7 @@ import pytest
 from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
+from pacorl.core.pictures import ImageError
 from pacorl.models import http_judge
 from pacorl.models.http_judge import HttpJudge, JudgeRefusedError, read_p_yes
 from pacorl.types import Question
@@ -72,6 +73,16 @@ def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pyte
     with judge_of(server) as judge:
         judge.verdicts(QUESTIONS)
     assert len(encoded) == 3
+
+
+def test_images_are_sent_as_the_judge_of_this_process_sees_them(server: FakeServer) -> None:
+    clear, white = Image.new("RGBA", (8, 6), (255, 0, 0, 0)), Image.new("RGB", (8, 6), "white")
+    with judge_of(server) as judge:
+        verdict = judge.verdicts([Question((clear, BLUE), "Same?")])[0]
+        assert verdict.p_yes == pytest.approx(p_of_images([white, BLUE], "Same?"), abs=1e-12)
+        with pytest.raises(ImageError, match=r"image 2 of 'Same\?': 1x1 is too small"):
+            judge.verdicts([*QUESTIONS, Question((RED, Image.new("RGB", (1, 1))), "Same?")])
+        assert_all_right(judge)
 
 
 def test_submit_returns_before_the_answer(server: FakeServer) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from pacorl.core.orders import mean_of_orders, with_turned
+from pacorl.core.pictures import as_rgb
 from pacorl.models.endpoints import api_url, load_endpoints, root_url
 from pacorl.types import Question, Verdict
 
@@ -169,7 +170,10 @@ class HttpJudge:
     # --- what callers do ---------------------------------------------------------------------------------------
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        """One verdict per question, in order. Raises JudgeRefusedError where asking on is pointless."""
+        """One verdict per question, in order.
+
+        Raises JudgeRefusedError where asking on is pointless, ImageError where an image cannot be looked at.
+        """
         return _wait(self.submit(questions))
 
     def submit(self, questions: Sequence[Question]) -> Future[list[Verdict]]:
@@ -224,7 +228,9 @@ class HttpJudge:
         return mean_of_orders(questions, await _Call(self).verdicts(with_turned(questions)))
 
     async def _explain(self, question: Question, max_new_tokens: int) -> str:
-        pictures = [await asyncio.to_thread(encode, image, self.image_format) for image in question.images]
+        pictures = [
+            await asyncio.to_thread(_encoded, image, name, self.image_format) for image, name in _named(question)
+        ]
         # Greedy: the same question gets the same reasons.
         body = self._body(pictures, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
         try:
@@ -427,7 +433,7 @@ class _Call:
         return [task.result() for task in tasks]
 
     async def _verdict(self, question: Question, group: asyncio.TaskGroup) -> Verdict:
-        pictures = [await self._picture(image, group) for image in question.images]
+        pictures = [await self._picture(image, name, group) for image, name in _named(question)]
         key = (*(picture.digest for picture in pictures), question.text)
         if key in self._asked:
             self._judge.counters.cached += 1
@@ -442,9 +448,9 @@ class _Call:
             self._judge.counters.missing += 1
             return Verdict(None, str(fault))
 
-    async def _picture(self, image: Image, group: asyncio.TaskGroup) -> Picture:
+    async def _picture(self, image: Image, name: str, group: asyncio.TaskGroup) -> Picture:
         if id(image) not in self._pictures:
-            work = asyncio.to_thread(encode, image, self._judge.image_format)
+            work = asyncio.to_thread(_encoded, image, name, self._judge.image_format)
             self._pictures[id(image)] = group.create_task(work)
         return await self._pictures[id(image)]
 
@@ -457,6 +463,16 @@ class Picture:
     """A data URL."""
     digest: str
     """SHA-256 of the bytes: equal images are one, whichever objects hold them."""
+
+
+def _named(question: Question) -> list[tuple[Image, str]]:
+    """The images with what messages call them."""
+    return [(image, f"image {number} of {question.text!r}") for number, image in enumerate(question.images, 1)]
+
+
+def _encoded(image: Image, name: str, image_format: Literal["png", "jpeg"]) -> Picture:
+    """The image as the judge in this process would see it. Raises ImageError where none can look at it."""
+    return encode(as_rgb(image, name), image_format)
 
 
 def encode(image: Image, image_format: Literal["png", "jpeg"] = "png") -> Picture:
