@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+from safetensors import SafetensorError
+
 import pacorl
+from pacorl import cli
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -16,6 +20,14 @@ def test_the_version() -> None:
     assert run("--version").stdout == f"pacorl {pacorl.__version__}\n"
 
 
+def test_the_commands_open_no_heavy_door() -> None:
+    """Which is why `pacorl --help` takes a fraction of a second."""
+    heavy = {"torch", "numpy", "PIL", "pydantic", "yaml", "transformers", "diffusers", "openai"}
+    code = f"import sys; from pacorl import cli; print(*sorted({heavy} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "\n"
+
+
 def test_a_fault_is_one_line_and_debug_shows_where() -> None:
     words = ("train-policy", "absent.yaml", "--dry-run")
     plain, debug = run(*words), run("--debug", *words)
@@ -24,3 +36,27 @@ def test_a_fault_is_one_line_and_debug_shows_where() -> None:
     assert "absent.yaml" in plain.stderr
     assert debug.returncode == 1
     assert "Traceback" in debug.stderr
+
+
+@pytest.mark.parametrize("fault", [SafetensorError("no space"), OSError("no space"), ValueError("no space")])
+def test_what_a_user_can_cause_is_one_line(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise fault
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["pacorl"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, capsys.readouterr().err) == (1, "pacorl: no space\n")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KeyError("gone")
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["pacorl"])
+    with pytest.raises(KeyError):
+        cli.main()

@@ -71,10 +71,20 @@ def main() -> None:
     warnings.formatwarning = _one_line
     try:
         app()
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
+    except Exception as error:
+        if not _is_users(error):
+            raise
         message = str(error).strip() or type(error).__name__
         print(f"pacorl: {message}", file=sys.stderr)
         sys.exit(1)
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether a fault is one of what was given, or of the machine, rather than of this program."""
+    # safetensors' error is of none of these kinds, and its module is not loaded for every command.
+    return isinstance(error, ValueError | OSError | RuntimeError | ImportError) or (
+        type(error).__name__ == "SafetensorError"
+    )
 
 
 def _one_line(message: Warning | str, *where: object, **also: object) -> str:

@@ -23,7 +23,7 @@ def vae(out: Path = OUT, share: float = SHARE) -> None:
 
 @app.command()
 def generator(out: Path = OUT, share: float = SHARE) -> None:
-    """The generator, from `vae` (about 95 CPU minutes)."""
+    """The generator, from `vae` (about 75 CPU minutes)."""
     from diffusers import AutoencoderKL
 
     from pacorl.app.threads import use_cores
