@@ -126,8 +126,8 @@ def _accuracies(judge: Mapping[str, object]) -> list[tuple[str, str]]:
     found = []
     for name, held in judge.items():
         if (value := number(held)) is not None and name.endswith("_accuracy"):
-            asked = judge.get(name.removesuffix("_accuracy") + "s")
-            found.append((amount(value), f"judge’s {label(name).lower()}" + (f", of {asked}" if asked else "")))
+            asked = number(judge.get(name.removesuffix("_accuracy") + "s"))
+            found.append((amount(value), f"judge’s {label(name).lower()}" + (f", of {asked:.0f}" if asked else "")))
     return found
 
 
