@@ -74,13 +74,13 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
 def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     """The first evaluation sheets, before above and after below; none of them chosen by eye."""
     folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
-    sheets = [Image.open(path) for folder in (folders[0], folders[-1]) for path in sorted(folder.iterdir())[:columns]]
-    side, gap = 2 * sheets[0].width, 8
-    picture = Image.new("RGB", (columns * (side + gap) - gap, 2 * (side + gap) - gap), "white")
-    for number, sheet in enumerate(sheets):
-        row, column = divmod(number, columns)
-        large = sheet.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
-        picture.paste(large, (column * (side + gap), row * (side + gap)))
+    rows = [[Image.open(path) for path in sorted(folder.iterdir())[:columns]] for folder in (folders[0], folders[-1])]
+    side, gap = 2 * rows[0][0].width, 8
+    picture = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
+    for row, sheets in enumerate(rows):
+        for column, sheet in enumerate(sheets):
+            large = sheet.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
+            picture.paste(large, (column * (side + gap), row * (side + gap)))
     return picture
 
 
