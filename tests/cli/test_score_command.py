@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import uvicorn
 from typer.testing import CliRunner, Result
 
 from pacorl.cli.score import INCOMPLETE, register
-from pacorl.core.questions import consistent, same_theme
+from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
 from pacorl.data.images import open_image
 from pacorl.models.judge import LocalJudge
@@ -114,6 +115,44 @@ def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, pictures: li
 
 def test_a_grid_is_of_one_picture(judge_folder: Path, pictures: list[Path]) -> None:
     assert "cuts one picture, 4 are given" in str(run(*pictures, "--grid", "2x2", "--judge", judge_folder).exception)
+
+
+def test_criteria_reasons_and_temperature(
+    judge_folder: Path, judge: LocalJudge, pictures: list[Path], tmp_path: Path
+) -> None:
+    written = tmp_path / "criteria.json"
+    written.write_text(json.dumps({"Style": {"Palette": "One palette."}}))
+    options = ("--criteria", "Same hat.", "--criteria", written, "--temperature", 2, "--reasons")
+    result = run(*pictures[:2], "--judge", judge_folder, "--json", *options)
+    assert result.exit_code == 0, result.output
+    (pair,) = json.loads(result.stdout)["pairs"]
+    plain = {"Same hat.": "Same hat.", "Style / Palette": "One palette."}
+    for label, text in plain.items():
+        once = p_yes(judge, pictures[:2], meets_criterion(text))
+        logit = math.log(once / (1 - once))
+        assert pair["by_question"][label] == pytest.approx(1 / (1 + math.exp(-logit / 2)), abs=1e-6)
+    assert pair["p_yes"] == pytest.approx(sum(pair["by_question"].values()) / 2)
+    assert all(f"{label}: " in pair["reasons"] for label in plain)
+
+
+def test_an_adapter_is_put_on(judge_folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+    message = str(run(*pictures[:2], "--judge", judge_folder, "--adapter", tmp_path).exception)
+    assert "has no adapter_model.safetensors" in message
+
+
+def test_a_key_is_read_from_the_environment(url: str, pictures: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--judge", url, "--model", "tiny", "--api-key-env", "NO_SUCH_KEY")
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    assert "set the environment variable NO_SUCH_KEY" in str(run(*pictures[:2], *options).exception)
+    monkeypatch.setenv("NO_SUCH_KEY", "k")
+    assert run(*pictures[:2], *options).exit_code == 0
+
+
+def test_the_embedded_judge_says_what_it_knows(pictures: list[Path]) -> None:
+    result = run(*pictures[:2])
+    assert result.exit_code == 0, result.output
+    assert "P(Yes), the two pictures belong together" in result.stdout
+    assert "knows the tiny world of drawn characters only" in result.stderr
 
 
 def test_a_wrong_model_name_lists_the_served_ones(url: str, pictures: list[Path]) -> None:
