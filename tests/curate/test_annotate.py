@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from itertools import permutations
 
 import pytest
@@ -19,6 +20,7 @@ from pacorl.curate.annotate.desk import collect, open_desk, plan, serve
 from pacorl.curate.annotate.simulate import simulate
 from pacorl.curate.annotate.store import Person, RefusedError, Store, only_server, public_key
 from pacorl.curate.records import Answer, Instance, read_answers, read_instances
+from pacorl.data.files import read_jsonl, write_jsonl
 
 NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
 
@@ -458,6 +460,47 @@ def test_dry_run_says_what_each_would_get(dataset):
     shares = plan(folder, ["ann", "ben"], sharing=NO_OVERLAP)
     assert sum(shares.values()) == 72
     assert not (folder / "annotations.db").exists()
+
+
+def test_a_dry_run_counts_those_who_are_known(dataset):
+    folder = dataset(prompts=2, grids=3)
+    with Store(folder / "annotations.db") as store:
+        open_desk(store, folder, ["ann", "ben"], sharing=NO_OVERLAP)
+        totals = {name: store.progress(name)["total"] for name in ("ann", "ben")}
+    assert plan(folder, []) == plan(folder, ["ben", "admin"]) == totals
+    later = plan(folder, ["cat"])
+    assert sorted(later) == ["ann", "ben", "cat"]
+    assert sum(later.values()) == sum(totals.values())
+    with Store(folder / "annotations.db") as store:
+        assert store.people() == ["ann", "ben"]
+
+
+def test_the_manifest_says_who_ranks_what(dataset):
+    folder = dataset(prompts=2, grids=2)
+    with Store(folder / "annotations.db") as store:
+        open_desk(store, folder, ["ann", "ben"], sharing=NO_OVERLAP)
+    manifest = json.loads((folder / "manifests/annotate.json").read_text())
+    assert list(manifest["plan"]["inputs"]) == ["instances.jsonl"]
+    assert manifest["plan"]["options"] == {**asdict(NO_OVERLAP), "people": ["ann", "ben"]}
+    assert manifest["counts"] == {"ann": 24, "ben": 24}
+    assert "pacorl" in manifest["versions"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"must": [[0, 1]]}, r"controls\.jsonl: id '0000:0_0:1' is already taken by an instance"),
+        ({"id": "own", "must": []}, r"controls\.jsonl: 'own' says no known order; give one under `must`"),
+    ],
+)
+def test_bad_control_questions_are_named(dataset, change, message):
+    folder = dataset(prompts=2, grids=2)
+    row = read_jsonl(folder / "instances.jsonl")[0]
+    write_jsonl(folder / "controls.jsonl", [row | {"id": "fine", "must": [[1, 0]]}])
+    assert plan(folder, ["ann"], sharing=Sharing(overlap=0)) == {"ann": 48 + 1}
+    write_jsonl(folder / "controls.jsonl", [row | change])
+    with pytest.raises(ValueError, match=message):
+        plan(folder, ["ann"], sharing=NO_OVERLAP)
 
 
 def test_serving_twice_is_refused(dataset):

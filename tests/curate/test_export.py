@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from pacorl.bench.consistency_rank import read_rank_data
+from pacorl.cli.dataset import app
 from pacorl.curate.export import export, label
 from pacorl.curate.importing import import_folder
 from pacorl.curate.records import Answer, read_answers, read_instances, read_pairs, write_answers
@@ -136,6 +140,26 @@ def test_parquet_opens_in_datasets(ranked):
     assert isinstance(row["consistent"], bool)
 
 
+def test_another_export_leaves_nothing_of_the_last(ranked):
+    export(ranked, shares=SHARES, formats=["sharegpt", "jsonl", "consistency_rank"])
+    (ranked / "export" / "README.md").write_text("mine")
+    export(ranked, shares={"train": 1.0}, formats=["jsonl"])
+    names = sorted(path.name for path in (ranked / "export").rglob("*") if path.is_file() and path.suffix != ".png")
+    assert names == ["README.md", "comparisons_train.jsonl"]
+
+
+def test_other_reasons_are_another_export(ranked):
+    export(ranked, shares=SHARES, formats=["jsonl"])
+    before = json.loads((ranked / "manifests/export.json").read_text())["plan"]["inputs"]
+    assert list(before) == ["pairs.jsonl", "rankings.jsonl"]
+    pair = label(ranked).pairs[0]
+    row = {"key": pair.key, "consistent": pair.consistent, "status": "explained", "reasons": "Both red."}
+    write_jsonl(ranked / "explanations.jsonl", [row])
+    export(ranked, shares=SHARES, formats=["jsonl"])
+    after = json.loads((ranked / "manifests/export.json").read_text())["plan"]["inputs"]
+    assert list(after) == [*before, "explanations.jsonl"]
+
+
 def test_a_deleted_picture_is_named(ranked):
     lost = read_pairs_after_label(ranked)[0].images[0]
     (ranked / lost).unlink()
@@ -226,3 +250,101 @@ def test_an_unranked_candidate_is_named(tmp_path):
     write_jsonl(source / "consistency_full_rank.jsonl", [row])
     with pytest.raises(ValueError, match="record 1: rank_images are not an order of comp_images"):
         import_folder(tmp_path / "set", source, kind="consistency_rank")
+
+
+def published(ranked, kind):
+    """A folder as others publish it, of one's own rankings."""
+    export(ranked, shares=SHARES, formats=["sharegpt", "consistency_rank"])
+    return ranked / {"sharegpt": "export", "consistency_rank": "export/benchmark"}[kind]
+
+
+@pytest.mark.parametrize("kind", ["sharegpt", "consistency_rank"])
+def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path, kind):
+    source, other = published(ranked, kind), tmp_path / "other"
+    arguments = ["import", str(other), str(source), "--kind", kind, "--name", "theirs", "--json"]
+    planned = CliRunner().invoke(app, [*arguments, "--dry-run"], catch_exceptions=False)
+    assert planned.exit_code == 0
+    assert "dry run: nothing was written" in planned.stderr
+    assert not other.exists()
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    counts = json.loads(done.stdout)
+    assert json.loads(planned.stdout) == counts
+    assert counts["pairs"] + counts["rankings"] > 0
+    assert counts["pictures"] == sum(path.is_file() for path in (other / "imported/theirs/files").rglob("*"))
+    plan = json.loads((other / "manifests/import-theirs.json").read_text())["plan"]
+    assert {Path(name).name for name in plan["inputs"]} == {
+        "sharegpt": {"dataset_info.json", "consistency_train.json", "consistency_test.json"},
+        "consistency_rank": {"prompt_data.jsonl", "consistency_full_rank.jsonl"},
+    }[kind]
+
+
+def test_an_import_again_repairs_it_and_changes_nothing(ranked, tmp_path):
+    source, other = published(ranked, "sharegpt"), tmp_path / "other"
+    counts = import_folder(other, source, kind="sharegpt", name="theirs")
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    next((other / "imported/theirs/files").rglob("*.png")).unlink()
+    heard = []
+    again = import_folder(
+        other, source, kind="sharegpt", name="theirs", progress=lambda done, total: heard.append((done, total))
+    )
+    assert again == counts
+    assert heard[-1] == (counts["pictures"], counts["pictures"])
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+
+
+def test_two_sources_of_one_name_do_not_replace_each_other(ranked, tmp_path):
+    source, other = published(ranked, "sharegpt"), tmp_path / "other"
+    import_folder(other, source, kind="sharegpt")
+    shutil.copytree(source, tmp_path / "copy" / "export")
+    import_folder(other, tmp_path / "copy" / "export", kind="sharegpt")  # the same files from elsewhere
+    before = read_pairs(other / "imported/export/pairs.jsonl")
+    (source / "consistency_test.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"'export' is already the import of .*/copy/export; give this one a --name"):
+        import_folder(other, source, kind="sharegpt")
+    assert read_pairs(other / "imported/export/pairs.jsonl") == before
+
+
+def test_a_pair_counts_once_and_one_with_both_labels_not_at_all(ranked, tmp_path):
+    source = published(ranked, "sharegpt")
+    rows = json.loads((source / "consistency_train.json").read_text())
+    same, other = rows[0], json.loads(json.dumps(rows[1]))
+    same = {**same, "images": same["images"][::-1]}
+    answer = other["messages"][1]
+    answer["content"] = "No." if answer["content"].startswith("Yes") else "Yes."
+    (source / "consistency_train.json").write_text(json.dumps([*rows, same, other]))
+    counts = import_folder(tmp_path / "other", source, kind="sharegpt")
+    assert (counts["repeated"], counts["contradictory"]) == (2, 1)
+    pairs = read_pairs(tmp_path / "other/imported/export/pairs.jsonl")
+    assert len(pairs) == counts["pairs"] == len(read_pairs(ranked / "pairs.jsonl")) - 1
+    assert not any(set(pair.images) == {f"imported/export/files/{name}" for name in other["images"]} for pair in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("consistency_full_rank.jsonl", {}, "record .*: the same reference and candidates as an earlier record"),
+        ("consistency_full_rank.jsonl", {"ref_image": "../../../secret.png"}, "leads out of"),
+        ("consistency_full_rank.jsonl", {"ref_image": "9_9.png"}, "9_9.png is missing"),
+        ("prompt_data.jsonl", {"prompt": "another"}, "idx '.*' is already taken by another record"),
+        ("prompt_data.jsonl", {"idx": None}, ""),
+    ],
+)
+def test_bad_benchmark_folders_are_named_and_leave_nothing(ranked, tmp_path, name, change, message):
+    source = published(ranked, "consistency_rank")
+    rows = read_jsonl(source / name)
+    added = {**rows[0], **change}
+    if added.get("idx", "") is None:
+        del added["idx"]
+        message = "'idx' is missing"
+    write_jsonl(source / name, [*rows, added])
+    with pytest.raises(ValueError, match=message):
+        import_folder(tmp_path / "other", source, kind="consistency_rank")
+    assert not (tmp_path / "other").exists()
+
+
+def test_another_folder_than_the_kind_says_is_named(tmp_path):
+    for kind, name in (("consistency_rank", "prompt_data"), ("sharegpt_4o_image", "text_and_image_to_image")):
+        with pytest.raises(ValueError, match=rf"{name}\.jsonl? is missing; is this the right folder and kind"):
+            import_folder(tmp_path / "set", tmp_path, kind=kind, name="x")
+    with pytest.raises(ValueError, match="unknown kind 'csv'; there are consistency_rank, sharegpt"):
+        import_folder(tmp_path / "set", tmp_path, kind="csv")

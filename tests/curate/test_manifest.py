@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from pacorl.curate.manifest import Step
-from pacorl.curate.records import read_instances, read_prompts
-from pacorl.data.files import Journal, inside, read_jsonl, safe_name, write_atomic, write_jsonl
+from pacorl.curate.records import read_answers, read_instances, read_pairs, read_prompts
+from pacorl.data.files import Journal, inside, read_jsonl, read_keyed, safe_name, write_atomic, write_jsonl
 
 
 def step(folder, **options):
@@ -30,6 +30,13 @@ def test_other_options_inputs_or_outputs_are_work(finished):
     write_atomic(finished / "out.txt", "out")
     write_atomic(finished / "in.txt", "changed")
     assert step(finished, size=(1, 2)).counts_if_done() is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"plan": {}}'])
+def test_a_broken_manifest_is_named(finished, content):
+    write_atomic(finished / "manifests" / "demo.json", content)
+    with pytest.raises(ValueError, match=r"demo\.json is no manifest.*delete it to do the step again"):
+        step(finished, size=(1, 2)).counts_if_done()
 
 
 def test_atomic_write_leaves_no_parts(tmp_path):
@@ -107,3 +114,34 @@ def test_bad_instances_are_named(tmp_path):
         write_jsonl(path, rows)
         with pytest.raises(ValueError, match=message):
             read_instances(path)
+
+
+ANSWER = {"instance": "i", "annotator": "ann", "group": "g", "reference": "r.png", "candidates": ["a.png", "b.png"]}
+PAIR = {"key": "k", "group": "g", "images": ["a.png", "b.png"], "consistent": True, "question": "Q"}
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "message"),
+    [
+        (read_answers, ANSWER, "record 2: ann has already ranked i"),
+        (read_pairs, PAIR, "record 2: key 'k' is already taken by an earlier record"),
+    ],
+)
+def test_what_stands_twice_is_refused(tmp_path, read, row, message):
+    write_jsonl(tmp_path / "r.jsonl", [row])
+    assert len(read(tmp_path / "r.jsonl")) == 1
+    write_jsonl(tmp_path / "r.jsonl", [row, row])
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "r.jsonl")
+
+
+def test_rows_by_their_key(tmp_path):
+    path = tmp_path / "r.jsonl"
+    write_jsonl(path, [{"idx": 1, "prompt": "a"}, {"idx": "2", "prompt": "b"}, {"idx": "2", "prompt": "b"}])
+    assert {key: row["prompt"] for key, row in read_keyed(path, key="idx").items()} == {"1": "a", "2": "b"}
+    write_jsonl(path, [{"idx": "1", "prompt": "a"}, {"idx": 1, "prompt": "other"}])
+    with pytest.raises(ValueError, match=r"record 2: idx '1' is already taken by another record"):
+        read_keyed(path, key="idx")
+    write_jsonl(path, [{"prompt": "a"}])
+    with pytest.raises(ValueError, match="record 1: 'idx' is missing"):
+        read_keyed(path, key="idx")

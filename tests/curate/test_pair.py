@@ -7,7 +7,7 @@ import pytest
 from pacorl.core.grid import parse_layout, split
 from pacorl.curate.pair import instances_of, pair, panel_path
 from pacorl.curate.records import PromptRecord, read_instances
-from pacorl.data.files import write_atomic
+from pacorl.data.files import read_jsonl, write_atomic, write_jsonl
 from pacorl.data.images import open_image
 from pacorl.types import Prompt
 
@@ -75,6 +75,31 @@ def test_a_changed_grid_is_named(dataset):
     folder = dataset(prompts=1, grids=2, paired=False)
     write_atomic(folder / "grids/0000/1.png", b"not a picture")
     with pytest.raises(ValueError, match=r"grids/0000/1\.png is not the picture that was painted"):
+        pair(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, r"record 7: grid 0 of '0000' is already taken"),
+        ({"number": 9, "file": "../secret.png"}, "leads out of"),
+        ({"sha256": None}, "is not the picture that was painted"),
+    ],
+)
+def test_bad_lists_of_grids_are_named(dataset, change, message):
+    folder = dataset(prompts=2, grids=3, paired=False)
+    (folder.parent / "secret.png").write_bytes(b"x")
+    rows = read_jsonl(folder / "grids.jsonl")
+    write_jsonl(folder / "grids.jsonl", [*rows, rows[0] | change])
+    with pytest.raises(ValueError, match=message):
+        pair(folder)
+    assert not (folder / "instances.jsonl").exists()
+
+
+def test_a_grid_without_its_number_is_named(dataset):
+    folder = dataset(prompts=1, grids=2, paired=False)
+    write_jsonl(folder / "grids.jsonl", [{"group": "0000", "file": "grids/0000/0.png"}])
+    with pytest.raises(ValueError, match=r"record 1: a grid has group, number, file and sha256, this has group, file"):
         pair(folder)
 
 

@@ -5,7 +5,9 @@ import re
 from collections import Counter
 
 import pytest
+from typer.testing import CliRunner
 
+from pacorl.cli.dataset import app
 from pacorl.curate.llm import ChatRefusedError, parse
 from pacorl.curate.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
 from pacorl.curate.records import read_prompts
@@ -177,11 +179,63 @@ def test_a_theme_that_exists_is_asked_for_again(tmp_path, llm):
     assert themes[1].startswith("New")
 
 
+def test_themes_of_the_same_run_are_told_and_not_repeated(tmp_path, llm):
+    def dull(messages, number):
+        count, dimensions = wanted(messages)
+        return json.dumps(draft(count, dimensions, f"Theme {number // 2} of all."))  # every one of them twice
+
+    server, model = llm(dull)
+    subjects = [Subject("Character", "Multi-pose", ("Identity",))]
+    assert run(tmp_path, LlmWriter(model), count=6, subjects=subjects, workers=1)["records"] == 6
+    themes = [row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")]
+    assert len(set(themes)) == 6
+    assert model.usage.malformed == 5
+    told = server.requests[-1][0]["content"]
+    assert all(theme in told for theme in sorted(themes)[:5])
+
+
+def test_threads_do_not_take_the_same_theme(tmp_path, llm):
+    def dull(messages, number):
+        count, dimensions = wanted(messages)
+        return json.dumps(draft(count, dimensions, f"Theme {number // 2} of all."))
+
+    _, model = llm(dull)
+    assert run(tmp_path, LlmWriter(model, attempts=24), workers=4)["records"] == 12
+    assert len({row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")}) == 12
+
+
+def test_the_command_says_what_it_would_cost_and_what_it_took(tmp_path, llm):
+    server, _ = llm(obedient)
+    words = ["prompts", str(tmp_path), "--count", "12", "--price", "2/8", "--json"]
+    asked = ["--model", "stub", "--endpoint", server.url]
+    planned = json.loads(CliRunner().invoke(app, [*words, *asked, "--dry-run"], catch_exceptions=False).stdout)
+    assert planned["estimate"]["cost"] == pytest.approx(12 * (600 * 2 + 900 * 8) / 1e6)
+    assert server.requests == []
+    done = json.loads(CliRunner().invoke(app, [*words, *asked], catch_exceptions=False).stdout)
+    assert done["usage"]["calls"] == len(server.requests) == 12
+    assert done["usage"]["cost"] == pytest.approx(12 * (100 * 2 + 10 * 8) / 1e6)
+    free = CliRunner().invoke(app, ["prompts", str(tmp_path / "b"), "--writer", "tiny", "--dry-run", "--json"])
+    assert json.loads(free.stdout)["estimate"] == {"prompt_tokens": 0, "completion_tokens": 0, "cost": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prompts", "x", "--price", "2"], "--price '2' is not two numbers with a slash between them"),
+        (["explain", "x", "--price", "a/b"], "--price 'a/b' is not two numbers"),
+        (["generate", "x", "--checkpoint", "tiny", "--dry-run", "--shard", "1"], "--shard '1' is not two numbers"),
+    ],
+)
+def test_options_of_two_numbers_are_named(words, message):
+    assert message in str(CliRunner().invoke(app, words).exception)
+
+
 def test_dry_run_asks_nothing_and_estimates(tmp_path, llm):
     server, model = llm(obedient)
-    counts = run(tmp_path, LlmWriter(model), dry_run=True)
+    counts = run(tmp_path, LlmWriter(model), dry_run=True, price=(1, 2))
     assert counts["to_write"] == 12
     assert counts["estimate"]["completion_tokens"] == 12 * 900
+    assert counts["estimate"]["cost"] == pytest.approx(12 * (600 + 2 * 900) / 1e6)
     assert server.requests == []
     assert list(tmp_path.iterdir()) == []
 

@@ -22,7 +22,7 @@ from pacorl.bench.published import CONSISTENCY_RANK, PAPER
 from pacorl.bench.suite import BadItemError, Row, evenly, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
-from pacorl.data.files import inside, read_jsonl
+from pacorl.data.files import inside, read_jsonl, read_keyed
 
 IMAGES, PROMPTS, RANKS = "images", "prompt_data.jsonl", "consistency_full_rank.jsonl"
 
@@ -60,7 +60,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
     for name in (IMAGES, PROMPTS, RANKS):
         if not (folder / name).exists():
             raise ValueError(f"{folder / name} is missing; give the folder of ConsistencyRank-Bench as published")
-    prompts = {str(row.get("idx")): row for row in read_jsonl(folder / PROMPTS)}
+    prompts = read_keyed(folder / PROMPTS, key="idx")
     items: dict[str, Ranked] = {}
     faults: dict[str, str] = {}
     for number, row in enumerate(read_jsonl(folder / RANKS), 1):

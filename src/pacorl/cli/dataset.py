@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
+
+Number = TypeVar("Number", int, float)
 
 app = typer.Typer(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
@@ -31,6 +33,7 @@ def prompts(
     key_env: str = typer.Option("OPENAI_API_KEY", help="The environment variable that holds the key."),
     taxonomy: Path = typer.Option(None, help="A YAML of your own; see curate/taxonomy.yaml."),
     layouts: str = typer.Option("2x2", help="Layouts that take turns, separated by commas."),
+    price: str = typer.Option("0/0", help="Per million prompt/completion tokens, for the cost."),
     workers: int = typer.Option(8, help="Requests at a time."),
     seed: int = SEED,
     dry_run: bool = DRY_RUN,
@@ -38,12 +41,13 @@ def prompts(
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
-    from pacorl.curate.prompts import make_writer, write_all
+    from pacorl.curate.prompts import TOKENS_PER_RECORD, make_writer, write_all
     from pacorl.curate.taxonomy import PAPER, TINY, read_taxonomy
 
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     options = {"writer": writer, "model": model, "taxonomy": path.read_text(encoding="utf-8")}
-    write = make_writer(writer, count=count, seed=seed, chat=None if dry_run else chat(model, endpoint, key_env))
+    prices, asked = two(price, "--price", float), None if dry_run else chat(model, endpoint, key_env)
+    write = make_writer(writer, count=count, seed=seed, chat=asked)
     with progress("writing") as advance:
         counts = write_all(
             folder,
@@ -54,9 +58,13 @@ def prompts(
             options=options,
             seed=seed,
             workers=workers,
+            tokens=(0, 0) if writer == "tiny" else TOKENS_PER_RECORD,
+            price=prices,
             dry_run=dry_run,
             progress=advance,
         )
+    if asked and asked.usage.calls:
+        counts = {**counts, "usage": {**asked.usage.as_dict(), "cost": asked.usage.cost(prices)}}
     tell(counts, as_json=as_json, dry_run=dry_run)
     if counts.get("failed"):
         raise ValueError(
@@ -82,7 +90,17 @@ def diversify(
     from pacorl.curate.thinning import diversify as run
 
     goal = Goal(number=number, distance=distance)
-    counts = run(folder, goal=goal, method=method, embed=embed, per_category=per_category, seed=seed, dry_run=dry_run)
+    with progress("thinning") as advance:
+        counts = run(
+            folder,
+            goal=goal,
+            method=method,
+            embed=embed,
+            per_category=per_category,
+            seed=seed,
+            dry_run=dry_run,
+            progress=advance,
+        )
     tell(counts, as_json=as_json, dry_run=dry_run)
 
 
@@ -136,6 +154,7 @@ def generate(
     from pacorl.curate.generate import generate as run
     from pacorl.types import Size
 
+    share = two(shard, "--shard", int)
     sides = parse_layout(size) if size else None
     wanted = Size(sides.rows, sides.cols) if sides else None
     paint, generator = painter(
@@ -143,7 +162,6 @@ def generate(
         dry_run=dry_run,
         dtype=dtype or ("float32" if checkpoint == "tiny" else "bfloat16"),
     )  # fmt: skip
-    index, count = (int(part) for part in shard.split("/"))
     with progress("painting") as advance:
         counts = run(
             folder,
@@ -153,7 +171,7 @@ def generate(
             prompts=prompts,
             batch=batch,
             seed=seed,
-            shard=(index, count),
+            shard=share,
             dry_run=dry_run,
             progress=advance,
         )
@@ -262,14 +280,14 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.curate.explain import explain as run
 
-    prompt_price, completion_price = (float(part) for part in price.split("/"))
+    prices = two(price, "--price", float)
     with progress("explaining") as advance:
         counts = run(
             folder,
             chat(model, endpoint, key_env),
             rule=rule,
             question=question,
-            price=(prompt_price, completion_price),
+            price=prices,
             limit=limit,
             workers=workers,
             dry_run=dry_run,
@@ -295,9 +313,18 @@ def export(
     from pacorl.curate.export import export as run
 
     shares = {"train": 1 - test_share, "test": test_share}
-    counts = run(
-        folder, out=out, formats=names(formats), shares=shares, rule=rule, question=question, seed=seed, dry_run=dry_run
-    )
+    with progress("exporting") as advance:
+        counts = run(
+            folder,
+            out=out,
+            formats=names(formats),
+            shares=shares,
+            rule=rule,
+            question=question,
+            seed=seed,
+            dry_run=dry_run,
+            progress=advance,
+        )
     tell(counts, as_json=as_json, dry_run=dry_run)
 
 
@@ -314,7 +341,8 @@ def import_(
     """Bring in what others published."""
     from pacorl.curate.importing import import_folder
 
-    counts = import_folder(folder, source, kind=kind, name=name, dry_run=dry_run)
+    with progress("importing") as advance:
+        counts = import_folder(folder, source, kind=kind, name=name, dry_run=dry_run, progress=advance)
     tell(counts, as_json=as_json, dry_run=dry_run)
 
 
@@ -384,6 +412,15 @@ def _lines(counts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _lines(value, prefix=f"{label}: ")
         else:
             yield label, value
+
+
+def two(text: str, option: str, kind: type[Number]) -> tuple[Number, Number]:
+    """Two numbers with a slash between them. Raises ValueError that names the option."""
+    try:
+        first, second = (kind(part) for part in text.split("/"))
+    except ValueError:
+        raise ValueError(f"{option} {text!r} is not two numbers with a slash between them, such as 0/4") from None
+    return first, second
 
 
 def names(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.curate.export import label
-from pacorl.curate.llm import ChatError, ChatModel
+from pacorl.curate.llm import ChatError, ChatModel, estimate
 from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import LabelledPair
 from pacorl.data.files import Journal, inside, journalled
@@ -65,7 +65,11 @@ def explain(
     if dry_run:
         known = journalled(path)
         missing = [pair for pair in pairs if not _settled(known, pair)]
-        return {"pairs": len(pairs), "to_explain": len(missing), "estimate": _estimate(len(missing), price)}
+        return {
+            "pairs": len(pairs),
+            "to_explain": len(missing),
+            "estimate": estimate(len(missing), TOKENS_PER_PAIR, price),
+        }
     journal = Journal(path)
     missing = [pair for pair in pairs if not _settled(journal.items, pair)]
     _explain_missing(folder, model, missing, journal, attempts=attempts, workers=workers, progress=progress)
@@ -76,12 +80,6 @@ def explain(
     )
     used = {**model.usage.as_dict(), "cost": model.usage.cost(price)}
     return step.finish(outputs=[path], counts={**counts, "usage": used})
-
-
-def _estimate(pairs: int, price: tuple[float, float]) -> dict[str, float]:
-    prompt, completion = (pairs * each for each in TOKENS_PER_PAIR)
-    cost = (prompt * price[0] + completion * price[1]) / 1e6
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "cost": cost}
 
 
 def _settled(journal: Mapping[str, Mapping[str, Any]], pair: LabelledPair) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pacorl.core.questions import same_theme
 from pacorl.curate.annotate.desk import rankings
-from pacorl.curate.manifest import Step
+from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
 from pacorl.curate.rules import label_pairs, mean_rankings, split_groups
 from pacorl.data.comparisons import save_comparisons, save_sharegpt
@@ -208,10 +208,12 @@ def export(
     question: str = "theme",
     seed: int = 0,
     dry_run: bool = False,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Writes every format of `formats`; returns counts per split and the balance of the labels.
 
-    Raises ValueError for unknown formats, no rankings, or pictures that are gone.
+    What an earlier export wrote there and this one does not is removed, so that no split of old lies beside the new
+    ones. `progress` hears of formats. Raises ValueError for unknown formats, no rankings, or pictures that are gone.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
@@ -224,14 +226,21 @@ def export(
     counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
     if dry_run:
         return counts
-    written = [path for name in formats for path in FORMATS[name](bundle)]
+    written = []
+    for done, name in enumerate(formats, 1):
+        written += FORMATS[name](bundle)
+        progress(done, len(formats))
+    sources = [folder / name for name in ("pairs.jsonl", "rankings.jsonl", "explanations.jsonl")]
     step = Step(
         folder,
         "export",
-        inputs=[folder / "pairs.jsonl"],
+        inputs=[path for path in sources if path.is_file()],
         options={"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)},
         seed=seed,
     )
+    for path in {*step.known_outputs()} - {*written}:
+        if path.is_relative_to(bundle.out):
+            path.unlink(missing_ok=True)
     return step.finish(outputs=written, counts=counts)
 
 

@@ -7,28 +7,30 @@ them beside the folder's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pacorl.core import questions
 from pacorl.curate.export import link_or_copy
-from pacorl.curate.manifest import Step
+from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import Answer, LabelledPair, write_answers, write_pairs
 from pacorl.curate.rules import pair_key
-from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_names
-from pacorl.data.files import inside, read_jsonl, safe_name
+from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sharegpt_names
+from pacorl.data.files import inside, read_jsonl, read_keyed, safe_name
 
 
 class Import:
     """One source folder on its way into `FOLDER/imported/NAME`."""
 
-    def __init__(self, folder: Path, source: Path, name: str, *, dry_run: bool = False) -> None:
-        self.folder, self.source, self.name, self.dry_run = folder, source, safe_name(name), dry_run
+    def __init__(self, folder: Path, source: Path, name: str) -> None:
+        self.folder, self.source, self.name = folder, source, safe_name(name)
         self.target = folder / "imported" / name
+        self.pictures: dict[str, Path] = {}
+        """Inner name → file, of every picture that the records show."""
 
     def picture(self, relative: str, *, where: str) -> str:
-        """Brings a picture along; returns its path relative to the dataset folder."""
+        """Notes a picture that must come along; returns its path relative to the dataset folder."""
         try:
             path = inside(self.source, relative)
         except ValueError as error:
@@ -36,21 +38,31 @@ class Import:
         if not path.is_file():
             raise ValueError(f"{where}: the picture {self.source / relative} is missing")
         inner = path.relative_to(self.source.resolve()).as_posix()
-        if not self.dry_run:
-            link_or_copy(path, self.target / "files" / inner)
+        self.pictures[inner] = path
         return f"imported/{self.name}/files/{inner}"
+
+    def bring(self, progress: Progress = silent) -> None:
+        """Links or copies the pictures that were noted."""
+        for done, (inner, path) in enumerate(self.pictures.items(), 1):
+            link_or_copy(path, self.target / "files" / inner)
+            progress(done, len(self.pictures))
 
 
 def import_benchmark(bundle: Import) -> Iterator[Answer]:
     """ConsistencyRank-Bench: images/FOLDER/i_j.png, prompt_data.jsonl, consistency_full_rank.jsonl."""
-    prompts = {str(row["idx"]): row for row in read_jsonl(bundle.source / "prompt_data.jsonl")}
-    path = bundle.source / "consistency_full_rank.jsonl"
+    prompts = read_keyed(bundle.source / "prompt_data.jsonl", key="idx")
+    path, known = bundle.source / "consistency_full_rank.jsonl", set()
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"
         group, order = str(_key(row, "folder", where)), _key(row, "rank_images", where)
         if sorted(order) != sorted(_key(row, "comp_images", where)):
             raise ValueError(f"{where}: rank_images are not an order of comp_images")
-        reference, *ranked = (_benchmark_picture(bundle, group, name, where) for name in (row["ref_image"], *order))
+        reference, *ranked = (
+            _benchmark_picture(bundle, group, name, where) for name in (_key(row, "ref_image", where), *order)
+        )
+        if (reference, *sorted(ranked)) in known:
+            raise ValueError(f"{where}: the same reference and candidates as an earlier record")
+        known.add((reference, *sorted(ranked)))
         yield Answer(
             instance=f"{bundle.name}:{number}",
             annotator=bundle.name,
@@ -124,32 +136,82 @@ def _verified(path: Path) -> set[int] | None:
     return {int(line) for line in path.read_text().split()} if path.is_file() else None
 
 
-SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {
-    "consistency_rank": import_benchmark,
-    "sharegpt": import_sharegpt,
-    "sharegpt_4o_image": import_sharegpt_4o,
+def _benchmark_files(source: Path) -> list[Path]:
+    return [source / "prompt_data.jsonl", source / "consistency_full_rank.jsonl"]
+
+
+def _sharegpt_4o_files(source: Path) -> list[Path]:
+    verified = source / "verified.txt"
+    return [source / "text_and_image_to_image.json", *([verified] if verified.is_file() else [])]
+
+
+SOURCES: dict[str, tuple[Callable[[Import], Iterator[Any]], Callable[[Path], list[Path]]]] = {
+    "consistency_rank": (import_benchmark, _benchmark_files),
+    "sharegpt": (import_sharegpt, sharegpt_files),
+    "sharegpt_4o_image": (import_sharegpt_4o, _sharegpt_4o_files),
 }
+"""kind → its reader, and the files that hold its records."""
 
 
-def import_folder(folder: Path, source: Path, *, kind: str, name: str = "", dry_run: bool = False) -> dict[str, int]:
+def import_folder(
+    folder: Path,
+    source: Path,
+    *,
+    kind: str,
+    name: str = "",
+    dry_run: bool = False,
+    progress: Progress = silent,
+) -> dict[str, int]:
     """Brings `source` in as `imported/NAME`; returns counts.
 
-    Raises ValueError for an unknown kind, or with file and record for what is malformed or missing. A failed import
-    leaves no rankings or pairs behind.
+    A pair that stands there twice counts once, and one that stands there with both labels is left out. Raises
+    ValueError for an unknown kind, a name that another source has, or with file and record for what is malformed or
+    missing; then nothing has been written.
     """
     if kind not in SOURCES:
         raise ValueError(f"unknown kind {kind!r}; there are {', '.join(SOURCES)}")
-    bundle = Import(folder, source, name or source.resolve().name, dry_run=dry_run)
-    items = list(SOURCES[kind](bundle))
+    read, files_of = SOURCES[kind]
+    bundle = Import(folder, source, name or source.resolve().name)
+    options = {"kind": kind, "source": str(source.resolve())}
+    step = Step(folder, f"import-{bundle.name}", inputs=_existing(files_of(source)), options=options)
+    _refuse_another_source(step)
+    items = list(read(bundle))
     rankings = [item for item in items if isinstance(item, Answer)]
-    pairs = list({item.key: item for item in items if isinstance(item, LabelledPair)}.values())
-    counts = {"rankings": len(rankings), "pairs": len(pairs), "yes": sum(pair.consistent for pair in pairs)}
+    pairs, lost = settle([item for item in items if isinstance(item, LabelledPair)])
+    yes = sum(pair.consistent for pair in pairs)
+    counts = {"rankings": len(rankings), "pairs": len(pairs), "yes": yes, "pictures": len(bundle.pictures), **lost}
     if dry_run:
         return counts
+    bundle.bring(progress)
     path = bundle.target / ("rankings.jsonl" if rankings else "pairs.jsonl")
     write_answers(path, rankings) if rankings else write_pairs(path, pairs)
-    step = Step(folder, f"import-{bundle.name}", options={"kind": kind, "source": str(source)})
     return step.finish(outputs=[path], counts=counts)
+
+
+def settle(pairs: Sequence[LabelledPair]) -> tuple[list[LabelledPair], dict[str, int]]:
+    """Each pair once, but for those that have both labels, which are dropped as ties are; and how many were either."""
+    first: dict[str, LabelledPair] = {}
+    torn = {pair.key for pair in pairs if first.setdefault(pair.key, pair).consistent != pair.consistent}
+    kept = [pair for key, pair in first.items() if key not in torn]
+    return kept, {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
+
+
+def _existing(paths: Sequence[Path]) -> Sequence[Path]:
+    for path in paths:
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; is this the right folder and kind?")
+    return paths
+
+
+def _refuse_another_source(step: Step) -> None:
+    """The same folder may come in again, and the same files from elsewhere; others must not replace them."""
+    known, mine = step.known_plan(), step.plan()
+    if known is None or known["options"] == mine["options"]:
+        return
+    same_files = sorted(known["inputs"].values()) == sorted(mine["inputs"].values())
+    if not same_files or known["options"]["kind"] != mine["options"]["kind"]:
+        taken = step.name.removeprefix("import-")
+        raise ValueError(f"{taken!r} is already the import of {known['options']['source']}; give this one a --name")
 
 
 def _names(row: dict[str, Any], key: str, where: str) -> list[str]:

@@ -141,6 +141,13 @@ class ChatModel:
             self._client.close()
 
 
+def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:
+    """What `count` questions would take and cost: `tokens` of each, `price` per million, prompt and completion."""
+    prompt, completion = (count * each for each in tokens)
+    usage = Usage(prompt_tokens=prompt, completion_tokens=completion)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "cost": usage.cost(price)}
+
+
 def parse(text: str, schema: type[Answer]) -> Answer:
     """The JSON object in an answer, fences and chatter around it aside. Raises ValueError that says what is wrong."""
     start, end = text.find("{"), text.rfind("}")

@@ -42,18 +42,26 @@ class Step:
 
     def counts_if_done(self) -> dict[str, Any] | None:
         """The counts of the finished step, or None where there is work to do."""
-        if not self.path.is_file():
-            return None
-        known = json.loads(self.path.read_text(encoding="utf-8"))
-        if known["plan"] != self._plan() or not self._outputs_stand(known["outputs"]):
+        known = self._known()
+        if known is None or known["plan"] != self.plan() or not self._outputs_stand(known["outputs"]):
             return None
         return dict(known["counts"])
+
+    def known_plan(self) -> dict[str, Any] | None:
+        """What the step's last finished work was: inputs by SHA-256, options and seed; None where there was none."""
+        known = self._known()
+        return None if known is None else dict(known["plan"])
+
+    def known_outputs(self) -> list[Path]:
+        """The files that the step's last finished work wrote, whether they are still there or not."""
+        known = self._known()
+        return [] if known is None else [self.folder / name for name in known["outputs"]]
 
     def finish(self, *, outputs: Sequence[Path], counts: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the manifest; returns the counts."""
         manifest = {
             "step": self.name,
-            "plan": self._plan(),
+            "plan": self.plan(),
             "outputs": {self._name(path): digest(path) for path in outputs},
             "counts": dict(counts),
             "versions": versions(),
@@ -61,13 +69,26 @@ class Step:
         write_atomic(self.path, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
         return dict(counts)
 
-    def _plan(self) -> dict[str, Any]:
+    def plan(self) -> dict[str, Any]:
+        """What is wanted, in the form of the manifest."""
         plan = {
             "inputs": {self._name(path): digest(path) for path in self.inputs},
             "options": dict(self.options),
             "seed": self.seed,
         }
         return dict(json.loads(json.dumps(plan)))  # tuples become lists, as they do in the file
+
+    def _known(self) -> dict[str, Any] | None:
+        """The manifest on the disk. Raises ValueError where it is none, naming the file."""
+        if not self.path.is_file():
+            return None
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{self.path} is no manifest ({error.msg}); delete it to do the step again") from None
+        if not isinstance(found, dict) or not {"plan", "outputs", "counts"} <= found.keys():
+            raise ValueError(f"{self.path} is no manifest; delete it to do the step again")
+        return found
 
     def _outputs_stand(self, outputs: Mapping[str, str]) -> bool:
         paths = {self.folder / name: known for name, known in outputs.items()}

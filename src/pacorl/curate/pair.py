@@ -13,7 +13,7 @@ from pathlib import Path
 from pacorl.core.grid import shared_text, split
 from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import Instance, PromptRecord, read_prompts, write_instances
-from pacorl.data.files import digest, read_jsonl, write_atomic
+from pacorl.data.files import digest, inside, read_jsonl, write_atomic
 from pacorl.data.images import open_image
 from pacorl.data.pictures import png_bytes
 from pacorl.types import Grid
@@ -83,15 +83,24 @@ def pair(
 
 
 def grids_of(folder: Path) -> dict[str, list[str]]:
-    """group → its grids' files in order, of those that grids.jsonl lists and that are unchanged."""
-    found: dict[str, list[str]] = {}
-    for row in sorted(read_jsonl(folder / "grids.jsonl"), key=lambda row: (row["group"], row["number"])):
-        if digest(folder / row["file"]) != row["sha256"]:
+    """group → its grids' files in order, of those that grids.jsonl lists and that are unchanged.
+
+    Raises ValueError for one that is malformed, listed twice, changed, gone, or outside of the folder.
+    """
+    path, found = folder / "grids.jsonl", dict[str, dict[int, str]]()
+    for number, row in enumerate(read_jsonl(path), 1):
+        where = f"{path}, record {number}"
+        if not {"group", "number", "file", "sha256"} <= row.keys():
+            raise ValueError(f"{where}: a grid has group, number, file and sha256, this has {', '.join(row)}")
+        if digest(inside(folder, row["file"])) != row["sha256"]:
             raise ValueError(
                 f"{folder / row['file']} is not the picture that was painted; run `pacorl dataset generate` again"
             )
-        found.setdefault(row["group"], []).append(row["file"])
-    return found
+        files = found.setdefault(row["group"], {})
+        if row["number"] in files:
+            raise ValueError(f"{where}: grid {row['number']} of {row['group']!r} is already taken by an earlier record")
+        files[row["number"]] = row["file"]
+    return {group: [files[number] for number in sorted(files)] for group, files in found.items()}
 
 
 def cut(folder: Path, name: str, group: str, number: int, *, grid: Grid) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import panel_texts, parse_layout
-from pacorl.curate.llm import ChatError, ChatModel
+from pacorl.curate.llm import ChatError, ChatModel, estimate
 from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.taxonomy import Order, Subject, orders
 from pacorl.data.characters import Split, character_prompts
@@ -93,14 +94,19 @@ class LlmWriter:
 
     def __init__(self, model: ChatModel, *, attempts: int = 3) -> None:
         self.model, self.attempts = model, attempts
+        self._taken: set[str] = set()
+        self._lock = Lock()
 
     def __call__(self, order: Order, themes: Sequence[str]) -> Record:
         known = {theme.casefold() for theme in themes}
 
         def check(draft: Draft) -> None:
             compose(draft, order)
-            if draft.theme.casefold() in known:
-                raise ValueError("this theme exists already")
+            theme = draft.theme.casefold()
+            with self._lock:  # another thread's answer may be the same
+                if theme in known | self._taken:
+                    raise ValueError("this theme exists already")
+                self._taken.add(theme)
 
         messages = [{"role": "user", "content": request_text(order, themes)}]
         return compose(self.model.ask_json(messages, Draft, check=check, attempts=self.attempts), order)
@@ -173,12 +179,15 @@ def write_all(
     options: Mapping[str, Any],
     seed: int = 0,
     workers: int = 1,
+    tokens: tuple[int, int] = TOKENS_PER_RECORD,
+    price: tuple[float, float] = (0.0, 0.0),
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Fills prompts.jsonl with `count` records, going on where an earlier call stopped; returns counts.
 
-    options: what the writer is, for the manifest. A record that could not be written is reported under `failed` and
+    options: what the writer is, for the manifest. tokens, price: of a record, prompt and completion, and per million
+    of them, for the estimate of a dry run. A record that could not be written is reported under `failed` and
     tried again by the next call; everything that was written is kept. Raises ChatRefusedError at once.
     """
     wanted = orders(subjects, count=count, grids=grids)
@@ -191,8 +200,7 @@ def write_all(
     if dry_run:
         done = journalled(path)
         missing = sum(order.key not in done for order in wanted)
-        tokens = {"prompt_tokens": missing * TOKENS_PER_RECORD[0], "completion_tokens": missing * TOKENS_PER_RECORD[1]}
-        return {"records": count, "to_write": missing, "estimate": tokens}
+        return {"records": count, "to_write": missing, "estimate": estimate(missing, tokens, price)}
     journal = Journal(path)
     failed = _write_missing(writer, wanted, journal, workers=workers, progress=progress)
     rows = [
@@ -213,8 +221,15 @@ def _write_missing(
         if order.key in journal:
             themes.setdefault(order.subject, []).append(journal.items[order.key]["record"]["theme"])
     missing = [order for order in wanted if order.key not in journal]
+
+    def write(order: Order) -> Record:
+        known = themes.setdefault(order.subject, [])
+        record = writer(order, tuple(known))  # those of now, when its turn has come
+        known.append(record["theme"])
+        return record
+
     with ThreadPoolExecutor(workers) as pool:
-        running = {pool.submit(writer, order, tuple(themes.get(order.subject, ()))): order for order in missing}
+        running = {pool.submit(write, order): order for order in missing}
         try:
             for done, future in enumerate(as_completed(running), 1):
                 order = running[future]

@@ -158,16 +158,18 @@ class LabelledPair:
 
 
 def read_pairs(path: Path) -> list[LabelledPair]:
-    """Raises ValueError with file and record where one is malformed."""
-    pairs = []
+    """Raises ValueError with file and record where one is malformed or its key is taken."""
+    pairs: dict[str, LabelledPair] = {}
     for number, row in enumerate(read_jsonl(path), 1):
+        where = f"{path}, record {number}"
         try:
-            pairs.append(
-                LabelledPair(**{**row, "images": tuple(row["images"]), "votes": tuple(row.get("votes", (0, 0)))})
-            )
+            pair = LabelledPair(**{**row, "images": tuple(row["images"]), "votes": tuple(row.get("votes", (0, 0)))})
         except (TypeError, KeyError) as error:
-            raise ValueError(f"{path}, record {number}: not a labelled pair ({error})") from None
-    return pairs
+            raise ValueError(f"{where}: not a labelled pair ({error})") from None
+        if pair.key in pairs:
+            raise ValueError(f"{where}: key {pair.key!r} is already taken by an earlier record")
+        pairs[pair.key] = pair
+    return list(pairs.values())
 
 
 def write_pairs(path: Path, pairs: Sequence[LabelledPair]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pacorl.curate.diversify import SELECTIONS, Goal, Spread, select, spread
 from pacorl.curate.embed import embedder
-from pacorl.curate.manifest import Step
+from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import PromptRecord, read_prompts, write_prompts
 
 
@@ -25,8 +25,12 @@ def diversify(
     per_category: bool = False,
     seed: int = 0,
     dry_run: bool = False,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
-    """prompts.jsonl → diverse.jsonl; returns the spread of what is kept, with the nearest pair by idx."""
+    """prompts.jsonl → diverse.jsonl; returns the spread of what is kept, with the nearest pair by idx.
+
+    `progress` hears of the three stages: embedded, selected, measured.
+    """
     source, target = folder / "prompts.jsonl", folder / "diverse.jsonl"
     options = {"number": goal.number, "distance": goal.distance, "method": method, "embed": embed}
     step = Step(folder, "diversify", inputs=[source], options={**options, "per_category": per_category}, seed=seed)
@@ -37,9 +41,12 @@ def diversify(
     if dry_run:
         return {"prompts": len(records), **options}
     vectors = embedder(embed, seed=seed)([record.prompt.text for record in records])
+    progress(1, 3)
     categories = [record.prompt.category for record in records] if per_category else ()
     kept = select(vectors, goal, method=method, categories=categories, seed=seed)
+    progress(2, 3)
     measured = spread(vectors, kept)
+    progress(3, 3)
     write_prompts(target, [records[index] for index in kept])
     pair = [records[index].idx for index in measured.pair]
     return step.finish(outputs=[target], counts={**measured.as_dict(), "prompts": len(records), "pair": pair})

@@ -224,6 +224,13 @@ def sharegpt_names(folder: str | Path) -> list[str]:
     return [name for name, entry in _info(path).items() if entry.get("formatting", "alpaca") == "sharegpt"]
 
 
+def sharegpt_files(folder: str | Path) -> list[Path]:
+    """dataset_info.json and the files of its entries in the sharegpt form."""
+    path = Path(folder) / "dataset_info.json"
+    entries = _info(path)
+    return [path, *(inside(path.parent, str(entries[name].get("file_name"))) for name in sharegpt_names(folder))]
+
+
 def _info(path: Path) -> Mapping[str, Mapping[str, Any]]:
     info = _json(path)
     if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):

@@ -49,6 +49,18 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_keyed(path: Path, *, key: str) -> dict[str, dict[str, Any]]:
+    """The objects of a JSONL file by their `key`, as text. Raises ValueError where it is missing or taken."""
+    rows: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(read_jsonl(path), 1):
+        if key not in row:
+            raise ValueError(f"{path}, record {number}: {key!r} is missing")
+        name = str(row[key])
+        if rows.setdefault(name, row) != row:
+            raise ValueError(f"{path}, record {number}: {key} {name!r} is already taken by another record")
+    return rows
+
+
 def _object(line: str, *, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pacorl.curate.annotate.assign import Sharing, foreign_controls, share_out
 from pacorl.curate.annotate.store import Store, only_server
+from pacorl.curate.manifest import Step
 from pacorl.curate.records import Answer, Instance, read_answers, read_instances, write_answers
 
 ADMIN = "admin"
@@ -16,13 +17,21 @@ ADMIN = "admin"
 def questions(folder: Path, *, controls: int, seed: int) -> list[Instance]:
     """Everything there is to rank: instances.jsonl, controls.jsonl where there is one, and controls made from the data.
 
-    Raises ValueError for pictures that are gone, naming the first.
+    Raises ValueError for pictures that are gone, naming the first, and for control questions without a known order or
+    under another instance's id.
     """
     from pacorl.curate.annotate.server import missing_pictures
 
     instances = read_instances(folder / "instances.jsonl")
     own = folder / "controls.jsonl"
-    instances += read_instances(own) if own.is_file() else foreign_controls(instances, controls, seed=seed)
+    added = read_instances(own) if own.is_file() else foreign_controls(instances, controls, seed=seed)
+    taken = {one.id for one in instances}
+    for one in added:
+        if one.id in taken:
+            raise ValueError(f"{own}: id {one.id!r} is already taken by an instance; ids must be unique")
+        if not one.is_control:
+            raise ValueError(f"{own}: {one.id!r} says no known order; give one under `must`, e.g. [[0, 1]]")
+    instances += added
     absent = missing_pictures(folder, instances)
     if absent:
         raise ValueError(f"{len(absent)} pictures are missing, {absent[0]} first; run `pacorl dataset pair` again")
@@ -30,10 +39,21 @@ def questions(folder: Path, *, controls: int, seed: int) -> list[Instance]:
 
 
 def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None) -> dict[str, int]:
-    """How many questions each person would get: what `--dry-run` prints."""
+    """How many questions each person would have, those answered already included: what `--dry-run` prints.
+
+    People and sharing that the database remembers count as in `open_desk`; nothing is written.
+    """
+    database = folder / "annotations.db"
+    known: list[str] = []
+    answered: dict[str, set[str]] = {}
+    if database.is_file():
+        with Store(database, read_only=True) as store:
+            sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
+            known, answered = store.people(), store.answered()
     sharing = sharing or Sharing()
-    shares = share_out(questions(folder, controls=sharing.controls, seed=sharing.seed), people, sharing)
-    return {name: len(own) for name, own in shares.items()}
+    asked = questions(folder, controls=sharing.controls, seed=sharing.seed)
+    everyone = [name for name in sorted({*known, *people}) if name != ADMIN]
+    return {name: len(own) for name, own in share_out(asked, everyone, sharing, answered=answered).items()}
 
 
 def open_desk(
@@ -63,7 +83,16 @@ def open_desk(
         if name not in known or name in renew
     }
     store.share(asked, sharing)
+    _record(folder, store, sharing)
     return links
+
+
+def _record(folder: Path, store: Store, sharing: Sharing) -> None:
+    """The step's manifest: what is ranked, and how it is shared. The rankings are the database's, which grows."""
+    inputs = [path for path in (folder / "instances.jsonl", folder / "controls.jsonl") if path.is_file()]
+    people = store.people()
+    step = Step(folder, "annotate", inputs=inputs, options={**asdict(sharing), "people": people}, seed=sharing.seed)
+    step.finish(outputs=[], counts={name: store.progress(name)["total"] for name in people})
 
 
 def serve(

@@ -177,15 +177,19 @@ class Store:
         rows = self._all("SELECT value FROM meta WHERE key = ?", key)
         return json.loads(rows[0][0]) if rows else None
 
+    def answered(self) -> dict[str, set[str]]:
+        """Instance id → who has answered it, skips included."""
+        found: dict[str, set[str]] = {}
+        for person, instance in self._all("SELECT person, instance FROM answers"):
+            found.setdefault(instance, set()).add(person)
+        return found
+
     def share(self, instances: Sequence[Instance], sharing: Sharing) -> None:
         """Shares the instances out among the people. What has been answered stays; the rest is dealt anew.
 
         The same instances, people and sharing again change nothing.
         """
-        answered: dict[str, set[str]] = {}
-        for person, instance in self._all("SELECT person, instance FROM answers"):
-            answered.setdefault(instance, set()).add(person)
-        plan = share_out(instances, self.people(), sharing, answered=answered)
+        plan = share_out(instances, self.people(), sharing, answered=self.answered())
         with self._transaction() as db:
             known = {row[0]: row[1] for row in db.execute("SELECT id, content FROM instances")}
             for one in instances:
