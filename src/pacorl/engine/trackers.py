@@ -113,7 +113,7 @@ def start_trackers(names: Sequence[str], folder: Path, *, settings: Mapping[str,
     return [TRACKERS[name](folder, settings) for name in names]
 
 
-def _begun(name: str, **options: Any) -> Any:
+def _begun(name: str, /, **options: Any) -> Any:
     """A service's run, by its package's `init`."""
     try:
         return import_module(name).init(**options)
