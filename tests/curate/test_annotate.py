@@ -312,6 +312,7 @@ def running(dataset):
     server.stop()
 
 
+@pytest.mark.slow
 def test_people_rank_to_the_end_and_the_export_has_it_all(running):
     done = simulate(running.url, {name: running.tokens[name] for name in ("ann", "ben")}, noise=0.3)
     total = len(read_instances(running.folder / "instances.jsonl"))

@@ -161,11 +161,14 @@ def test_every_kind_of_policy_paints(tmp_path):
 
     qwen_pipeline().save_pretrained(tmp_path / "qwen")
     prompt = edit(picture(tmp_path / "source.png", height=64, width=64))
-    options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 1, "dtype": "float32"}
+    options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 2, "dtype": "float32"}
     paint, named = policy_painter(str(tmp_path / "qwen"), **options)
     assert "guidance" not in named
     assert "text_tokens" not in named
     (image,) = paint([prompt], [0])
     assert image.size == (64, 64)
+    hasty, _ = policy_painter(str(tmp_path / "qwen"), **{**options, "steps": 1})
+    with pytest.raises(ValueError, match=r"1 sampling step is too few.* at least 2 steps"):
+        hasty([prompt], [0])
     with pytest.raises(ValueError, match=r"qwen_edit has no distilled guidance.*leave guidance out"):
         policy_painter(str(tmp_path / "qwen"), guidance=2.5, **options)

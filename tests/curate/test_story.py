@@ -63,6 +63,7 @@ def reasons(messages, number):
     return json.dumps({"answer": label, **dict.fromkeys(("style", "identity", "logic"), "As can be seen here.")})
 
 
+@pytest.mark.slow
 def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     folder = tmp_path / "set"
     assert run("prompts", folder, "--writer", "tiny", "--count", 20)["records"] == 20

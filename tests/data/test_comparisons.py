@@ -165,6 +165,7 @@ def test_a_limit_spreads_over_the_file(folder: Path) -> None:
     assert [one.group for one in comparisons_from(str(folder / "lines.jsonl"), limit=4)] == ["0", "2", "5", "7"]
 
 
+@pytest.mark.slow
 def test_the_tiny_worlds_labels_are_true(tmp_path: Path) -> None:
     drawn = comparisons_from("tiny:dev:24", scratch=tmp_path)
     assert drawn == comparisons_from("tiny:dev:24", scratch=tmp_path)

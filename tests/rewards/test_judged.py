@@ -93,6 +93,7 @@ def test_grid_layout_asks_of_the_whole_sheet() -> None:
         GridLayout(Answering({})).check([Prompt(id=1, text="a")])
 
 
+@pytest.mark.slow
 def test_twenty_sheets_against_questions_asked_one_by_one() -> None:
     judge = LocalJudge.from_pretrained()
     prompts = characters.character_prompts("dev", 20)

@@ -183,6 +183,7 @@ def test_the_base_weights_survive_epochs_bit_for_bit(training: Training) -> None
 # --- whole runs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_diffusion_nft_resumes_with_its_sampling_weights(small: list[str], tmp_path: Path) -> None:
     settings = [
         *small,

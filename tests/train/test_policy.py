@@ -93,6 +93,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     assert same(whole, stopped.out)
 
 
+@pytest.mark.slow
 def test_lines_beyond_the_checkpoint_are_cut_back(small: list[str]) -> None:
     """A crash after epoch 2 leaves lines that the resumed run writes again, once."""
     config = load([*small, "epochs=2", "save_every=1"])

@@ -25,6 +25,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if "seconds" not in name} for line in lines]
 
 
+@pytest.mark.slow
 def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -> None:
     settings = [*small, "epochs=9", "max_steps=5", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
     config = load([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2"])

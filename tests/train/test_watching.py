@@ -104,6 +104,7 @@ def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
     assert [path.name for path in runtime.checkpoints(config.out / "checkpoints")] == ["step-000004"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
     several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
     settings = [*small, *several, "watch.average=1", "watch.diversity.at=1e-9"]

@@ -41,11 +41,14 @@ def check_multiple(size: Size, *, step: int) -> None:
 def shifted_sigmas(scheduler: Any, num_steps: int, *, tokens: int) -> Tensor:
     """(T+1,) fp32 on the CPU, shifted by the number of painted tokens as the pipelines shift them.
 
-    The scheduler's state is left alone; its config decides the shift.
+    The scheduler's state is left alone; its config decides the shift. Raises ValueError for a single step where the
+    last one must end at the config's `shift_terminal` and the first at 1.
     """
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
     config = scheduler.config
+    if num_steps < 2 and config.get("shift_terminal"):
+        raise ValueError(f"{num_steps} sampling step is too few for this model's scheduler; ask for at least 2 steps")
     shift = calculate_shift(
         tokens,
         config.get("base_image_seq_len", 256),
