@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pacorl import config as configs
 from pacorl.app.quickstart import recipe
@@ -262,6 +263,35 @@ def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path
     (epoch,) = lines(out, "epoch")
     assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
     assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)
+
+
+BREAKS = """
+from pathlib import Path
+
+def breaking(prompts, images):
+    log = Path("{log}")
+    said = log.read_text() if log.exists() else ""
+    if images[0].width == 64 and Path("{flag}").exists() and '"kind": "epoch"' in said:
+        raise RuntimeError("the scorer fell over")
+    return [float(sum(image.getpixel((0, 0)))) for image in images]
+"""
+
+
+def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], tmp_path: Path) -> None:
+    flag, file, cut = tmp_path / "flag", tmp_path / "mine.py", tmp_path / "cut"
+    file.write_text(BREAKS.replace("{flag}", str(flag)).replace("{log}", str(cut / "metrics.jsonl")))
+    settings = [*small, f"rewards=[{{name: '{file}:breaking'}}]", "best_by=''", "sampling.size=[32,32]"]
+    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}"]))
+    flag.touch()
+    with pytest.raises(ValueError, match="the scorer fell over"):
+        train_policy(load([*settings, f"out={cut}"]))
+    flag.unlink()
+    train_policy(load([*settings, f"out={cut}"]), resume=True)
+    states = [load_file(out / "adapter" / "adapter_model.safetensors") for out in (whole, cut)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert [len(lines(out, "evaluation")) for out in (whole, cut)] == [2, 2]
+    assert len(lines(cut, "epoch")) == 1
 
 
 def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from pacorl.engine.rollout import Sampler, one_size_batches, sample_images, seed
 from pacorl.models.merging import Merged, merge
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
+from pacorl.train.state import save
 from pacorl.train.training import Grade, Training
 from pacorl.train.watching import looks_of, watched
 from pacorl.types import Prompt, Size
@@ -28,53 +29,68 @@ if TYPE_CHECKING:
 Job = tuple[Prompt, int]
 """A prompt to be painted, and which of its pictures this is."""
 
+Judging = Callable[[Training, Sequence[Job], "Sequence[Image]"], list[dict[str, Any]]]
+"""What makes a record of each picture."""
+
 LEAST_FOR_WARNING = 10
 """Pictures below which a correlation says too little to warn of."""
 NORMAL_95 = 1.96
 
 
+class _Unjudged(Exception):
+    """A reward or judge raised `fault` on some rank; every rank knows."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
 @torch.no_grad()
 def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]:
-    """Paints the evaluation prompts at full size without noise, judges and logs them."""
-    config, runtime = training.config, training.runtime
-    repeats = config.evaluation.samples_per_prompt
+    """Paints the evaluation prompts at full size without noise, judges and logs them.
+
+    Saves, and raises on every rank, what a reward raised.
+    """
+    repeats = training.config.evaluation.samples_per_prompt
     jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
     small = training.size_at(max(0, training.epoch - 1))
-    full = training.evaluation_sampler.size
-    compared = config.evaluation.compare_sizes and any(
-        training.policy.size_of(prompt, small) != training.policy.size_of(prompt, full)
-        for prompt in training.evaluation_prompts
-    )
     spent = training.seconds["evaluation"]
-    with (
-        training.timed("evaluation"),
-        training.average.applied(),
-        training.bars.phase("evaluating", total=(1 + compared) * len(jobs) // runtime.world) as advance,
-    ):
-        merged = merge(training.bare, wanted=config.sampling.merge)
-        lines = _painted(training, jobs, training.evaluation_sampler, merged, advance, judged=_judged)
-        sketches = (
-            _painted(
-                training,
-                jobs,
-                dataclasses.replace(training.evaluation_sampler, size=small),
-                merged,
-                advance,
-                judged=_scored,
-            )
-            if compared
-            else {}
-        )
-    values = _keep_evaluation(training, list(lines.values()))
+    try:
+        lines, sketches = _painted_at_both_sizes(training, jobs, small)
+    except _Unjudged as error:
+        save(training)  # here the adapter is the trained one again, not its average
+        raise error.fault from None
+    values = _keep_evaluation(training, lines)
     if sketches:
-        values |= _correlations(training, list(lines.values()), list(sketches.values()), small)
+        values |= _correlations(training, lines, sketches, small)
     if grade:
-        values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in lines.values()])
-    values |= watched(training, "evaluation", [line["look"] for line in lines.values()], values)
+        values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in lines])
+    values |= watched(training, "evaluation", [line["look"] for line in lines], values)
     values["seconds/evaluation"] = training.seconds["evaluation"] - spent
     training.logbook.write("evaluation", epoch=training.epoch, step=training.step, values=values)
     training.evaluated, training.score = training.epoch, _score_of(training, values)
     return values
+
+
+def _painted_at_both_sizes(
+    training: Training, jobs: Sequence[Job], small: Size
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The averaged adapter's records at full size, and at the training size where the two are compared."""
+    full = training.evaluation_sampler
+    compared = training.config.evaluation.compare_sizes and any(
+        training.policy.size_of(prompt, small) != training.policy.size_of(prompt, full.size)
+        for prompt in training.evaluation_prompts
+    )
+    with (
+        training.timed("evaluation"),
+        training.average.applied(),
+        training.bars.phase("evaluating", total=(1 + compared) * len(jobs) // training.runtime.world) as advance,
+    ):
+        merged = merge(training.bare, wanted=training.config.sampling.merge)
+        lines = _painted(training, jobs, full, merged, advance, judged=_judged)
+        if not compared:
+            return lines, []
+        return lines, _painted(training, jobs, dataclasses.replace(full, size=small), merged, advance, judged=_scored)
 
 
 def _painted(
@@ -84,9 +100,9 @@ def _painted(
     merged: Merged | None,
     advance: Callable[[int], None],
     *,
-    judged: Callable[[Training, Sequence[Job], Sequence[Image]], list[dict[str, Any]]],
-) -> dict[int, dict[str, Any]]:
-    """Position in `jobs` → the picture's record, from every rank."""
+    judged: Judging,
+) -> list[dict[str, Any]]:
+    """The record of each of `jobs`, from every rank."""
     config, runtime = training.config, training.runtime
     # Batches are cut before they are dealt, so that what is in one does not depend on the number of processes.
     prompts = [prompt for prompt, _ in jobs]
@@ -114,9 +130,22 @@ def _painted(
         runtime.check_stop()  # as often as the ranks that were dealt a batch more
     lines = [
         line | {"seed": turn, "picture": image}
-        for line, (_, turn), image in zip(judged(training, own, images), own, images, strict=True)
+        for line, (_, turn), image in zip(_tried(judged, training, own, images), own, images, strict=True)
     ]
-    return runtime.gather_rows({row: line for row, line in zip(rows, lines, strict=True) if row >= 0})
+    return list(runtime.gather_rows({row: line for row, line in zip(rows, lines, strict=True) if row >= 0}).values())
+
+
+def _tried(judged: Judging, training: Training, jobs: Sequence[Job], images: Sequence[Image]) -> list[dict[str, Any]]:
+    """This rank's records. A fault of any rank is raised on all of them, so that none waits for ever."""
+    lines: list[dict[str, Any]] = []
+    own: Exception | None = None
+    try:
+        lines = judged(training, jobs, images)
+    except Exception as error:  # raised below, on every rank
+        own = error
+    if fault := next((fault for fault in training.runtime.gather(own) if fault is not None), None):
+        raise _Unjudged(fault)
+    return lines
 
 
 def _scored(training: Training, jobs: Sequence[Job], images: Sequence[Image]) -> list[dict[str, Any]]:
