@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import random
+from io import BytesIO
 
 import pytest
+from PIL import Image
 
 from pacorl.curate.generate import generate
 from pacorl.curate.pair import pair
@@ -43,6 +45,10 @@ NAMED = {"generator": {"checkpoint": "drawn"}}
 
 def pictures(folder):
     return {path.name + path.parent.name: path.read_bytes() for path in (folder / "grids").rglob("*.png")}
+
+
+def pixels(folder):
+    return {name: Image.open(BytesIO(data)).tobytes() for name, data in pictures(folder).items()}
 
 
 def test_paints_everything_once(folder):
@@ -145,11 +151,15 @@ def test_a_policy_paints(folder):
     options = {"size": Size(32, 32), "steps": 2, "dtype": "float32"}
     paint, named = policy_painter(str(checkpoint), **options)
     assert generate(folder, paint, generator=named, grids=2)["missing"] == 0
-    base = pictures(folder)
+    base = pixels(folder)
     paint, named = policy_painter(str(checkpoint), adapter=str(adapter), **options)
     assert generate(folder, paint, generator=named, grids=2)["painted"] == 6
-    tuned = pictures(folder)
+    tuned = pixels(folder)
     assert all(base[name] != tuned[name] for name in base)
+    diffusers = adapter / "pytorch_lora_weights.safetensors"
+    paint, named = policy_painter(str(checkpoint), adapter=str(diffusers), **options)
+    assert generate(folder, paint, generator=named, grids=2)["painted"] == 6, "another file, another generator"
+    assert pixels(folder) == tuned
 
 
 def test_every_kind_of_policy_paints(tmp_path):

@@ -135,7 +135,7 @@ def generate(
     folder: Path = FOLDER,
     *,
     checkpoint: str = typer.Option("black-forest-labs/FLUX.1-dev", help="A folder, a hub name, or tiny."),
-    adapter: str = typer.Option("", help="A LoRA folder in PEFT form."),
+    adapter: str = typer.Option("", help="A LoRA: a folder or file in PEFT or diffusers form, or a hub name."),
     grids: int = typer.Option(4, help="Grids per prompt."),
     size: str = typer.Option("", help="HEIGHTxWIDTH of a grid; empty for the records' own."),
     steps: int = typer.Option(20, help="Sampling steps."),

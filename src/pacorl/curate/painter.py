@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,16 +10,16 @@ import torch
 from pacorl.curate.generate import Paint
 from pacorl.data.files import digest
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
-from pacorl.models.adapters import wear_lora
+from pacorl.models.adapters import adapter_file, wear_lora
 from pacorl.models.flux import TINY_TEXT_TOKENS
 from pacorl.models.policies import POLICIES, distilled_options
 from pacorl.types import Prompt, Size
 
-GUIDANCE, TEXT_TOKENS = 3.5, 512
-"""FLUX.1-dev's."""
-
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+GUIDANCE, TEXT_TOKENS = 3.5, 512
+"""FLUX.1-dev's."""
 
 
 def policy_painter(
@@ -84,7 +83,7 @@ def describe(
     told = _told(checkpoint, kind, guidance=guidance, text_tokens=text_tokens)
     named = {"checkpoint": checkpoint, "steps": steps, **told, "dtype": dtype}
     own = {"size": str(size)} if size else {}
-    return named | own | ({"adapter": digest(Path(adapter) / "adapter_model.safetensors")} if adapter else {})
+    return named | own | ({"adapter": digest(adapter_file(adapter))} if adapter else {})
 
 
 def _told(checkpoint: str, kind: str, *, guidance: float | None, text_tokens: int | None) -> dict[str, Any]:

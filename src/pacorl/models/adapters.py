@@ -113,11 +113,7 @@ def load_lora(folder: str | Path) -> dict[str, Tensor]:
 
     Raises ValueError where there is no adapter.
     """
-    path = Path(folder)
-    files = [path] if path.is_file() else [path / "adapter_model.safetensors", path / DIFFUSERS_FILE]
-    found = next((file for file in files if file.exists()), None)
-    if found is None:
-        raise ValueError(f"no adapter in {path}: neither {files[0].name} nor {files[-1].name} is there")
+    found = _weights_in(Path(folder))
     state = {}
     with weights_of(found):
         weights = load_file(found)
@@ -128,6 +124,22 @@ def load_lora(folder: str | Path) -> dict[str, Tensor]:
     if not state:
         raise ValueError(f"{found} holds no LoRA weights (no names with 'lora_')")
     return state
+
+
+def adapter_file(source: str | Path) -> Path:
+    """The file that holds an adapter's weights: of a folder or file in PEFT or diffusers form, or of a hub name.
+
+    Raises ValueError where there is no adapter.
+    """
+    return _weights_in(_on_disk(str(source)))
+
+
+def _weights_in(path: Path) -> Path:
+    files = [path] if path.is_file() else [path / PEFT_FILES[1], path / DIFFUSERS_FILE]
+    found = next((file for file in files if file.exists()), None)
+    if found is None:
+        raise ValueError(f"no adapter in {path}: neither {files[0].name} nor {files[-1].name} is there")
+    return found
 
 
 def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:
