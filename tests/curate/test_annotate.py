@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -468,7 +469,7 @@ def test_a_dry_run_counts_those_who_are_known(dataset):
     with Store(folder / "annotations.db") as store:
         open_desk(store, folder, ["ann", "ben"], sharing=NO_OVERLAP)
         totals = {name: store.progress(name)["total"] for name in ("ann", "ben")}
-    assert plan(folder, []) == plan(folder, ["ben", "admin"]) == totals
+    assert plan(folder, []) == plan(folder, ["ben"]) == totals
     later = plan(folder, ["cat"])
     assert sorted(later) == ["ann", "ben", "cat"]
     assert sum(later.values()) == sum(totals.values())
@@ -525,5 +526,8 @@ def test_a_start_that_fails_hands_out_no_links(dataset):
     with Store(folder / "annotations.db") as store:
         with pytest.raises(ValueError, match="name people"):
             open_desk(store, folder, [])
+        for ask in (plan, partial(open_desk, store)):
+            with pytest.raises(ValueError, match="'admin' is the administrator"):
+                ask(folder, ["ann", "admin"])
         assert not store.has_admin()
         assert set(open_desk(store, folder, ["ann"], sharing=NO_OVERLAP)) == {"ann", "admin"}

@@ -43,6 +43,7 @@ def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None)
 
     People and sharing that the database remembers count as in `open_desk`; nothing is written.
     """
+    _refuse_admin(people)
     database = folder / "annotations.db"
     known: list[str] = []
     answered: dict[str, set[str]] = {}
@@ -52,8 +53,13 @@ def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None)
             known, answered = store.people(), store.answered()
     sharing = sharing or Sharing()
     asked = questions(folder, controls=sharing.controls, seed=sharing.seed)
-    everyone = [name for name in sorted({*known, *people}) if name != ADMIN]
-    return {name: len(own) for name, own in share_out(asked, everyone, sharing, answered=answered).items()}
+    shares = share_out(asked, sorted({*known, *people}), sharing, answered=answered)
+    return {name: len(own) for name, own in shares.items()}
+
+
+def _refuse_admin(people: Sequence[str]) -> None:
+    if ADMIN in people:
+        raise ValueError(f"{ADMIN!r} is the administrator, who has a link anyway; give the annotator another name")
 
 
 def open_desk(
@@ -68,10 +74,12 @@ def open_desk(
     """Adds whoever is new (and an administrator), renews links, and shares the work out.
 
     sharing: None for what the database remembers (the defaults, for a new one). Returns name → path of a join link,
-    of those made now: only their hashes are kept.
+    of those made now: only their hashes are kept. Raises ValueError for an annotator who is called as the administrator
+    is, and where there is nobody.
     """
     sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
     asked = questions(folder, controls=sharing.controls, seed=sharing.seed)
+    _refuse_admin(people)
     if not people and not store.people():
         raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
     store.remember("sharing", asdict(sharing))
