@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     interval = found["difference"]["attribute_agreement"]
     assert (interval["low"], interval["high"]) == (pytest.approx(low, abs=1e-3), pytest.approx(high, abs=1e-3))
     assert found["before"]["diversity"] == found["after"]["diversity"]  # majorities are the same
-    assert 0 < found["before"]["diversity"]["mean"] < 1
+    diversity = found["before"]["diversity"]
+    assert 0 <= diversity["low"] < diversity["mean"] < diversity["high"] <= 1
     assert (found["judge"], found["prompts"], found["seconds"]) == ({"pair_accuracy": 0.9}, 6, {"sampling": 3.5})
     assert (found["seed"], len(found["config_hash"]), len(found["verdict"])) == (42, 12, 3)
     assert found["verdict"][0].startswith("attributes that panels share: 0.94 → 1.00 (+0.06, 95 % interval +")
@@ -109,8 +111,7 @@ def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     assert {"sampling", "evaluation"} & summary["seconds"].keys()
     html = page.read_text()
     assert html.count("data:image/") >= 4
-    assert 'src="http' not in html
-    assert "<link" not in html
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", html), "the page asks nobody for anything"
     assert (tmp_path / "run" / "before-after.png").is_file()
     # A finished run is made anew, and comes out the same.
     again, same = run_quickstart(tmp_path / "run", overrides=SMALL)

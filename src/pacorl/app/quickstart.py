@@ -181,9 +181,10 @@ def _read_evaluation(path: Path, oracle: Oracle) -> Graded:
 
 def _intervals(graded: Graded, draws: NDArray[np.int64]) -> dict[str, dict[str, float]]:
     everything = np.arange(len(graded.majorities))
-    return {
+    found = {
         name: _interval(graded.mean(name, everything), [graded.mean(name, draw) for draw in draws]) for name in METRICS
     }
+    return {name: {key: min(1.0, max(0.0, end)) for key, end in interval.items()} for name, interval in found.items()}
 
 
 def _difference(before: Graded, after: Graded, name: str, draws: NDArray[np.int64]) -> dict[str, float]:
@@ -194,7 +195,8 @@ def _difference(before: Graded, after: Graded, name: str, draws: NDArray[np.int6
 
 
 def _interval(mean: float, draws: Sequence[float]) -> dict[str, float]:
-    low, high = np.quantile(draws, [0.025, 0.975])
+    """Percentiles of the draws, freed of the bias that drawing has: with prompts repeated, diversity is always less."""
+    low, high = np.quantile(draws, [0.025, 0.975]) + mean - np.mean(draws)
     return {"mean": round(mean, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
