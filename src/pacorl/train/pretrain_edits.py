@@ -32,8 +32,8 @@ from pacorl.types import Conditioning
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, FluxKontextPipeline
 
-PIXELS = 64
-"""Sides of sources and edits."""
+PIXELS = 32
+"""Sides of sources and edits: a panel of a 64-pixel sheet."""
 COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 96}
 INSTRUCTIONS = tuple(EDITS[name].format(value) for name in EDITS for value in VALUES[name])
 
@@ -59,8 +59,8 @@ class EditLesson:
     """Chance with which it leaves the attribute that should change."""
 
 
-FAULTLESS = EditLesson(steps=1800, spoil=0.0)
-UNRELIABLE = EditLesson(steps=900, spoil=0.2, ignore=0.08)
+FAULTLESS = EditLesson(steps=1200, spoil=0.0)
+UNRELIABLE = EditLesson(steps=600, spoil=0.2, ignore=0.08)
 
 
 def painted_edits(rng: random.Random, lesson: EditLesson) -> Iterator[tuple[Edit, Panel]]:
@@ -79,7 +79,7 @@ def pretrain_kontext(
     start: Path,
     lessons: Sequence[EditLesson] = (FAULTLESS, UNRELIABLE),
     share: float = 1.0,
-    batch: int = 48,
+    batch: int = 32,
     lr: float = 1.5e-3,
     text_tokens: int = 48,
     save_every: int = 300,
