@@ -300,9 +300,9 @@ class WatchConfig(Section):
     lattice: LimitConfig = LimitConfig(at=0.1)
     """Rise of the share of fine detail that is a regular pattern."""
     diversity: LimitConfig = LimitConfig(at=0.4)
-    """Fall, as a share of the start, of the mean distance between prompts' pictures."""
-    held_out: LimitConfig = LimitConfig(at=0.2)
-    """Fall, as a share of the start, of each measure of evaluation.rewards."""
+    """Fall, as a share of the best so far, of the mean distance between prompts' pictures."""
+    held_out: LimitConfig = LimitConfig(at=0.15)
+    """Fall, as a share of the best so far, of each measure of evaluation.rewards."""
 
     @model_validator(mode="before")
     @classmethod

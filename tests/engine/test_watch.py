@@ -144,18 +144,29 @@ def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
     raised = [watch.see("epoch", {"watch/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
     alarm = raised[4][0]
-    assert (alarm.start, alarm.now, alarm.action) == (pytest.approx(0.05), pytest.approx(0.275), "warn")
+    assert (alarm.reference, alarm.now, alarm.action) == (pytest.approx(0.05), pytest.approx(0.275), "warn")
     assert "duplicates went from 0.050 to 0.275, beyond the limit of 0.2" in str(alarm)
     assert alarm_values(raised[4]) == {"alarm/duplicates": 1.0}
 
 
-def test_a_fall_is_a_share_of_the_start() -> None:
+def test_a_fall_is_a_share_of_the_best() -> None:
     watch = Watch({"diversity": Limit(0.4, "stop"), "held_out": Limit(0.2)})
     first = {"watch/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
     assert watch.see("evaluation", first) == []
     assert watch.see("evaluation", {"watch/diversity": 0.31, "held_out/clip": 0.25}) == []
     alarms = watch.see("evaluation", {"watch/diversity": 0.29, "held_out/clip": 0.23})
     assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "warn")]
+
+
+def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
+    watch = Watch({"held_out": Limit(0.2), "blank": Limit(0.1)}, average=2)
+    raised = [watch.see("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
+    assert [len(alarms) for alarms in raised] == [0, 0, 0, 1, 0]
+    assert "held_out/clip went from 0.500 to 0.390" in str(raised[3][0])
+    # A rise is one from the start, not from the lowest; means over two epochs: .2, .1, 0, .15, .3
+    raised = [watch.see("epoch", {"watch/blank": value}) for value in (0.2, 0.2, 0.0, 0.0, 0.3, 0.3)]
+    assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 0, 0]
+    assert len(watch.see("epoch", {"watch/blank": 0.4})) == 1
 
 
 def test_training_and_evaluation_have_starts_of_their_own() -> None:

@@ -72,14 +72,15 @@ class Alarm:
     """A sign beyond its limit."""
 
     sign: str
-    start: float
+    reference: float
+    """Where a sign that should not rise started, or the best that one that should not fall has been."""
     now: float
     limit: float
     action: Literal["warn", "stop"]
 
     def __str__(self) -> str:
         return (
-            f"{self.sign} went from {self.start:.3f} to {self.now:.3f}, beyond the limit of {self.limit:g} "
+            f"{self.sign} went from {self.reference:.3f} to {self.now:.3f}, beyond the limit of {self.limit:g} "
             f"({MEANINGS.get(self.sign, MEANINGS[HELD_OUT])})"
         )
 
@@ -200,7 +201,7 @@ def diversity(looks: Sequence[Look]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How far a sign may move from its start, and what happens beyond."""
+    """How far a sign may move from its reference, and what happens beyond."""
 
     at: float
     action: Literal["off", "warn", "stop"] = "warn"
@@ -209,9 +210,10 @@ class Limit:
 class Watch:
     """Remembers every sign from the start of a run, and raises alarms.
 
-    Signs of training pictures and of evaluations have starts of their own, since their sizes and noise differ. An
-    epoch's prompts are a draw, so its signs are averaged over `average` epochs, at the start and now; an evaluation
-    always has the same prompts and seeds, and is compared with the first one as it is.
+    A sign that should not rise is compared with its start, one that should not fall with the best that it has been:
+    what a run gained and loses again is lost as well. Training pictures and evaluations have references of their own,
+    since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs;
+    an evaluation always has the same prompts and seeds, and is taken as it is.
     """
 
     def __init__(self, limits: Mapping[str, Limit], *, average: int = 3) -> None:
@@ -246,13 +248,14 @@ class Watch:
         seen, average = self._seen[kind, sign], self.average if kind == "epoch" else 1
         if limit.action == "off" or len(seen) <= average:
             return []
-        start, now = fmean(seen[:average]), fmean(seen[-average:])
-        beyond = _fall(start, now) if falls(sign) else now - start
-        return [Alarm(sign, start, now, limit.at, limit.action)] if beyond > limit.at else []
+        *before, now = (fmean(seen[end - average : end]) for end in range(average, len(seen) + 1))
+        reference = max(before) if falls(sign) else before[0]
+        beyond = _fall(reference, now) if falls(sign) else now - reference
+        return [Alarm(sign, reference, now, limit.at, limit.action)] if beyond > limit.at else []
 
 
 def falls(sign: str) -> bool:
-    """Whether a fall of this sign is bad (as a share of its start), not a rise (in its own unit, a share)."""
+    """Whether a fall of this sign is bad (as a share of its best), not a rise (in its own unit, a share)."""
     return sign == "diversity" or sign.startswith(HELD_OUT)
 
 
@@ -261,5 +264,5 @@ def alarm_values(alarms: Sequence[Alarm]) -> dict[str, float]:
     return {f"alarm/{alarm.sign}": 1.0 for alarm in alarms}
 
 
-def _fall(start: float, now: float) -> float:
-    return (start - now) / abs(start) if start else 0.0
+def _fall(best: float, now: float) -> float:
+    return (best - now) / abs(best) if best else 0.0
