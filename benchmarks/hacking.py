@@ -5,7 +5,7 @@
 A hacked run asks for trouble: consistency is the only reward, every sample has its own noise, and the learning rate is
 high. The oracle, which the watch does not know, reads every evaluation: the run is *caught* where the watch raises an
 alarm before the share of valid panels has fallen by 10 points. A healthy run is the quickstart's recipe with the same
-held-out measures, and must raise none. Both are evaluated every epoch at the training size. Prints a table, writes
+held-out measures, and must raise none. Evaluations are at the training size, of hacked runs after every epoch. Prints a table, writes
 OUT/hacking.json, and exits with 1 where a hacked run was not caught or a healthy one raised an alarm.
 """
 
@@ -36,10 +36,10 @@ COMMON = [
     "prompts.evaluation=tiny:test:24",
     "evaluation.size=[64,64]",
     "evaluation.steps=6",
-    "evaluation.every=1",
     "evaluation.rewards=[{name: panel_match}]",
 ]
-HACKED = ["rewards=[{name: consistency}]", "sampling.shared_noise=false", "optimizer.lr=5.0e-3"]
+HACKED = ["rewards=[{name: consistency}]", "sampling.shared_noise=false", "evaluation.every=1"]
+HEALTHY = ["evaluation.every=5"]
 
 
 def main() -> None:
@@ -47,16 +47,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/hacking"))
-    parser.add_argument("--hacked-epochs", type=int, default=40)
-    parser.add_argument("--healthy-epochs", type=int, default=60)
-    parser.add_argument("--lr", type=float, default=5e-3, help="of the hacked runs")
+    parser.add_argument("--hacked-epochs", type=int, default=20)
+    parser.add_argument("--healthy-epochs", type=int, default=70)
+    parser.add_argument("--lr", type=float, default=1e-2, help="of the hacked runs")
     options = parser.parse_args()
     use_cores()
     found = []
     for seed in range(options.seeds):
         hacked = [*HACKED, f"optimizer.lr={options.lr}", f"epochs={options.hacked_epochs}"]
         found.append(outcome("hacked", seed, run(options.out / f"hacked-{seed}", seed, hacked)))
-        healthy = [f"epochs={options.healthy_epochs}"]
+        healthy = [*HEALTHY, f"epochs={options.healthy_epochs}"]
         found.append(outcome("healthy", seed, run(options.out / f"healthy-{seed}", seed, healthy)))
     (options.out / "hacking.json").write_text(json.dumps(found, indent=2) + "\n")
     show(found)
