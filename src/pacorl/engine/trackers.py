@@ -47,7 +47,19 @@ class TensorBoard:
         self._writer.close()
 
 
-class Wandb:
+class Service:
+    """A run at a service, as the packages of W&B and SwanLab both have it."""
+
+    _run: Any
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Wandb(Service):
     """Weights & Biases, as WANDB_MODE and the other variables of its own say. Its files lie in the run's folder."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -61,14 +73,8 @@ class Wandb:
             config=dict(settings),
         )
 
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        self._run.log(dict(values), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
-
-
-class SwanLab:
+class SwanLab(Service):
     """SwanLab, as SWANLAB_MODE and the other variables of its own say. Its files lie in the run's folder."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -81,12 +87,6 @@ class SwanLab:
             resume="allow",
             config=dict(settings),
         )
-
-    def log(self, values: Mapping[str, float], *, step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {

@@ -230,18 +230,22 @@ class Watch:
 
     def see(self, kind: Kind, values: Mapping[str, float | None]) -> list[Alarm]:
         """Takes in what a line of the log will hold (`watch/…` and `held_out/…`) and says what is beyond its limit."""
-        alarms = []
-        for name, value in values.items():
-            sign = name.removeprefix(PREFIX)
-            if value is not None and (name.startswith(HELD_OUT) or (name.startswith(PREFIX) and sign in self.limits)):
-                self._seen[kind, sign].append(value)
-                alarms += self._alarms(kind, sign)
-        return alarms
+        return [alarm for sign in self._taken_in(kind, values) for alarm in self._alarms(kind, sign)]
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Sees an earlier log again, without alarms, so that a resumed run goes on as if it had not been stopped."""
         for line in lines:
-            self.see(line["kind"], line)
+            self._taken_in(line["kind"], line)
+
+    def _taken_in(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
+        """The signs that are watched among the values, now remembered."""
+        taken = []
+        for name, value in values.items():
+            sign = name.removeprefix(PREFIX)
+            if value is not None and (name.startswith(HELD_OUT) or (name.startswith(PREFIX) and sign in self.limits)):
+                self._seen[kind, sign].append(value)
+                taken.append(sign)
+        return taken
 
     def _alarms(self, kind: Kind, sign: str) -> list[Alarm]:
         limit = self.limits["held_out" if sign.startswith(HELD_OUT) else sign]
