@@ -83,3 +83,30 @@ def train(out: Path) -> None:
     if machine.is_main:
         parts = {"adapter": kept, "average": followed, "optimizer": moments, "gradients": gradients}
         torch.save(parts | {"norms": torch.tensor(norms), "output": output}, out)
+
+
+class Worded(Exception):
+    """A fault that pickle cannot make again."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+def gather(out: Path) -> None:
+    """Each rank's rows on every rank, then a fault of the last one: writes what each rank met."""
+    from pacorl.engine.runtime import Runtime, SharedFault
+
+    machine = Runtime()
+    rows = machine.gather_rows(lambda: {2 - machine.rank: f"row of rank {machine.rank}"})
+
+    def act() -> dict[int, str]:
+        if machine.rank == machine.world - 1:
+            raise Worded(code=7)
+        return {}
+
+    try:
+        machine.gather_rows(act)
+    except SharedFault as error:
+        met = machine.gather(f"{type(error.fault).__name__}: {error.fault}")
+    if machine.is_main:
+        torch.save({"rows": list(rows.items()), "met": met}, out)

@@ -20,3 +20,15 @@ def test_two_processes_and_two_shards_are_one(tmp_path: Path) -> None:
     assert all(value.any() for value in found["one"]["gradients"].values())
     for name in ("two", "sharded"):
         torch.testing.assert_close(found[name], found["one"], rtol=1e-5, atol=1e-6)
+
+
+def test_every_rank_has_the_rows_of_all_and_meets_the_fault_of_any(tmp_path: Path) -> None:
+    worlds.run(small.gather, tmp_path / "out", world=2)
+    found = torch.load(tmp_path / "out", weights_only=True)
+    assert found["rows"] == [(1, "row of rank 1"), (2, "row of rank 0")]
+    assert found["met"] == ["RuntimeError: Worded: code 7"] * 2
+
+
+def test_alone_a_fault_stays_what_it_is(tmp_path: Path) -> None:
+    worlds.run(small.gather, tmp_path / "out", world=1)
+    assert torch.load(tmp_path / "out", weights_only=True)["met"] == ["Worded: code 7"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import random
 import re
 import shutil
@@ -44,6 +45,14 @@ Part = TypeVar("Part")
 
 class Interrupted(RuntimeError):
     """The run was asked to stop."""
+
+
+class SharedFault(Exception):
+    """Some rank raised `fault`, and every rank knows."""
+
+    def __init__(self, fault: Exception) -> None:
+        super().__init__(fault)
+        self.fault = fault
 
 
 class Runtime:
@@ -96,10 +105,21 @@ class Runtime:
 
     # --- among processes ---------------------------------------------------------------------------------------
 
-    def gather_rows(self, rows: Mapping[int, Any]) -> dict[int, Any]:
-        """Global row → value from every rank, on every rank, in the order of rows."""
-        parts: list[dict[int, Any]] = gather_object([dict(rows)])
-        return dict(sorted(item for part in parts for item in part.items()))
+    def gather_rows(self, act: Callable[[], Mapping[int, Any]]) -> dict[int, Any]:
+        """Every rank acts; global row → value from every rank, on every rank, in the order of rows.
+
+        Raises SharedFault, on every rank, where any of them raised something, so that none waits for ever.
+        """
+        own: dict[int, Any] = {}
+        fault: Exception | None = None
+        try:
+            own = dict(act())
+        except Exception as error:  # raised below, on every rank
+            fault = error if self.world == 1 else _portable(error)
+        outcomes = self.gather((own, fault))
+        if fault := next((fault for _, fault in outcomes if fault is not None), None):
+            raise SharedFault(fault)
+        return dict(sorted(item for part, _ in outcomes for item in part.items()))
 
     def gather(self, value: Any) -> list[Any]:
         """Each rank's value, on every rank."""
@@ -118,7 +138,7 @@ class Runtime:
             try:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
-                outcome = (None, error)
+                outcome = (None, _portable(error))
         result, failure = self.from_main(outcome)
         if failure is not None:
             raise failure
@@ -209,6 +229,15 @@ class Runtime:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as other processes can read it: not each survives pickling."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def leave() -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.engine.rollout import Sampler, one_size_batches, sample_images, seed_of
+from pacorl.engine.runtime import SharedFault
 from pacorl.models.merging import Merged, merge
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
@@ -37,14 +38,6 @@ LEAST_FOR_WARNING = 10
 NORMAL_95 = 1.96
 
 
-class _Unjudged(Exception):
-    """A reward or judge raised `fault` on some rank; every rank knows."""
-
-    def __init__(self, fault: Exception) -> None:
-        super().__init__(str(fault))
-        self.fault = fault
-
-
 @torch.no_grad()
 def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]:
     """Paints the evaluation prompts at full size without noise, judges and logs them.
@@ -57,7 +50,7 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     spent = training.seconds["evaluation"]
     try:
         lines, sketches = _painted_at_both_sizes(training, jobs, small)
-    except _Unjudged as error:
+    except SharedFault as error:
         save(training)  # here the adapter is the trained one again, not its average
         raise error.fault from None
     values = _keep_evaluation(training, lines)
@@ -128,24 +121,12 @@ def _painted(
     )
     for _ in range(runtime.rounds(len(batches)) - len(dealt)):
         runtime.check_stop()  # as often as the ranks that were dealt a batch more
-    lines = [
-        line | {"seed": turn, "picture": image}
-        for line, (_, turn), image in zip(_tried(judged, training, own, images), own, images, strict=True)
-    ]
-    return list(runtime.gather_rows({row: line for row, line in zip(rows, lines, strict=True) if row >= 0}).values())
 
+    def records() -> dict[int, dict[str, Any]]:
+        lines = zip(rows, judged(training, own, images), own, images, strict=True)
+        return {row: line | {"seed": turn, "picture": image} for row, line, (_, turn), image in lines if row >= 0}
 
-def _tried(judged: Judging, training: Training, jobs: Sequence[Job], images: Sequence[Image]) -> list[dict[str, Any]]:
-    """This rank's records. A fault of any rank is raised on all of them, so that none waits for ever."""
-    lines: list[dict[str, Any]] = []
-    own: Exception | None = None
-    try:
-        lines = judged(training, jobs, images)
-    except Exception as error:  # raised below, on every rank
-        own = error
-    if fault := next((fault for fault in training.runtime.gather(own) if fault is not None), None):
-        raise _Unjudged(fault)
-    return lines
+    return list(runtime.gather_rows(records).values())
 
 
 def _scored(training: Training, jobs: Sequence[Job], images: Sequence[Image]) -> list[dict[str, Any]]:

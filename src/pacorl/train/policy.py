@@ -38,7 +38,7 @@ from pacorl.engine.rollout import (
     epoch_rows,
     refuse_mixed_sizes,
 )
-from pacorl.engine.runtime import Interrupted, Runtime
+from pacorl.engine.runtime import Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, beside
 from pacorl.engine.trackers import check_trackers
 from pacorl.engine.watch import Watch
@@ -371,18 +371,12 @@ def _scores_beside(training: Training) -> bool:
 
 def _scores(training: Training, scorer: Scorer) -> dict[int, Scores]:
     """Global row → one score per reward, from every rank. Saves, and raises on every rank, what a reward raised."""
-    own: dict[int, Scores] = {}
-    fault: Exception | None = None
-    with training.timed("reward"), training.bars.phase("judging", total=1):
-        try:
-            own = scorer.results()
-        except Exception as error:  # raised below, on every rank
-            fault = error
-        outcomes = training.runtime.gather((own, fault))
-    if fault := next((fault for _, fault in outcomes if fault is not None), None):
+    try:
+        with training.timed("reward"), training.bars.phase("judging", total=1):
+            return training.runtime.gather_rows(scorer.results)
+    except SharedFault as error:
         save(training)
-        raise fault
-    return {row: scores for part, _ in outcomes for row, scores in part.items()}
+        raise error.fault from None
 
 
 def _table(training: Training, scores: Mapping[int, Scores], rows: Sequence[Row]) -> RewardTable:
