@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers_own import diffusers_own
 
 from pacorl.data.characters import character_prompts
 from pacorl.engine.rollout import ConditioningCache, denoise
@@ -16,7 +17,7 @@ PROMPTS = character_prompts("dev", 3)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_without_noise_the_loop_is_the_pipeline(flux: FluxPolicy, steps: int, size: Size, batch: int) -> None:
     prompts, seeds = PROMPTS[:batch], list(range(batch))
-    expected = flux.pipeline(
+    expected = diffusers_own(flux.pipeline)(
         [prompt.text for prompt in prompts],
         height=size.height,
         width=size.width,

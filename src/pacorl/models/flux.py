@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from pacorl.models.last_block import skip_unread_text
 from pacorl.models.latents import (
     check_multiple,
     checked_pipeline,
@@ -78,6 +79,7 @@ class FluxPolicy:
         # A latent token is a 2×2 patch of VAE codes.
         self.token_pixels = 2 * pipeline.vae_scale_factor
         freeze(pipeline)
+        skip_unread_text(pipeline.transformer)
 
     @classmethod
     def from_pretrained(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pacorl.models import flux
+from pacorl.models.last_block import skip_unread_text
 from pacorl.models.latents import checked_pipeline, join, noise_tokens, shifted_sigmas, token_grid, unpack
 from pacorl.models.sources import check_area, open_source, source_size, sources_of
 from pacorl.types import Conditioning, Prompt, Size
@@ -58,6 +59,7 @@ class KontextPolicy:
         self._config = pipeline.transformer.config
         self.token_pixels = 2 * pipeline.vae_scale_factor
         flux.freeze(pipeline)
+        skip_unread_text(pipeline.transformer)
 
     @classmethod
     def from_pretrained(
