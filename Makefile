@@ -11,6 +11,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 VENV := .venv
+DEEPSPEED := .venv-deepspeed
 BIN := $(VENV)/bin
 RUN := $(VENV)/.pacorl-run
 READY := $(VENV)/.pacorl-ready
@@ -24,10 +25,10 @@ export OMP_NUM_THREADS
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup quickstart lint test campaign test-vllm check clean distclean
+.PHONY: help setup quickstart lint test campaign test-vllm test-deepspeed check clean distclean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install pacorl with its development tools
 
@@ -52,12 +53,20 @@ test-vllm: $(READY)  ## the judge against a real vLLM, in an environment of its 
 	PYTHON=$(BIN)/python tests/vllm/install.sh
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 0 -m vllm tests/vllm $(ARGS)
 
+test-deepspeed: $(READY)  ## DeepSpeed on two processes, in an environment of its own on top of .venv
+	$(BIN)/python -m venv $(DEEPSPEED)
+	echo 'import site; site.addsitedir("'"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"'")' \
+		> "$$($(DEEPSPEED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pacorl.pth"
+	DS_BUILD_OPS=0 $(DEEPSPEED)/bin/python -m pip install -q --no-build-isolation -c $(PINS) deepspeed ninja
+	HF_HUB_OFFLINE=1 PATH="$(abspath $(DEEPSPEED))/bin:$$PATH" $(DEEPSPEED)/bin/python -m pytest -n 0 \
+		tests/distributed/test_deepspeed.py $(ARGS)
+
 clean:  ## remove build products and caches, keep .venv and runs
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -path './$(VENV)' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(DEEPSPEED)
 
 # --- set-up: runs again only when what is to be installed has changed ------------------------------------------
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, broadcast_object_list, gather_object
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -62,10 +62,14 @@ class Runtime:
     """
 
     def __init__(self) -> None:
+        # A launcher's processes without an accelerator would each be alone: accelerate has to be told of CPUs, and,
+        # for DeepSpeed, which it would leave out then, of how they talk.
+        on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
+        deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
         # model.dtype says what the weights are; autocast on top of it would part sampling from training.
-        # A launcher's processes without an accelerator would each be alone: accelerate has to be told of CPUs.
         self.accelerator = Accelerator(
-            cpu="RANK" in os.environ and not torch.accelerator.is_available(),
+            cpu=on_cpus and not deepspeed,
+            kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if on_cpus and deepspeed else None,
             mixed_precision="no",
         )
         self._asked_at: float | None = None
