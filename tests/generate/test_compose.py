@@ -96,3 +96,15 @@ def test_a_record_is_found_by_its_idx_or_its_line(tmp_path):
         find_record(f"{path}:3")
     with pytest.raises(ValueError, match="not of the form FILE:ID"):
         find_record("prompts")
+
+
+def test_the_tiny_editor_says_what_it_knows(tmp_path):
+    def edit(instruction: str) -> Prompt:
+        return Prompt(id=0, text=instruction, sources=(tmp_path / "a.png",))
+
+    check_for("tiny", edit("Give the hero a crown."))
+    check_for("black-forest-labs/FLUX.1-Kontext-dev", edit("give it a crown"))
+    with pytest.raises(ValueError, match=r"'give the hero a crown' .nearest: 'Give the hero a crown.'"):
+        check_for("tiny", edit("give the hero a crown"))
+    with pytest.raises(ValueError, match=r"it knows: Paint the hero COLOUR. \(red, .* PROP .* \(tree, "):
+        check_for("tiny", edit("Make it rain."))

@@ -135,7 +135,7 @@ def _wanted(
     if storyboard:
         return _board(storyboard, model)
     if instruction:
-        return Wanted(instruction, [_edit(images, instruction)])
+        return Wanted(instruction, [_edit(images, instruction, model)])
     if record:
         one = _record(record, model)
         return Wanted(one.theme or one.text[:80], [one])
@@ -156,13 +156,16 @@ def _set(prompt: str, panels: Sequence[str], layout: str, model: str) -> Prompt:
     return prompt_from(model, theme=prompt, panels=panels, grid=parse_layout(layout) if layout else None)
 
 
-def _edit(images: Sequence[Path], instruction: str) -> Prompt:
+def _edit(images: Sequence[Path], instruction: str, model: str) -> Prompt:
     from pacorl.data.images import open_image
+    from pacorl.generate.compose import check_for
     from pacorl.types import Prompt
 
     for path in images:
         open_image(path)  # refused by name before weights are loaded
-    return Prompt(id=0, text=instruction, sources=tuple(images))
+    prompt = Prompt(id=0, text=instruction, sources=tuple(images))
+    check_for(model, prompt)
+    return prompt
 
 
 def _record(record: str, model: str) -> Prompt:

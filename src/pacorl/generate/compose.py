@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isqrt
 
 from pacorl.core.grid import PANEL_TAG, panel_texts
-from pacorl.generate.tiny_words import check_tiny, tiny_prompt
+from pacorl.generate.tiny_words import check_tiny, check_tiny_edit, tiny_prompt
 from pacorl.types import Grid, Prompt
 
 TINY = "tiny"
@@ -46,7 +46,11 @@ def prompt_from(
 
 def check_for(model: str, prompt: Prompt) -> None:
     """Raises ValueError where a model does not know what a prompt asks for; only the tiny one's words are known."""
-    if model == TINY and not prompt.sources:
+    if model != TINY:
+        return
+    if prompt.sources:
+        check_tiny_edit(prompt.text)
+    else:
         check_tiny(prompt)
 
 

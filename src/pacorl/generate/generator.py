@@ -18,7 +18,6 @@ from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.generate.compose import TINY
 from pacorl.models.adapters import adapter_off, wear_lora
 from pacorl.models.flux import TINY_TEXT_TOKENS
-from pacorl.models.kontext import TINY_KONTEXT
 from pacorl.models.policies import POLICIES, distilled_options
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -40,7 +39,9 @@ SETS = "flux"
 
 TINY_SIZE, SIZE = Size(128, 128), Size(1024, 1024)
 TINY_STEPS, STEPS = 10, 20
-"""What the tiny generator was trained with (configs/tiny.yaml)."""
+TINY_EDIT_SIZE = Size(32, 32)
+TINY_GUIDANCE = 3.5
+"""What the tiny generators were trained with (configs/tiny.yaml, configs/tiny_edit.yaml)."""
 
 Step = Callable[[int], None]
 """Hears how many pictures took one denoising step; may raise to stop."""
@@ -77,7 +78,7 @@ class Generator:
         given = distilled_options(kind, guidance=guidance, text_tokens=text_tokens)
         _check_tiny(model, kind)
         if model == TINY:
-            given.setdefault("text_tokens", TINY_TEXT_TOKENS)
+            given = {"text_tokens": TINY_TEXT_TOKENS, "guidance": TINY_GUIDANCE} | given
         on_gpu = torch.cuda.is_available()
         device = device or ("cuda" if on_gpu else "cpu")
         best = "bfloat16" if on_gpu and model != TINY else "float32"
@@ -119,7 +120,9 @@ class Generator:
 
     def _asked(self, prompt: Prompt, size: Size | None) -> Size:
         """What is asked for, the tiny world's, the record's, or 1024 × 1024."""
-        return size or (TINY_SIZE if self.model == TINY else prompt.size or SIZE)
+        if self.model == TINY:
+            return size or (TINY_EDIT_SIZE if self.edits else TINY_SIZE)
+        return size or prompt.size or SIZE
 
     @property
     def default_steps(self) -> int:
@@ -198,8 +201,8 @@ def kind_of(model: str, *, edit: bool = False) -> str:
 
 
 def _check_tiny(model: str, kind: str) -> None:
-    if model == TINY and kind != SETS and not (kind == "kontext" and TINY_KONTEXT.is_dir()):
-        raise ValueError(f"the embedded tiny generator paints sets and edits no pictures; {EDITOR}")
+    if model == TINY and kind not in (SETS, "kontext"):
+        raise ValueError(f"the embedded tiny generators are a flux and a kontext, not a {kind}; {EDITOR}")
 
 
 class _Watched:

@@ -60,7 +60,7 @@ class EditLesson:
 
 
 FAULTLESS = EditLesson(steps=1200, spoil=0.0)
-UNRELIABLE = EditLesson(steps=600, spoil=0.2, ignore=0.08)
+UNRELIABLE = EditLesson(steps=600, spoil=0.35, ignore=0.08)
 
 
 def painted_edits(rng: random.Random, lesson: EditLesson) -> Iterator[tuple[Edit, Panel]]:
