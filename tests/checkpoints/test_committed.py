@@ -1,6 +1,7 @@
 """What the committed tiny checkpoints can do, measured on the files as they are loaded (docs/tiny.md)."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +11,23 @@ from pacorl.app.quickstart import judge_accuracy
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.data import characters
+from pacorl.data.character_edits import character_edits, grade_edits, write_edits
 from pacorl.data.characters import GRADES, Oracle
+from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.models import flux as flux_module
 from pacorl.models import judge as judge_module
+from pacorl.models import kontext as kontext_module
 from pacorl.models.flux import FluxPolicy
 from pacorl.models.judge import LocalJudge
+from pacorl.models.kontext import KontextPolicy
+from pacorl.train.pretrain_edits import PIXELS
 from pacorl.train.pretrain_junk import draw_junk
 from pacorl.types import Question, Size
 
 pytestmark = pytest.mark.slow
+
+FOLDERS = [flux_module.TINY_FLUX, kontext_module.TINY_KONTEXT, judge_module.TINY_JUDGE]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +43,10 @@ def policy() -> FluxPolicy:
 def test_they_are_small_and_in_fp16() -> None:
     import safetensors
 
-    folders = [flux_module.TINY_FLUX, judge_module.TINY_JUDGE]
-    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 14e6
+    files = [file for folder in FOLDERS for file in folder.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 16e6
     weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 5
+    assert len(weights) == 9
     for file in weights:
         with safetensors.safe_open(file, "pt") as stored:
             names = list(stored.keys())
@@ -49,7 +56,7 @@ def test_they_are_small_and_in_fp16() -> None:
 
 
 def test_no_config_tells_where_it_was_made() -> None:
-    for folder in (flux_module.TINY_FLUX, judge_module.TINY_JUDGE):
+    for folder in FOLDERS:
         for file in folder.rglob("*.json"):
             assert "_name_or_path" not in file.read_text(), file
 
@@ -98,3 +105,15 @@ def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -
     assert found["valid"] >= 0.9, found
     assert found["prompt_match"] >= 0.7, found
     assert 0.55 <= found["attribute_agreement"] <= 0.85, found
+
+
+def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
+    editor = KontextPolicy.from_pretrained("tiny", guidance=3.5, text_tokens=48)
+    edits = character_edits("test", 96)
+    prompts = prompts_from(str(write_edits(tmp_path, edits, name="test", pixels=PIXELS)), limit=None)
+    sampler, cache = Sampler(size=Size(PIXELS, PIXELS), steps=10), ConditioningCache(editor)
+    images = sample_images(editor, prompts, sampler=sampler, cache=cache, seeds=range(96), batch=12)
+    found = grade_edits(prompts, images, oracle=Oracle())
+    assert found["valid"] >= 0.9, found
+    assert found["followed"] >= 0.65, found
+    assert 0.55 <= found["kept"] <= 0.8, found
