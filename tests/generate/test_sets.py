@@ -11,7 +11,9 @@ import torch
 from PIL import Image, ImageChops
 
 from pacorl.core.grid import split
-from pacorl.data.characters import character_prompts, vocabulary
+from pacorl.data.character_edits import character_edits, write_edits
+from pacorl.data.characters import Oracle, character_prompts, vocabulary
+from pacorl.data.records import prompts_from
 from pacorl.generate.files import read_recipe, save, save_pdf, write_page
 from pacorl.generate.generator import Generator, kind_of
 from pacorl.generate.ranking import best_first, judge_edits
@@ -329,3 +331,16 @@ def test_the_kind_is_found_out(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
     with pytest.raises(ValueError, match="is a StableDiffusionPipeline; there are FluxPipeline"):
         kind_of(str(tmp_path))
+
+
+def test_the_tiny_editor_paints_as_it_was_taught(tmp_path):
+    (edit, *_) = character_edits("test", 1)
+    (prompt,) = prompts_from(str(write_edits(tmp_path, [edit], name="one", pixels=32)), limit=None)
+    editor = Generator.load("tiny", kind=kind_of("tiny", edit=True))
+    assert (editor.guidance, editor.default_steps, editor.size_of(prompt)) == (3.5, 10, Size(32, 32))
+    assert Generator.load("tiny", kind="kontext", guidance=2.0).guidance == 2.0
+    (picture,) = editor.paint([prompt], [0])
+    assert picture.size == (32, 32)
+    assert Oracle().read([picture])[0] is not None
+    with pytest.raises(ValueError, match="the embedded tiny generators are a flux and a kontext, not a qwen_edit"):
+        Generator.load("tiny", kind="qwen_edit")
