@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -35,16 +37,47 @@ def launched(launcher: str, *settings: str, out: Path, engine: str = "ddp") -> s
             *("--num_processes", "2", "--main_process_port", port),
         ],
     }
+    with started(*lines[launcher], settings=settings, out=out) as process:
+        return finished(process)
+
+
+def launched_on_two_machines(*settings: str, out: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Two launchers that meet, as on two machines, with a process each."""
+    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--nproc_per_node", "1"]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                started(
+                    *("torch.distributed.run", "--nnodes", "2", "--node_rank", str(rank), *meeting),
+                    settings=settings,
+                    out=out,
+                )
+            )
+            for rank in range(2)
+        ]
+        return [finished(process) for process in processes]
+
+
+def started(*line: str, settings: Sequence[str], out: Path) -> subprocess.Popen[str]:
+    """A launcher's module with what the documents give it, on this machine's CPU."""
     recipe = str(ROOT / "configs" / "tiny.yaml")
     command = ["-m", "pacorl.cli", "train-policy", recipe, *SETTINGS, *settings, f"out={out}"]
-    return subprocess.run(
-        [sys.executable, "-m", *lines[launcher], *command],
+    return subprocess.Popen(
+        [sys.executable, "-m", *line, *command],
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
-        check=False,
     )
+
+
+def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def free_port() -> str:
