@@ -4,10 +4,12 @@
     python benchmarks/log_tame.py --epochs 2 --seeds 1 --json
 
 Consistency and prompt match are rewarded by the paper's weights (.2 and .8) on the same prompts and seeds, aggregated
-by `log_tamed` and by `weighted_sum`. The measure is the paper's: mean of the first reward over mean of the second per
-epoch, by its value in the first epoch, so that 1 is the balance that the base had. The paper reports that consistency
-by CLIP-T stays below 1.8 with log-taming and exceeds 2.5 without, on FLUX.1-dev after 50 epochs; its ratio is absolute
-and of another second reward, so that only the direction can be compared.
+by `log_tamed` and by `weighted_sum`. The measure is the paper's, mean of the first reward over mean of the second per
+epoch; as each epoch has prompts of its own, the first and the last five epochs are averaged, and what is reported is by
+how much the ratio moved from the one to the other. Runs that are finished in `--out` are kept.
+
+The paper reports that consistency by CLIP-T stays below 1.8 with log-taming and exceeds 2.5 without, on FLUX.1-dev
+after 50 epochs; its ratio is absolute and of another second reward, so that only the direction can be compared.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from pacorl.config import PolicyRun
 from pacorl.train.policy import train_policy
 
 WAYS = ("log_tamed", "weighted_sum")
+WINDOW = 5
+"""Epochs that are averaged: each has prompts of its own."""
 REWARDS = (
     "rewards=[{name: consistency, weight: 0.2, args: {temperature: 4}}, "
     "{name: panel_match, weight: 0.8, args: {temperature: 4}}]"
@@ -74,26 +78,34 @@ def run(out: Path, way: str, seed: int, options: argparse.Namespace) -> list[flo
         "trackers=[]",
         *options.overrides,
     ]
-    train_policy(configs.load(PolicyRun, recipe(), settings))
+    train_policy(configs.load(PolicyRun, recipe(), settings), resume="auto")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [line["reward/ratio"] for line in lines if line["kind"] == "epoch"]
 
 
 def summary(ratios: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """First and last ratio of each run, and how far it moved."""
-    return {
-        way: {
-            "first": [round(several[0], 3) for several in runs],
-            "last": [round(several[-1], 3) for several in runs],
-            "moved": [round(several[-1] / several[0], 3) for several in runs],
-            "mean moved": round(statistics.fmean(several[-1] / several[0] for several in runs), 3),
+    """The ratio at each run's beginning and end, and how far it moved."""
+    found = {}
+    for way, runs in ratios.items():
+        first, last = ([statistics.fmean(part) for part in parts] for parts in zip(*map(ends, runs), strict=True))
+        moved = [after / before for before, after in zip(first, last, strict=True)]
+        found[way] = {
+            "first": [round(ratio, 3) for ratio in first],
+            "last": [round(ratio, 3) for ratio in last],
+            "moved": [round(ratio, 3) for ratio in moved],
+            "mean moved": round(statistics.fmean(moved), 3),
         }
-        for way, runs in ratios.items()
-    }
+    return found
+
+
+def ends(ratios: list[float]) -> tuple[list[float], list[float]]:
+    """The first and the last epochs of a run."""
+    count = min(WINDOW, max(1, len(ratios) // 2))
+    return ratios[:count], ratios[-count:]
 
 
 def plot(ratios: dict[str, list[list[float]]], path: Path) -> None:
-    """One line per run, by its first epoch."""
+    """Each run's ratio by that of its first epochs, averaged over a few."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -102,10 +114,13 @@ def plot(ratios: dict[str, list[list[float]]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     for way, colour in zip(WAYS, ("tab:blue", "tab:orange"), strict=True):
         for number, several in enumerate(ratios[way]):
-            moved = [ratio / several[0] for ratio in several]
-            axes.plot(range(1, len(moved) + 1), moved, color=colour, label="" if number else way)
+            count = len(ends(several)[0])
+            averaged = [statistics.fmean(several[at : at + count]) for at in range(len(several) - count + 1)]
+            epochs = [at + (count + 1) / 2 for at in range(len(averaged))]
+            label = "" if number else way.replace("_", " ")
+            axes.plot(epochs, [one / averaged[0] for one in averaged], color=colour, label=label)
     axes.axhline(1.0, color="grey", linewidth=0.5)
-    axes.set(xlabel="epoch", ylabel="consistency : prompt match, by the first epoch")
+    axes.set(xlabel="epoch", ylabel=f"consistency : prompt match, by the first {count} epochs")
     axes.legend()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from pacorl import config as configs
-from pacorl.app.edit_story import before_and_after, reached, verdict, worst
+from pacorl.app.edit_story import CELL, MARGIN, before_and_after, draw_edits, reached, verdict, worst
 from pacorl.config import PolicyRun
+from pacorl.data.character_edits import character_edits, write_edits
+from pacorl.data.characters import draw
+
+RECIPE = Path(__file__).parents[2] / "configs" / "tiny_edit.yaml"
 
 
 def run_of(folder: Path, kept: tuple[float, float], followed: tuple[float, float]) -> Path:
@@ -44,7 +49,29 @@ def test_the_worst_seed_decides(tmp_path: Path, second: tuple[tuple[float, float
 
 
 def test_its_recipe_is_a_run() -> None:
-    recipe = Path(__file__).parents[2] / "configs" / "tiny_edit.yaml"
-    run = configs.load(PolicyRun, recipe)
+    run = configs.load(PolicyRun, RECIPE)
     assert run.model.kind == "kontext"
     assert [reward.name for reward in run.rewards] == ["edit_consistency"]
+
+
+def test_the_picture_shows_source_before_and_after(tmp_path: Path) -> None:
+    edits = character_edits("dev", 3)
+    prompts = write_edits(tmp_path, edits, name="dev", pixels=32)
+    greys = {"evaluation-000000": 10, "evaluation-000020": 99, "evaluation-000080": 200}
+    for name, grey in greys.items():
+        (tmp_path / "samples" / name).mkdir(parents=True)
+        lines = []
+        for number in range(6):  # two of each prompt, of which the first is shown
+            colour = (grey, grey, grey) if number % 2 == 0 else (255, 0, 0)
+            Image.new("RGB", (32, 32), colour).save(tmp_path / "samples" / name / f"{number:04d}.png")
+            lines.append(json.dumps({"prompt_id": number // 2, "image": f"{name}/{number:04d}.png"}))
+        (tmp_path / "samples" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    run = configs.load(PolicyRun, RECIPE, [f"out={tmp_path}", f"prompts.evaluation={prompts}"])
+    sheet = draw_edits(run)
+    left, top = 60 + CELL // 2, 44 + CELL // 2
+    for col in range(3):
+        x = left + (CELL + MARGIN) * col
+        source = draw(edits[col].before, 32).resize((CELL, CELL), Image.Resampling.NEAREST)
+        assert sheet.getpixel((x, top)) == source.getpixel((CELL // 2, CELL // 2))
+        assert sheet.getpixel((x, top + CELL + MARGIN)) == (10, 10, 10)
+        assert sheet.getpixel((x, top + 2 * (CELL + MARGIN))) == (200, 200, 200)

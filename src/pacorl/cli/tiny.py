@@ -117,7 +117,7 @@ def edit_story(
     path, lines = run_edit_story(config, out=out, seeds=range(1, seeds + 1), overrides=overrides or [])
     for line in lines:
         typer.echo(line)
-    typer.echo(path)
+    typer.echo(f"{path}\n{path.with_name('edits.png')}")
 
 
 @app.command("all")
