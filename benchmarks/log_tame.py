@@ -4,9 +4,10 @@
     python benchmarks/log_tame.py --epochs 2 --seeds 1 --json
 
 Consistency and prompt match are rewarded by the paper's weights (.2 and .8) on the same prompts and seeds, aggregated
-by `log_tamed` and by `weighted_sum`. The measure is the paper's, mean of the first reward over mean of the second per
-epoch; as each epoch has prompts of its own, the first and the last five epochs are averaged, and what is reported is by
-how much the ratio moved from the one to the other. Runs that are finished in `--out` are kept.
+by `log_tamed`, with the fixed threshold and with the rewards' mean spread as threshold, and by `weighted_sum`. The
+measure is the paper's, mean of the first reward over mean of the second per epoch; as each epoch has prompts of its
+own, the first and the last five epochs are averaged, and what is reported is by how much the ratio moved from the one
+to the other. Runs that are finished in `--out` are kept.
 
 The paper reports that consistency by CLIP-T stays below 1.8 with log-taming and exceeds 2.5 without, on FLUX.1-dev
 after 50 epochs; its ratio is absolute and of another second reward, so that only the direction can be compared.
@@ -19,6 +20,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,12 @@ from pacorl.app.threads import use_cores
 from pacorl.config import PolicyRun
 from pacorl.train.policy import train_policy
 
-WAYS = ("log_tamed", "weighted_sum")
+WAYS = {
+    "log-tamed above .2": ("advantages.aggregate=log_tamed", "advantages.threshold=0.2"),
+    "log-tamed above mean": ("advantages.aggregate=log_tamed", "advantages.threshold=mean"),
+    "weighted sum": ("advantages.aggregate=weighted_sum",),
+}
+COLOURS = ("tab:blue", "tab:green", "tab:orange")
 WINDOW = 5
 """Epochs that are averaged: each has prompts of its own."""
 REWARDS = (
@@ -45,7 +52,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(options.out or folder)
         ratios = {
-            way: [run(root / f"{way}-{seed}", way, seed, options) for seed in range(options.seeds)] for way in WAYS
+            way: [
+                run(root / f"{way.replace(' ', '-')}-{seed}", settings, seed, options) for seed in range(options.seeds)
+            ]
+            for way, settings in WAYS.items()
         }
     result = summary(ratios)
     plot(ratios, Path(options.plot))
@@ -64,13 +74,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(out: Path, way: str, seed: int, options: argparse.Namespace) -> list[float]:
+def run(out: Path, way: Sequence[str], seed: int, options: argparse.Namespace) -> list[float]:
     """The ratio of the two rewards' means in each epoch."""
     settings = [
         f"out={out}",
         f"seed={seed}",
         f"epochs={options.epochs}",
-        f"advantages.aggregate={way}",
+        *way,
         REWARDS,
         "prompts.evaluation=tiny:dev:1",  # the epochs' own rewards are what is looked at
         "evaluation.every=0",
@@ -112,12 +122,12 @@ def plot(ratios: dict[str, list[list[float]]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for way, colour in zip(WAYS, ("tab:blue", "tab:orange"), strict=True):
+    for way, colour in zip(WAYS, COLOURS, strict=True):
         for number, several in enumerate(ratios[way]):
             count = len(ends(several)[0])
             averaged = [statistics.fmean(several[at : at + count]) for at in range(len(several) - count + 1)]
             epochs = [at + (count + 1) / 2 for at in range(len(averaged))]
-            label = "" if number else way.replace("_", " ")
+            label = "" if number else way
             axes.plot(epochs, [one / averaged[0] for one in averaged], color=colour, label=label)
     axes.axhline(1.0, color="grey", linewidth=0.5)
     axes.set(xlabel="epoch", ylabel=f"consistency : prompt match, by the first {count} epochs")
@@ -128,7 +138,7 @@ def plot(ratios: dict[str, list[list[float]]], path: Path) -> None:
 
 def table(result: dict[str, Any]) -> str:
     return "\n".join(
-        f"{way:13s} ratio {found['first']} → {found['last']}, moved ×{found['mean moved']} on average"
+        f"{way:21s} ratio {found['first']} → {found['last']}, moved ×{found['mean moved']} on average"
         for way, found in result.items()
     )
 
