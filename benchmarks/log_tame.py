@@ -53,7 +53,7 @@ def main() -> int:
         root = Path(options.out or folder)
         ratios = {
             way: [
-                run(root / f"{way.replace(' ', '-')}-{seed}", settings, seed, options) for seed in range(options.seeds)
+                run(root / f"{way}-{seed}".replace(" ", "-"), settings, seed, options) for seed in range(options.seeds)
             ]
             for way, settings in WAYS.items()
         }
