@@ -1,16 +1,17 @@
 """What training at half of the evaluation's size saves, and what it costs, on the tiny world.
 
-    python benchmarks/resolution.py                         # 20 epochs at 64 and at 128 px, evaluated at 128 px
+    python benchmarks/resolution.py                         # 10 epochs at 64 and at 128 px, evaluated at 128 px
     python benchmarks/resolution.py --epochs 2 --json
 
 Two runs of the quickstart's recipe differ by the training size alone; they start from the same adapter, prompts and
 seeds, their epochs take turns, so that a busy machine slows them alike, and both are evaluated at full size before and
-after as many epochs. Sampling takes the paper's 10 steps, and the judge scores beside it, as it does by default; one
-thread each. Reported are seconds per epoch (the median, and their parts), the scores at full size, by the oracle too,
-and, from the two costs, the part that does not depend on the size: a half-size epoch has a quarter of the pixels, so
-cost = fixed + pixels × rate has two unknowns and two equations. Fixed are the judge, who sees panels at one size, where
-it is not hidden, and the prompt's 48 tokens, which stand beside 64 of the picture or 256. Exits with 1 where a
-half-size epoch costs more than .35 of a full-size one.
+after as many epochs, by the oracle too. Sampling takes the paper's 10 steps, and the judge scores beside it, as it does
+by default.
+
+With one thread each, an epoch's CPU seconds are told apart: those of the training thread are the generator's, the rest
+are the judge's, which sees panels at one size: the fixed part. It is what costs no time where the judge has a device of
+its own, as in the paper's runs. Exits with 1 where the generator's half-size epoch costs more than .35 of a full-size
+one; both together and the clock are printed beside it.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ def main() -> int:
             training.logbook.close()
     result = compare(seconds) | {"before": before, "after": after}
     print(json.dumps(result, indent=2) if options.json else table(result))
-    return 0 if result["half by full"] <= LIMIT else 1
+    return 0 if result["half by full"]["generator"] <= LIMIT else 1
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", help="keep the runs here")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*", help="section.key=value of configs/tiny.yaml")
@@ -94,16 +95,17 @@ def prepared(out: Path, side: int, options: argparse.Namespace) -> Training:
 
 
 def timed_epochs(runs: dict[str, Training], epochs: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each epoch of each run, as a whole and by part."""
+    """CPU seconds of generator and judge in each epoch of each run, and the clock's."""
     spent: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in runs}
     for number in range(epochs):
         for name, training in runs.items():
-            started = time.perf_counter()
-            line = run_epoch(training)
-            spent[name]["whole"].append(time.perf_counter() - started)
-            for part in ("rollout", "reward", "update", "hidden_reward"):
-                spent[name][part].append(line.get(f"seconds/{part}", 0.0))
-        shown = ", ".join(f"{name} {parts['whole'][-1]:.1f} s" for name, parts in spent.items())
+            clock, process, thread = time.perf_counter(), time.process_time(), time.thread_time()
+            run_epoch(training)
+            own = time.thread_time() - thread
+            spent[name]["generator"].append(own)
+            spent[name]["judge"].append(time.process_time() - process - own)
+            spent[name]["clock"].append(time.perf_counter() - clock)
+        shown = ", ".join(f"{name} {parts['clock'][-1]:.1f} s" for name, parts in spent.items())
         print(f"epoch {number + 1} of {epochs}: {shown}", file=sys.stderr, flush=True)
     return spent
 
@@ -113,39 +115,29 @@ def measures(line: dict[str, float]) -> dict[str, float]:
 
 
 def compare(seconds: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    """The costs' ratio, epoch by epoch, and their fixed part."""
-    runs = {
-        name: {part: statistics.median(several) for part, several in parts.items()} for name, parts in seconds.items()
+    """The medians, and those of half-size by full-size, epoch by epoch."""
+    for parts in seconds.values():
+        parts["both"] = [sum(pair) for pair in zip(parts["generator"], parts["judge"], strict=True)]
+    ratios = {
+        part: [a / b for a, b in zip(seconds["half"][part], seconds["full"][part], strict=True)]
+        for part in seconds["half"]
     }
-    half, full = (runs[name]["whole"] for name in SIDES)
-    pixels = (SIDES["half"] / SIDES["full"]) ** 2
-    fixed = (half - pixels * full) / (1 - pixels)
-    ratios = [a / b for a, b in zip(seconds["half"]["whole"], seconds["full"]["whole"], strict=True)]
-    return {
-        "half by full": statistics.median(ratios),
-        "fixed seconds": fixed,
-        "fixed share of a half-size epoch": fixed / half,
-        "by part": {part: runs["half"][part] / runs["full"][part] for part in ("rollout", "update", "hidden_reward")},
-        "seconds": runs,
-        "ratios": ratios,
-    }
+    return {"seconds": {name: medians(parts) for name, parts in seconds.items()}, "half by full": medians(ratios)}
+
+
+def medians(parts: dict[str, list[float]]) -> dict[str, float]:
+    return {part: statistics.median(several) for part, several in parts.items()}
 
 
 def table(result: dict[str, Any]) -> str:
     lines = []
     for name, parts in result["seconds"].items():
-        shown = ", ".join(f"{part.replace('_', ' ')} {spent:.2f}" for part, spent in parts.items() if part != "whole")
-        lines.append(f"{name}: {parts['whole']:.2f} s an epoch ({shown})")
+        lines.append(f"{name}: " + ", ".join(f"{part} {spent:.2f} s" for part, spent in parts.items()) + " an epoch")
         for measure, before in result["before"][name].items():
             after = result["after"][name].get(measure, float("nan"))
             lines.append(f"    {measure} at full size: {before:.3f} → {after:.3f}")
-    shares = ", ".join(f"{part.replace('_', ' ')} {share:.2f}" for part, share in result["by part"].items())
-    lines.append(f"half by full: {result['half by full']:.3f} (limit {LIMIT}; {shares})")
-    lines.append(
-        f"of a half-size epoch {result['fixed share of a half-size epoch']:.0%} does not depend on the size: "
-        f"{result['fixed seconds']:.2f} s"
-    )
-    return "\n".join(lines)
+    shares = ", ".join(f"{part} {share:.3f}" for part, share in result["half by full"].items())
+    return "\n".join([*lines, f"half by full: {shares} (limit for the generator: {LIMIT})"])
 
 
 if __name__ == "__main__":
