@@ -5,13 +5,12 @@
 
 Two runs of the quickstart's recipe differ by the training size alone; they start from the same adapter, prompts and
 seeds, their epochs take turns, so that a busy machine slows them alike, and both are evaluated at full size before and
-after as many epochs, by the oracle too. Sampling takes the paper's 10 steps, and the judge scores beside it, as it does
-by default.
+after as many epochs, by the oracle too. Sampling takes the paper's 10 steps.
 
-With one thread each, an epoch's CPU seconds are told apart: those of the training thread are the generator's, the rest
-are the judge's, which sees panels at one size: the fixed part. It is what costs no time where the judge has a device of
-its own, as in the paper's runs. Exits with 1 where the generator's half-size epoch costs more than .35 of a full-size
-one; both together and the clock are printed beside it.
+The judge scores after sampling here, in the one thread, so that an epoch's seconds can be told apart: the generator's
+(rollout and update) and the judge's, which sees panels at one size: the fixed part. It takes no time where the judge has
+a device of its own, as in the paper's runs. Exits with 1 where the generator's half-size epoch costs more than .35 of a
+full-size one; the judge and both together are printed beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +86,7 @@ def prepared(out: Path, side: int, options: argparse.Namespace) -> Training:
         f"sampling.size=[{side},{side}]",
         "sampling.steps=10",
         "evaluation.size=[128,128]",
+        "judge.overlap=false",
         "trackers=[]",
         *options.overrides,
     ]
@@ -95,17 +94,15 @@ def prepared(out: Path, side: int, options: argparse.Namespace) -> Training:
 
 
 def timed_epochs(runs: dict[str, Training], epochs: int) -> dict[str, dict[str, list[float]]]:
-    """CPU seconds of generator and judge in each epoch of each run, and the clock's."""
+    """Seconds of generator and judge in each epoch of each run."""
     spent: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in runs}
     for number in range(epochs):
         for name, training in runs.items():
-            clock, process, thread = time.perf_counter(), time.process_time(), time.thread_time()
-            run_epoch(training)
-            own = time.thread_time() - thread
-            spent[name]["generator"].append(own)
-            spent[name]["judge"].append(time.process_time() - process - own)
-            spent[name]["clock"].append(time.perf_counter() - clock)
-        shown = ", ".join(f"{name} {parts['clock'][-1]:.1f} s" for name, parts in spent.items())
+            line = run_epoch(training)
+            generator, judge = line["seconds/rollout"] + line["seconds/update"], line["seconds/reward"]
+            for part, seconds in (("generator", generator), ("judge", judge), ("both", generator + judge)):
+                spent[name][part].append(seconds)
+        shown = ", ".join(f"{name} {parts['both'][-1]:.1f} s" for name, parts in spent.items())
         print(f"epoch {number + 1} of {epochs}: {shown}", file=sys.stderr, flush=True)
     return spent
 
@@ -116,8 +113,6 @@ def measures(line: dict[str, float]) -> dict[str, float]:
 
 def compare(seconds: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     """The medians, and those of half-size by full-size, epoch by epoch."""
-    for parts in seconds.values():
-        parts["both"] = [sum(pair) for pair in zip(parts["generator"], parts["judge"], strict=True)]
     ratios = {
         part: [a / b for a, b in zip(seconds["half"][part], seconds["full"][part], strict=True)]
         for part in seconds["half"]
