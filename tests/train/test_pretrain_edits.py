@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from pacorl.core import questions
-from pacorl.data.characters import EDITS, all_panels, split_of
+from pacorl.data.characters import EDITS, INSTRUCTIONS, all_panels, split_of
 from pacorl.data.records import load_prompts
 from pacorl.models.flux import TINY_FLUX
 from pacorl.models.sources import source_size
 from pacorl.train.pretrain_edits import (
     COUNTS,
-    INSTRUCTIONS,
     PIXELS,
     EditLesson,
     draw_edits,

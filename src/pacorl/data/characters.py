@@ -297,6 +297,7 @@ EDITS = {
     "prop": "Put a {} beside the hero.",
 }
 """Attribute → the instruction that changes it."""
+INSTRUCTIONS = tuple(form.format(value) for name, form in EDITS.items() for value in VALUES[name])
 
 
 def vocabulary() -> list[str]:

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
-from pacorl.data.characters import CRITERIA, EDITS, IDENTITY, VALUES, Panel
+from pacorl.data.characters import CRITERIA, EDITS, IDENTITY, INSTRUCTIONS, VALUES, Panel
 from pacorl.types import Grid, Prompt
 
 GRID = Grid(2, 2)
@@ -68,9 +68,8 @@ def check_tiny(prompt: Prompt) -> None:
 
 def check_tiny_edit(instruction: str) -> None:
     """Raises ValueError where the tiny editor was not taught an instruction, naming near ones."""
-    known = [form.format(value) for name, form in EDITS.items() for value in VALUES[name]]
-    if instruction not in known:
-        near = difflib.get_close_matches(instruction, known, n=2, cutoff=0.5)
+    if instruction not in INSTRUCTIONS:
+        near = difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5)
         hint = f"nearest: {' or '.join(repr(one) for one in near)}" if near else "none is near"
         forms = " ".join(f"{form.format(name.upper())} ({', '.join(VALUES[name])})" for name, form in EDITS.items())
         raise ValueError(f"the tiny editor does not know {instruction!r} ({hint}); it knows: {forms}")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.data.character_edits import Edit, character_edits, draw_edit, write_edits
-from pacorl.data.characters import EDITS, VALUES, Panel, Split
+from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
 from pacorl.models import tiny
 from pacorl.models.flux import encode_texts, flux_velocity, freeze, image_ids
 from pacorl.models.latents import pack
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 PIXELS = 32
 """Sides of sources and edits: a panel of a 64-pixel sheet."""
 COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 96}
-INSTRUCTIONS = tuple(EDITS[name].format(value) for name in EDITS for value in VALUES[name])
 
 
 def draw_edits(out: Path) -> list[Path]:
