@@ -1,11 +1,13 @@
 """Aggregation and normalisation against numbers worked by hand."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
 
 from pacorl.core.advantages import (
+    AGGREGATES,
     STD_FLOOR,
     advantages,
     coefficient_of_variation,
@@ -76,6 +78,21 @@ def test_a_missing_reward_is_masked_and_not_zero() -> None:
     assert found.stats["samples/missing"] == pytest.approx(1 / 6)
 
 
+@pytest.mark.parametrize("std", ["group", "global"])
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+def test_a_sample_that_lacks_one_of_its_rewards_counts_nowhere(aggregate: str, std: Literal["group", "global"]) -> None:
+    """Its other rewards are no part of its group's mean, of a std or of a rank: the rest is as if it were not there."""
+    whole = table(
+        [[1, 3, 8, 2, 5, 7, 9, 4], [0.5, 0.1, NAN, 0.9, 0.2, 0.8, 0.3, NAN]], groups := [0, 0, 0, 0, 1, 1, 1, 1]
+    )
+    used_B = whole.valid_RB.all(0)
+    alone = table(whole.score_RB[:, used_B].tolist(), torch.tensor(groups)[used_B].tolist())
+    found, expected = (advantages(t, weights=[1.0, 2.0], aggregate=aggregate, std=std) for t in (whole, alone))
+    assert found.used_B.tolist() == used_B.tolist()
+    assert found.value_B[used_B].tolist() == pytest.approx(expected.value_B.tolist())
+    assert not found.value_B[~used_B].any()
+
+
 def test_a_group_with_too_few_judged_samples_is_dropped() -> None:
     found = advantages(
         table([[1, 3, 5, 7, NAN, NAN]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="log_tamed", min_valid=2
@@ -96,9 +113,12 @@ def test_equal_rewards_teach_nothing() -> None:
     assert found.stats["advantage/zero_std_groups"] == pytest.approx(0.5)
 
 
-def test_advantages_are_clipped() -> None:
-    scores = [[0.0] * 99 + [1.0]]
-    assert advantages(table(scores, [0] * 100), weights=[1.0], clip=5.0).value_B.max() == 5.0
+def test_advantages_are_clipped_on_both_sides() -> None:
+    scores = [[0.0] * 99 + [1.0], [1.0] * 99 + [0.0]]
+    for number, sign in enumerate((1, -1)):
+        found = advantages(table([scores[number]], [0] * 100), weights=[1.0], clip=5.0).value_B
+        assert found[-1] == 5.0 * sign
+        assert found[:-1].abs().max() < 1
 
 
 def test_order_of_rows_does_not_matter() -> None:

@@ -26,6 +26,16 @@ def test_lines_are_cut_back_to_an_epoch(tmp_path: Path) -> None:
     assert lines(tmp_path) == []
 
 
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+def test_exactly_the_first_lines_stay(tmp_path: Path, count: int) -> None:
+    book = Logbook(tmp_path)
+    for epoch in range(4):
+        book.write("epoch", epoch=epoch, step=epoch, values={})
+    book.cut_to(count)
+    assert [line["epoch"] for line in lines(tmp_path)] == list(range(4))[:count]
+    assert book.lines() == min(count, 4)
+
+
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     Logbook(tmp_path).write("epoch", epoch=1, step=1, values={"good": 0.5, "bad": float("nan")})
     assert lines(tmp_path) == [{"kind": "epoch", "epoch": 1, "step": 1, "good": 0.5, "bad": None}]

@@ -1,8 +1,11 @@
 """Sampling for training: seeds, shared starts, and the ratio before any update."""
 
+from itertools import product
+
 import pytest
 import torch
 from peft.tuners.lora import Linear
+from toy_world import ToyPolicy
 
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.characters import character_prompts, vocabulary
@@ -66,6 +69,25 @@ def test_a_group_may_share_its_start(policy: FluxPolicy) -> None:
     assert torch.equal(before[0], before[1])
     assert not torch.allclose(before[1], before[2], atol=1e-2)
     assert not torch.allclose(rollout.final_BNC[0], rollout.final_BNC[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_draw_has_its_own_noise(shared: bool) -> None:
+    """Over seeds, epochs, rows and steps no two draws are alike; with a shared start those of one group start alike."""
+    policy = ToyPolicy()
+    sampler = Sampler(size=Size(32, 32), steps=4, noise_steps=(0, 1, 2), shared_noise=shared, keeps_means=True)
+    cache, starts, steps = ConditioningCache(policy), [], []
+    for seed, epoch in product((1, 2), (0, 1, 2)):
+        rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=seed, epoch=epoch)
+        assert rollout.mean_BSNC is not None
+        starts.append(rollout.before_BSNC[:, 0].flatten(1))
+        steps.append((rollout.after_BSNC - rollout.mean_BSNC).flatten(0, 1).flatten(1))
+    draws = torch.cat(starts + steps)
+    expected = torch.eye(len(draws), dtype=torch.bool)
+    if shared:
+        group = torch.arange(len(torch.cat(starts))) // 2
+        expected[: len(group), : len(group)] = group[:, None] == group
+    assert torch.equal(torch.corrcoef(draws) > 0.5, expected)
 
 
 class Counting:
@@ -231,6 +253,16 @@ def test_epochs_use_every_prompt_before_one_comes_again() -> None:
     ]
     assert sorted(drawn) == sorted(3 * list(range(6)))
     assert [row.number for row in epoch_rows(prompts, epoch=1, count=2, group_size=3, seed=0)] == list(range(6))
+
+
+def test_prompts_are_shuffled_anew_each_time_and_for_each_seed() -> None:
+    prompts = character_prompts("train", 12)
+    orders = {
+        tuple(row.prompt.id for row in epoch_rows(prompts, epoch=turn, count=12, group_size=1, seed=seed))
+        for seed, turn in product((0, 1), range(4))
+    }
+    assert len(orders) == 8
+    assert all(sorted(order) == list(range(12)) for order in orders)
 
 
 def test_batches_do_not_depend_on_the_number_of_processes() -> None:

@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy_world import toy_config, toy_world
 
 from pacorl import config as configs
 from pacorl.app.quickstart import recipe
 from pacorl.config import ConfigError, PolicyRun
+from pacorl.core.advantages import advantages
 from pacorl.engine import runtime
 from pacorl.engine.runtime import Interrupted
+from pacorl.rewards.reward import score
 from pacorl.train import policy as loop
 from pacorl.train.policy import train_policy
+from pacorl.train.update import Batch
 
 
 def load(overrides: list[str]) -> PolicyRun:
@@ -93,16 +97,46 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     assert same(whole, stopped.out)
 
 
-@pytest.mark.slow
-def test_lines_beyond_the_checkpoint_are_cut_back(small: list[str]) -> None:
-    """A crash after epoch 2 leaves lines that the resumed run writes again, once."""
-    config = load([*small, "epochs=2", "save_every=1"])
-    train_policy(config)
-    expected = metrics(config.out)
-    for path in runtime.checkpoints(config.out / "checkpoints")[1:]:
-        shutil.rmtree(path)
-    train_policy(config, resume=True)
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
+    """A crash some epochs after the newest checkpoint left lines that the resumed run writes again."""
+    config = toy_config(tmp_path / "run", "epochs=4", "evaluation.every=1", "keep_checkpoints=9")
+    with toy_world():
+        train_policy(config)
+        expected = metrics(config.out)
+        assert [(line["kind"], line["epoch"]) for line in expected] == [("evaluation", 0)] + [
+            (kind, epoch) for epoch in (1, 2, 3, 4) for kind in ("epoch", "evaluation")
+        ]
+        for path in runtime.checkpoints(config.out / "checkpoints")[-lost:]:
+            shutil.rmtree(path)
+        train_policy(config, resume=True)
     assert metrics(config.out) == expected
+
+
+def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch's advantages are those of its own images' rewards, in whatever order batches are dealt to updates."""
+    updates, update = [], loop.update_policy
+
+    def kept(learner, batches, **rest):  # type: ignore[no-untyped-def]
+        updates.append(batches)
+        return update(learner, batches, **rest)
+
+    monkeypatch.setattr(loop, "update_policy", kept)
+    config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum", "objective.inner_epochs=2")
+    with toy_world():
+        training = loop.prepare(config)
+    loop.run_epoch(training)
+    training.logbook.close()
+    weights = [reward.weight for reward in config.rewards]
+    for several in (updates[:2], updates[2:]):  # the updates of each inner epoch
+        batches: list[Batch] = [batch for update in several for batch in update]
+        assert sorted(row for batch in batches for row in batch.rollout.row_B) == list(range(8))
+        prompts = [prompt for batch in batches for prompt in batch.rollout.prompts]
+        images = [image for batch in batches for image in batch.rollout.images]
+        own = advantages(score(training.rewards, prompts, images), weights=weights, aggregate="weighted_sum")
+        assert len(own.value_B.unique()) == 8
+        torch.testing.assert_close(torch.cat([batch.advantage_B for batch in batches]), own.value_B)
+        assert torch.cat([batch.used_B for batch in batches]).all()
 
 
 def test_a_used_folder_is_not_written_over(small: list[str]) -> None:

@@ -1,0 +1,42 @@
+"""The toy world is a world: runs in it are quick, alike for one seed, and learn what its judge rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from toy_world import ToyJudge, toy_config, toy_world
+
+from pacorl.models.judge import JUDGES
+from pacorl.models.policies import POLICIES
+from pacorl.train.policy import train_policy
+
+LEARNING = [
+    "epochs=8",
+    "save_every=8",
+    "group_size=16",
+    "sampling.batch=16",
+    "sampling.noise_steps=[0,1]",
+    "sampling.shared_noise=true",
+    "evaluation.every=0",
+    "optimizer.lr=0.05",
+    "rewards=[{name: consistency}]",
+]
+
+
+def evaluations(run: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "evaluation"]
+
+
+def test_a_policy_learns_what_the_judge_rewards(tmp_path: Path) -> None:
+    with toy_world():
+        before, after = evaluations(train_policy(toy_config(tmp_path / "run", *LEARNING)))
+    assert after["consistency"] > 1.1 * before["consistency"]
+
+
+def test_the_released_models_are_back_after_the_block() -> None:
+    policy, judge = POLICIES["flux"], JUDGES["local"]
+    with toy_world():
+        assert JUDGES["local"] == ToyJudge.from_pretrained
+    assert (POLICIES["flux"], JUDGES["local"]) == (policy, judge)

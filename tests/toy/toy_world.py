@@ -1,0 +1,209 @@
+"""A world so small that a whole run takes about a second: a generator of three linear layers, a judge of one formula.
+
+Everything else is the real thing: config, loop, processes, logs, checkpoints, adapters and pages, which reach both
+through the tables that reach the released models. So it tests all of training but weights and their sizes.
+
+    with toy_world():
+        train_policy(toy_config(tmp_path / "run", "epochs=3"))
+
+In a process of its own, `install()` does what `toy_world()` does for a block.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from einops import rearrange, repeat
+from PIL import Image
+from torch import Tensor, nn
+
+from pacorl import config as configs
+from pacorl.config import PolicyRun
+from pacorl.models.judge import JUDGES
+from pacorl.models.latents import check_multiple, join, token_grid
+from pacorl.models.policies import POLICIES
+from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
+
+TOKEN_PIXELS = 4
+"""A token is one colour, on a square of so many pixels a side."""
+COLOURS = 3
+TEXT_WIDTH = 4
+HIDDEN_WIDTH = 16
+CONTRAST = 0.5
+"""What a latent of 1 changes of a colour in 0..1, whose middle is a latent of 0."""
+STRICTNESS = 6.0
+"""How fast P(Yes) falls with the distance of colours."""
+
+SETTINGS = [
+    "epochs=2",
+    "prompts_per_epoch=2",
+    "group_size=4",
+    "save_every=1",
+    "trackers=[]",
+    "model.dtype=float32",
+    "model.gradient_checkpointing=false",
+    "adapter.rank=2",
+    "adapter.alpha=4",
+    "prompts.train=tiny:train:4",
+    "prompts.evaluation=tiny:dev:3",
+    "sampling.size=[16,16]",
+    "sampling.steps=3",
+    "sampling.batch=2",
+    "evaluation.size=[32,32]",
+    "evaluation.steps=5",
+    "evaluation.batch=2",
+    "evaluation.compare_sizes=false",
+    "judge.checkpoint=tiny",
+    "optimizer.lr=0.01",
+    "optimizer.ema_interval=1",
+]
+"""Sizes and numbers of steps differ between training and evaluation, batches are not groups, and an epoch has several
+updates, so that a test sees which of them the code took."""
+
+
+def toy_config(out: Path, *overrides: str) -> PolicyRun:
+    """The config of a run of the toy world, to be run within `toy_world`."""
+    return configs.load(PolicyRun, None, [*SETTINGS, *overrides, f"out={out}"])
+
+
+def install() -> None:
+    """From here on generators of kind flux and judges of this process are the toy world's."""
+    POLICIES["flux"], JUDGES["local"] = ToyPolicy.from_pretrained, ToyJudge.from_pretrained
+
+
+@contextmanager
+def toy_world() -> Iterator[None]:
+    """Within the block generators of kind flux and judges of this process are the toy world's."""
+    policy, judge = POLICIES["flux"], JUDGES["local"]
+    install()
+    try:
+        yield
+    finally:
+        POLICIES["flux"], JUDGES["local"] = policy, judge
+
+
+class ToyTransformer(nn.Module):
+    """A token, its row and column, the text and σ in; the token's velocity out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(COLOURS + 2 + TEXT_WIDTH + 1, HIDDEN_WIDTH)
+        self.hidden = nn.Linear(HIDDEN_WIDTH, HIDDEN_WIDTH)
+        self.out = nn.Linear(HIDDEN_WIDTH, COLOURS)
+
+    def forward(self, x_BNC: Tensor, sigma_B: Tensor, text_BW: Tensor, place_N2: Tensor) -> Tensor:
+        images, tokens, _ = x_BNC.shape
+        facts = [
+            x_BNC,
+            repeat(place_N2, "n p -> b n p", b=images),
+            repeat(text_BW, "b w -> b n w", n=tokens),
+            repeat(sigma_B, "b -> b n 1", n=tokens),
+        ]
+        hidden = torch.tanh(self.hidden(torch.tanh(self.into(torch.cat(facts, -1)))))
+        predicted: Tensor = x_BNC + self.out(hidden)  # x alone leads noise to a calm grey
+        return predicted
+
+
+class ToyPolicy:
+    """Sets of images as coarse mosaics, behind the seam of `models.policy.Policy`."""
+
+    lora_targets: tuple[str, ...] = ("into", "hidden", "out")
+
+    def __init__(self, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.transformer: nn.Module = ToyTransformer().to(device, dtype).requires_grad_(False)
+
+    @classmethod
+    def from_pretrained(
+        cls, checkpoint: str = "", *, dtype: str = "float32", device: str | torch.device = "cpu", **guidance: Any
+    ) -> ToyPolicy:
+        """The one toy generator; neither a checkpoint's name nor guidance, which configs give, changes it."""
+        return cls(dtype=getattr(torch, dtype), device=device)
+
+    def check_size(self, size: Size) -> None:
+        check_multiple(size, step=2 * TOKEN_PIXELS)  # the panels of a 2x2 grid are whole tokens too
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        return size
+
+    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
+        """A vector per text, (1, TEXT_WIDTH), drawn by the text."""
+        return [Conditioning({"text": torch.randn(1, TEXT_WIDTH, generator=_generator(p.text))}) for p in prompts]
+
+    def free_encoders(self) -> None:
+        """There are none."""
+
+    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        return join(conditionings).to(next(self.transformer.parameters()).device)
+
+    def sigmas(self, num_steps: int, size: Size) -> Tensor:
+        """(T+1,) from 1 to 0, shifted towards noise for larger images, as the real schedules are."""
+        rows, cols = token_grid(size, step=TOKEN_PIXELS)
+        shift, even = math.sqrt(rows * cols) / 4, torch.linspace(1, 0, num_steps + 1)
+        return shift * even / (1 + (shift - 1) * even)
+
+    def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
+        rows, cols = token_grid(size, step=TOKEN_PIXELS)
+        drawn = [torch.randn(rows * cols, COLOURS, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return torch.stack(drawn).to(next(self.transformer.parameters()).device)
+
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        rows, cols = token_grid(size, step=TOKEN_PIXELS)
+        place_N2 = torch.cartesian_prod(torch.linspace(-1, 1, rows), torch.linspace(-1, 1, cols))
+        weight = next(self.transformer.parameters())
+        inputs = (x_BNC, sigma_B, conditioning.tensors["text"], place_N2)
+        predicted: Tensor = self.transformer(*(tensor.to(weight.device, weight.dtype) for tensor in inputs))
+        return predicted.float()
+
+    def decode(self, x_BNC: Tensor, size: Size) -> list[Image.Image]:
+        rows, _ = token_grid(size, step=TOKEN_PIXELS)
+        colour_BNC = (0.5 + CONTRAST * x_BNC.detach().cpu()).clamp(0, 1)
+        pixels_BHWC = repeat(
+            rearrange(colour_BNC, "b (h w) c -> b h w c", h=rows),
+            "b h w c -> b (h p) (w q) c",
+            p=TOKEN_PIXELS,
+            q=TOKEN_PIXELS,
+        )
+        return [Image.fromarray(pixels) for pixels in (255 * pixels_BHWC).round().byte().numpy()]
+
+
+class ToyJudge:
+    """P(Yes) = exp(−STRICTNESS·distance): of several images from each other, of one from the colour that its text
+    stands for.
+
+    Behind the seam of `models.judge.Judge`.
+    """
+
+    @classmethod
+    def from_pretrained(cls, checkpoint: str = "", **options: Any) -> ToyJudge:
+        """The one toy judge; a checkpoint's name and a config's options do not change it."""
+        return cls()
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(math.exp(-STRICTNESS * _distance(question))) for question in questions]
+
+    def explain(self, question: Question) -> str:
+        return f"The colours lie {_distance(question):.3f} apart."
+
+
+def _distance(question: Question) -> float:
+    """The root mean squared distance of colours, in 0..1."""
+    colours = [np.asarray(image.convert("RGB"), dtype=np.float64) / 255 for image in question.images]
+    if len(colours) == 1:
+        colours.append(torch.rand(COLOURS, generator=_generator(question.text)).double().numpy())
+    return fmean(float(np.sqrt(((a - b) ** 2).mean())) for a, b in combinations(colours, 2))
+
+
+def _generator(text: str) -> torch.Generator:
+    """The same for the same text, on every machine."""
+    return torch.Generator().manual_seed(zlib.crc32(text.encode()))
