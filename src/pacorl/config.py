@@ -19,6 +19,8 @@ Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Word = BeforeValidator(lambda value: "off" if value is False else value)
 """A choice with `off` in it, which YAML reads as false."""
+NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
+"""A section that may be `none`, which YAML reads as a text."""
 
 
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
@@ -232,7 +234,7 @@ class JudgeConfig(Section):
     """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
     overlap: bool | Literal["auto"] = "auto"
     """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
-    CPU cores. Scores are the same either way."""
+    CPU cores; so it is without a judge too. Scores are the same either way."""
     adapter: str = ""
     """local: a LoRA on top of the checkpoint, a folder or a hub name."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -267,14 +269,19 @@ class EvaluationConfig(Section):
     batch: Positive = 1
     rewards: tuple[RewardConfig, ...] = ()
     """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
-    judge: JudgeConfig | None = None
-    """Who answers for them: another model than the one that rewards, or, where none is given, the same."""
+    judge: Annotated[JudgeConfig | None, NoneWord] = None
+    """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
+    reached nor loaded if they ask no judge."""
     compare_sizes: bool = True
     """Whether each evaluation also paints its prompts at the training size, where that differs, to log how the rewards
     at both sizes correlate."""
     min_correlation: float = Field(0.3, ge=-1, le=1)
     """Warns where the 95 % interval of a reward's correlation lies below: then what is learned at the training size may
     not carry over."""
+    compare_trained: bool = True
+    """Whether each evaluation, once training has begun, also samples with the trained adapter, from the same prompts
+    and seeds, to log its scores beside the average's (trained/… and average/…). It costs the training size's share of
+    an evaluation once more; without `compare_sizes`, or where both sizes are equal, a quarter of an evaluation."""
 
     @model_validator(mode="after")
     def _judge_has_work(self) -> EvaluationConfig:
@@ -363,9 +370,11 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(1e-4, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     updates_per_epoch: Positive = 2
-    ema_decay: Share = 0.9
-    ema_interval: Positive = 8
-    """Optimizer steps between EMA updates."""
+    ema_decay: Share = 0.85
+    """Of the moving average that is evaluated and shipped, after its warm-up min((1+s)/(10+s), ema_decay) over its
+    updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs .04 at most."""
+    ema_interval: Positive = 1
+    """Optimizer steps between updates of the average."""
     max_bad_steps: Positive = 10
     """Consecutive steps with a non-finite loss or gradient after which the run stops."""
 
@@ -398,7 +407,9 @@ class PolicyRun(Section):
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     watch: WatchConfig = WatchConfig()
-    judge: JudgeConfig = JudgeConfig()
+    judge: Annotated[JudgeConfig | None, NoneWord] = JudgeConfig()
+    """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
+    evaluation or best_by asks it."""
     rewards: tuple[RewardConfig, ...] = (
         RewardConfig(name="consistency", weight=0.2),
         RewardConfig(name="panel_match", weight=0.8),

@@ -20,6 +20,7 @@ from pacorl.engine.scoring import Scorer
 from pacorl.models.adapters import SamplingCopy, adapter_state
 from pacorl.models.flux import FluxPolicy
 from pacorl.train import policy as loop
+from pacorl.train.evaluate import evaluate
 from pacorl.train.policy import prepare, train_policy
 from pacorl.train.training import Training
 from pacorl.types import Prompt, Question, Size, Verdict
@@ -70,6 +71,7 @@ SETTINGS = [
     "sampling.shared_noise=false",
     "evaluation.size=[64,64]",
     "evaluation.steps=2",
+    "evaluation.compare_sizes=true",
     "optimizer.updates_per_epoch=1",
 ]
 
@@ -179,6 +181,39 @@ def test_the_base_weights_survive_epochs_bit_for_bit(training: Training) -> None
     own = dict(training.bare.named_parameters())
     assert all(torch.equal(value, own[name]) for name, value in frozen.items())
     assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.bare).items())
+
+
+@pytest.mark.parametrize(("sizes", "images"), [(True, 2 + 2 + 2), (False, 2 + 1)])
+def test_the_trained_adapter_is_scored_beside_its_average(
+    training: Training, monkeypatch: pytest.MonkeyPatch, sizes: bool, images: int
+) -> None:
+    """At the training size once more, or on every fourth image at full size; the scores are of these very weights."""
+    overrides = ["evaluation.compare_trained=true", f"evaluation.compare_sizes={str(sizes).lower()}"]
+    training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
+    training.old = None
+    loop.run_epoch(training)
+    trained = {name: value.clone() for name, value in adapter_state(training.bare).items()}
+    training.average.load(trained)
+    work = Work(training, monkeypatch)
+    equal = evaluate(training)
+    assert work.done()["decoded"] == images
+    measures = {"consistency", "panel_match", "p_yes"}
+    assert {name.partition("/")[2] for name in equal if name.startswith("trained/")} == measures
+    for name in measures:  # batches of other sizes round otherwise
+        assert equal[f"trained/{name}"] == pytest.approx(equal[f"average/{name}"], rel=1e-3)
+    training.average.load({name: value + 0.2 for name, value in trained.items()})
+    apart = evaluate(training)
+    for name in measures:
+        assert apart[f"trained/{name}"] == equal[f"trained/{name}"]
+        assert apart[f"average/{name}"] != pytest.approx(equal[f"average/{name}"], rel=1e-3)
+    assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.bare).items())
+
+
+def test_the_trained_adapter_is_not_compared_before_its_first_step(training: Training) -> None:
+    training.config = load([*SETTINGS, f"out={training.config.out}", "evaluation.compare_trained=true"])
+    step, training.step = training.step, 0
+    assert not [name for name in evaluate(training) if name.startswith(("trained/", "average/"))]
+    training.step = step
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------

@@ -51,6 +51,16 @@ def test_a_recipe_is_the_papers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
+def test_a_recipes_average_holds_little_of_an_evaluation_ago(name: str) -> None:
+    """20 optimizer steps, 10 epochs of 2: what the adapter was then weighs at most .1 in what is evaluated now."""
+    run = recipe(name)
+    steps = run.evaluation.every * run.optimizer.updates_per_epoch
+    assert steps == 20
+    assert run.optimizer.ema_decay ** (steps // run.optimizer.ema_interval) <= 0.1
+    assert run.evaluation.compare_trained
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_divides_among_its_cards(name: str) -> None:
     run, cards = recipe(name), 1 if name.endswith("_1gpu") else 7
     samples = run.prompts_per_epoch * run.group_size

@@ -280,7 +280,12 @@ class AdapterCopy:
 
 
 class MovingAverage(AdapterCopy):
-    """The exponential moving average of an adapter, stepped once per `interval` optimizer steps."""
+    """The exponential moving average of an adapter, updated once per `interval` optimizer steps.
+
+    The decay warms up: update number s (from 0) takes min((1 + s)/(10 + s), decay), so that a young average is the
+    trained adapter of the last few updates and not the start. s follows from the optimizer step, so a resumed run
+    needs nothing but the average itself.
+    """
 
     def __init__(self, transformer: nn.Module, *, decay: float, interval: int) -> None:
         super().__init__(transformer)
@@ -289,7 +294,11 @@ class MovingAverage(AdapterCopy):
     def follow(self, optimizer_step: int) -> None:
         """Call after optimizer step number `optimizer_step` (from 1)."""
         if optimizer_step % self.interval == 0:
-            self._approach(1 - self.decay)
+            self._approach(1 - self.decay_at(optimizer_step // self.interval - 1))
+
+    def decay_at(self, update: int) -> float:
+        """The average's own weight in update number `update` (from 0)."""
+        return min((1 + update) / (10 + update), self.decay)
 
 
 class SamplingCopy(AdapterCopy):

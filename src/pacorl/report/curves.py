@@ -30,7 +30,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (r"ratio_deviation/(?P<line>.+)", HEALTH, "Ratio − 1 before the first update, by step"),
     (r"advantage/.+", HEALTH, ""),
     (r"judge/(?P<line>.+)", JUDGE, "Per epoch, by the judge’s server"),
-    (r"samples/(?P<line>missing|not_finite)", JUDGE, "Share of scores that are"),
+    (r"samples/(?P<line>missing|not_finite)", REWARDS, "Share of scores that are"),
     (r"seconds/(?P<line>.+)", TIME, "Seconds per epoch"),
 )
 """(pattern of a key, its group, the title of the chart that all such keys share; empty for a chart of its own)."""
@@ -43,7 +43,7 @@ NOT_CHARTED = {"kind", "epoch", "step"}
 SIGN, HELD_OUT, ALARM, SECONDS = "watch/", "held_out/", "alarm/", "seconds/"
 """Prefixes of the keys that have places of their own."""
 
-CORRELATION = "correlation/"
+CORRELATION, TRAINED, AVERAGE = "correlation/", "trained/", "average/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +127,33 @@ def _band(series: Mapping[str, Points], key: str) -> list[tuple[float, float, fl
 
 def _evaluation_charts(series: Mapping[str, Points]) -> list[Chart]:
     known = [name for name in MEANINGS if name in series]
-    apart = (SIGN, HELD_OUT, ALARM, SECONDS, CORRELATION)
+    apart = (SIGN, HELD_OUT, ALARM, SECONDS, CORRELATION, TRAINED, AVERAGE)
     names = known + [name for name in series if name not in known and not name.startswith(apart)]
     drawn = [
         Chart(group=EVALUATION, title=label(name), lines=[Line(label(name), thinned(series[name]))], dots=True)
         for name in names
     ]
+    drawn += _average_charts(series)
     shared = ((CORRELATION, EVALUATION, "Training size with full size, correlation"), (SECONDS, TIME, "Per evaluation"))
     return drawn + [
         Chart(group=group, title=title, lines=found, dots=True)
         for prefix, group, title in shared
         if (found := _lines_of(series, prefix))
+    ]
+
+
+def _average_charts(series: Mapping[str, Points]) -> list[Chart]:
+    """The trained adapter's score and its moving average's, over the same prompts, seeds and size."""
+    names = [key.removeprefix(TRAINED) for key in series if key.startswith(TRAINED)]
+    kinds = (("Trained adapter", TRAINED), ("Its average", AVERAGE))
+    return [
+        Chart(
+            group=EVALUATION,
+            title=f"{label(name)}, trained beside average",
+            lines=[Line(kind, thinned(series[prefix + name])) for kind, prefix in kinds if prefix + name in series],
+            dots=True,
+        )
+        for name in names
     ]
 
 

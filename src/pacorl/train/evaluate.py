@@ -26,6 +26,8 @@ from pacorl.types import Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.config import RewardConfig
+
 
 Job = tuple[Prompt, int]
 """A prompt to be painted, and which of its pictures this is."""
@@ -36,6 +38,9 @@ Judging = Callable[[Training, Sequence[Job], "Sequence[Image]"], list[dict[str, 
 LEAST_FOR_WARNING = 10
 """Pictures below which a correlation says too little to warn of."""
 NORMAL_95 = 1.96
+TRAINED_STRIDE = 4
+"""The trained adapter is compared on every fourth image where the average was sampled at full size alone, so that a
+comparison never costs as much as the evaluation."""
 
 
 @torch.no_grad()
@@ -50,12 +55,15 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     spent = training.seconds["evaluation"]
     try:
         lines, sketches = _painted_at_both_sizes(training, jobs, small)
+        trained = _sampled_with_trained(training, jobs, small if sketches else None)
     except SharedFault as error:
         save(training)  # here the adapter is the trained one again, not its average
         raise error.fault from None
     values = _keep_evaluation(training, lines)
     if sketches:
         values |= _correlations(training, lines, sketches, small)
+    if trained:
+        values |= _trained_beside_average(training, trained, sketches or lines[::TRAINED_STRIDE])
     if grade:
         values |= grade([prompt for prompt, _ in jobs], [line["picture"] for line in lines])
     values |= watched(training, "evaluation", [line["look"] for line in lines], values)
@@ -84,6 +92,23 @@ def _painted_at_both_sizes(
         if not compared:
             return lines, []
         return lines, _painted(training, jobs, dataclasses.replace(full, size=small), merged, advance, judged=_scored)
+
+
+def _sampled_with_trained(training: Training, jobs: Sequence[Job], small: Size | None) -> list[dict[str, Any]]:
+    """The trained adapter's records: of all jobs at the training size, or of every fourth at full size.
+
+    None before the first optimizer step, when the average is the trained adapter.
+    """
+    if not training.config.evaluation.compare_trained or training.step == 0:
+        return []
+    full = training.evaluation_sampler
+    sampler, jobs = (dataclasses.replace(full, size=small), jobs) if small else (full, jobs[::TRAINED_STRIDE])
+    with (
+        training.timed("evaluation"),
+        training.bars.phase("evaluating the trained", total=len(jobs) // training.runtime.world) as advance,
+    ):
+        merged = merge(training.bare, wanted=training.config.sampling.merge)
+        return _painted(training, jobs, sampler, merged, advance, judged=_scored)
 
 
 def _painted(
@@ -130,10 +155,21 @@ def _painted(
 
 
 def _scored(training: Training, jobs: Sequence[Job], images: Sequence[Image]) -> list[dict[str, Any]]:
-    """The scores of each picture alone."""
+    """The scores of each picture, and P(Yes) of its pairs where a reward asks of them anyway."""
     prompts = [prompt for prompt, _ in jobs]
-    columns = {name: _known(name, reward, prompts, images) for name, reward in training.rewards.items()}
-    return [{"scores": {name: column[row] for name, column in columns.items()}} for row in range(len(images))]
+    consistency = next((r for r in training.rewards.values() if isinstance(r, Consistency)), None)
+    pairs = consistency.pairs(prompts, images) if consistency else [[] for _ in images]
+    columns = {
+        name: consistency.reduce(pairs) if reward is consistency else _known(name, reward, prompts, images)
+        for name, reward in training.rewards.items()
+    }
+    return [
+        {
+            "scores": {name: column[row] for name, column in columns.items()},
+            "p_yes": [[verdict.p_yes for verdict in pairs[row]]],
+        }
+        for row in range(len(images))
+    ]
 
 
 def _known(name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
@@ -182,23 +218,30 @@ def _score_of(training: Training, values: Mapping[str, float]) -> float | None:
     """
     config = training.config
     if config.best_by == "reward":
-        known = [reward.weight * values[reward.key] for reward in config.rewards if reward.key in values]
-        return sum(known) if len(known) == len(config.rewards) else None
+        return weighted_reward(config.rewards, values)
     if config.best_by and config.best_by not in values:
         measures = ", ".join(name for name in values if "/" not in name)
         raise ValueError(f"best_by {config.best_by!r} is no measure of the evaluation; it has reward, {measures}")
     return values.get(config.best_by)
 
 
+def weighted_reward(rewards: Sequence[RewardConfig], scores: Mapping[str, float | None]) -> float | None:
+    """Σ weight · score over all rewards; None if a score is missing."""
+    weighted = [reward.weight * value for reward in rewards if (value := scores.get(reward.key)) is not None]
+    return sum(weighted) if len(weighted) == len(rewards) else None
+
+
 def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequence[Image]) -> list[dict[str, Any]]:
-    """A record per picture: its prompt, pair matrix and scores. Every question is asked once."""
+    """A record per image: its prompt, pair matrix (empty without a judge) and scores. Every question is asked once."""
     prompts = [prompt for prompt, _ in jobs]
     consistency = next((r for r in training.rewards.values() if isinstance(r, Consistency)), None)
-    pairs = (consistency or Consistency(training.judge)).pairs(prompts, images)
+    asking = consistency or (Consistency(training.judge) if training.judge else None)
+    pairs = asking.pairs(prompts, images) if asking else []
     scores = {
         name: consistency.reduce(pairs) if reward is consistency else _known(name, reward, prompts, images)
         for name, reward in training.rewards.items()
     }
+    by_image = [{name: column[row] for name, column in scores.items()} for row in range(len(images))]
     held_out = {name: _known(name, reward, prompts, images) for name, reward in training.held_out.items()}
     looks = looks_of(prompts, images)
     return [
@@ -208,8 +251,9 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
             "theme": prompt.theme,
             "grid": str(prompt.grid),
             "panels": list(prompt.panels),
-            "p_yes": _matrix([verdict.p_yes for verdict in pairs[row]], prompt.grid.count),
-            "scores": {name: column[row] for name, column in scores.items()},
+            "p_yes": _matrix([verdict.p_yes for verdict in pairs[row]], prompt.grid.count) if pairs else [],
+            "scores": by_image[row],
+            "reward": weighted_reward(training.config.rewards, by_image[row]),
             "held_out": {name: column[row] for name, column in held_out.items()},
             "look": looks[row],
         }
@@ -235,9 +279,27 @@ def _keep_evaluation(training: Training, lines: Sequence[dict[str, Any]]) -> dic
         for number, line in enumerate(lines)
     ]
     training.logbook.records(name, kept)
-    columns = {reward: [line["scores"][reward] for line in lines] for reward in training.rewards}
-    columns |= {f"held_out/{name}": [line["held_out"][name] for line in lines] for name in training.held_out}
-    columns["p_yes"] = [value for line in lines for row in line["p_yes"] for value in row]
-    return {
-        reward: fmean(known) for reward, column in columns.items() if (known := [v for v in column if v is not None])
+    held_out = {f"held_out/{name}": [line["held_out"][name] for line in lines] for name in training.held_out}
+    return _means(training, lines) | _mean_of_each(held_out)
+
+
+def _trained_beside_average(
+    training: Training, trained: Sequence[dict[str, Any]], average: Sequence[dict[str, Any]]
+) -> dict[str, float]:
+    """The mean of each measure that both have, over the same prompts, seeds and size."""
+    of_trained, of_average = _means(training, trained), _means(training, average)
+    shared = [name for name in of_trained if name in of_average]
+    return {f"trained/{name}": of_trained[name] for name in shared} | {
+        f"average/{name}": of_average[name] for name in shared
     }
+
+
+def _means(training: Training, lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The mean of each reward, and of P(Yes) over the pairs; left out if none has a value."""
+    columns = {reward: [line["scores"][reward] for line in lines] for reward in training.rewards}
+    columns["p_yes"] = [value for line in lines for row in line["p_yes"] for value in row]
+    return _mean_of_each(columns)
+
+
+def _mean_of_each(columns: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    return {name: fmean(known) for name, column in columns.items() if (known := [v for v in column if v is not None])}
