@@ -1,0 +1,205 @@
+"""Does a refactor change a single bit? Runs the same commands at two revisions and compares everything they wrote.
+
+    python tools/same_bits/same_bits.py record /tmp/before --revision REV   # a few minutes, one thread
+    python tools/same_bits/same_bits.py record /tmp/after
+    python tools/same_bits/same_bits.py compare /tmp/before /tmp/after
+
+The inputs beside this file are in the first edition's keys, so that a comparison also shows that old configs load.
+Weights are compared tensor by tensor, images pixel by pixel, metrics and records value by value; only what measures
+time, and what `RENAMED` says has another name now, may differ. Bits are those of one machine and one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+RENAMED: dict[str, str] = {}
+"""First edition's key of a record or metric → today's."""
+
+VOLATILE = re.compile(r"^(seconds(/.*)?|.*_seconds|time|created|version|versions|out|page|root|host|pid)$")
+"""Keys whose values tell of time, place or version."""
+
+POLICY = ["train-policy", str(HERE / "tiny.yaml")]
+STORIES: dict[str, list[list[str]]] = {
+    "policy": [[*POLICY, "out={out}/run"]],
+    "policy_own_noise": [[*POLICY, "out={out}/run", "sampling.shared_noise=false", "epochs=4"]],
+    "policy_nft": [
+        [*POLICY, "out={out}/run", "sampling.shared_noise=false", "objective.name=diffusion_nft", "epochs=2"]
+    ],
+    "policy_resumed": [
+        [*POLICY, "out={out}/run", "epochs=2", "save_every=1", "evaluation.every=0"],
+        [*POLICY, "out={out}/run", "epochs=4", "save_every=1", "evaluation.every=0", "--resume", "auto"],
+    ],
+    "edits": [["train-policy", str(HERE / "tiny_edit.yaml"), "out={out}/run"]],
+    "judge": [["train-reward", str(HERE / "train_reward.yaml"), "out={out}/run"]],
+    "generate": [
+        ["generate", "--prompt", "red round hero, crown, night", "--panel", "waving, flag", "--panel", "jumping, boat",
+         "--panel", "standing, tree", "--panel", "waving, lamp", "--best-of", "3", "--keep-all", "--out", "{out}/sets",
+         "--json"],
+        ["generate", "--image", str(HERE / "edits/test/0000.png"), "--instruction", "Paint the hero green.",
+         "--seed", "7", "--out", "{out}/edit", "--json"],
+        ["generate", "--storyboard", str(ROOT / "configs/cases/tiny_journey.yaml"), "--out", "{out}/journey", "--json"],
+    ],
+    "score": [
+        ["score", *(str(HERE / f"edits/test/{number:04d}.png") for number in range(3)), "--json"],
+        ["score", *(str(HERE / f"edits/test/{number:04d}.png") for number in range(2)), "--symmetric", "--json"],
+        ["score", *(str(HERE / f"edits/train/{number:04d}.png") for number in range(4)), "--rank", "--json"],
+    ],
+    "dataset": [["dataset", "story", "{out}/story", "--prompts", "8", "--grids", "2", "--judge-steps", "6", "--json"]],
+}  # fmt: skip
+"""Story → its commands, one after the other; `{out}` is the story's folder."""
+
+MOVED: dict[tuple[str, ...], list[str]] = {}
+"""Commands that are no longer `pacorl …` → the arguments of `python` that run them now; tried if the first refuses."""
+
+
+def record(folder: Path, *, revision: str, only: Sequence[str]) -> None:
+    """Runs every story into `folder`, with the code of `revision` or, if it is empty, of this checkout."""
+    with _source(revision) as source:
+        for name in only or STORIES:
+            out = folder / name
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir(parents=True)
+            for number, command in enumerate(STORIES[name]):
+                arguments = [part.replace("{out}", str(out)) for part in command]
+                print(f"{name}: {' '.join(arguments)}", flush=True)
+                (out / f"stdout-{number}.txt").write_text(_run(arguments, source))
+
+
+class _source:  # noqa: N801 - reads as a function
+    """The folder that holds the package: this checkout's, or a worktree of another revision for a while."""
+
+    def __init__(self, revision: str) -> None:
+        self.revision = revision
+
+    def __enter__(self) -> Path:
+        if not self.revision:
+            return ROOT
+        self.folder = Path(tempfile.mkdtemp(prefix="same-bits-")) / "checkout"
+        subprocess.run(["git", "worktree", "add", "--detach", self.folder, self.revision], cwd=ROOT, check=True)
+        return self.folder
+
+    def __exit__(self, *fault: object) -> None:
+        if self.revision:
+            subprocess.run(["git", "worktree", "remove", "--force", self.folder], cwd=ROOT, check=True)
+
+
+def _run(arguments: Sequence[str], source: Path) -> str:
+    environment = os.environ | {
+        "PYTHONPATH": f"{source / 'src'}:{source}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"
+    }  # fmt: skip
+    words = next((count for count in (2, 1) if tuple(arguments[:count]) in MOVED), 0)
+    current = ["-m", "pacorl", *arguments]
+    if words and not (source / "src/pacorl/app").is_dir():
+        current = [*MOVED[tuple(arguments[:words])], *arguments[words:]]
+    done = subprocess.run(
+        [sys.executable, *current], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+# --- comparing ---------------------------------------------------------------------------------------------------
+
+
+def compare(before: Path, after: Path) -> int:
+    """Prints every difference and a count of what is equal; returns how many differences there are."""
+    differences = equal = 0
+    for name in sorted({path.name for folder in (before, after) for path in folder.iterdir() if path.is_dir()}):
+        first, second = (dict(_contents(folder / name)) for folder in (before, after))
+        for key in sorted({*first, *second}):
+            if first.get(key) == second.get(key):
+                equal += 1
+                continue
+            differences += 1
+            if differences <= 40:
+                print(f"{name}/{key}: {_short(first.get(key))} -> {_short(second.get(key))}")
+    print(f"{equal} values equal, {differences} different")
+    return differences
+
+
+def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Every comparable value of a story's folder by a name that holds its file and its place in it."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        file = str(path.relative_to(folder))
+        if path.suffix == ".safetensors":
+            yield from _tensors(path, file)
+        elif path.suffix in (".png", ".jpg"):
+            yield file, _pixels(path)
+        elif path.suffix == ".jsonl":
+            for number, line in enumerate(path.read_text().splitlines()):
+                yield from _values(json.loads(line), f"{file}:{number}", folder)
+        elif path.suffix in (".json", ".txt") and path.read_text().lstrip().startswith(("{", "[")):
+            yield from _values(_first_document(path.read_text()), file, folder)
+
+
+def _tensors(path: Path, file: str) -> Iterator[tuple[str, Any]]:
+    from safetensors.torch import load_file
+
+    for name, tensor in load_file(path).items():
+        digest = hashlib.sha256(tensor.contiguous().view(-1).numpy().tobytes()).hexdigest()[:16]
+        yield f"{file}:{name}", (str(tensor.dtype), tuple(tensor.shape), digest)
+
+
+def _pixels(path: Path) -> tuple[Any, ...]:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.mode, image.size, hashlib.sha256(image.tobytes()).hexdigest()[:16]
+
+
+def _first_document(text: str) -> Any:
+    """A story's standard output may tell of its steps behind the document."""
+    return json.JSONDecoder().raw_decode(text.lstrip())[0]
+
+
+def _values(document: Any, name: str, folder: Path) -> Iterator[tuple[str, Any]]:
+    if isinstance(document, Mapping):
+        for key, value in document.items():
+            if not VOLATILE.match(key):
+                yield from _values(value, f"{name}.{RENAMED.get(key, key)}", folder)
+    elif isinstance(document, list):
+        for number, value in enumerate(document):
+            yield from _values(value, f"{name}[{number}]", folder)
+    else:
+        yield name, document.replace(str(folder), "") if isinstance(document, str) else document
+
+
+def _short(value: Any) -> str:
+    return "absent" if value is None else str(value)[:100]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("folder", type=Path)
+    recording.add_argument("--revision", default="", help="a git revision; this checkout if it is left out")
+    recording.add_argument("--only", nargs="*", default=(), choices=list(STORIES))
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    options = parser.parse_args()
+    if options.command == "record":
+        record(options.folder.resolve(), revision=options.revision, only=options.only)
+    else:
+        sys.exit(compare(options.before, options.after) > 0)
+
+
+if __name__ == "__main__":
+    main()
