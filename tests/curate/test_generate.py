@@ -132,8 +132,9 @@ def test_a_policy_paints(folder):
 
     from pacorl.curate.painter import policy_painter
     from pacorl.data.characters import vocabulary
-    from pacorl.models.adapters import adapter_state, add_lora, save_lora
+    from pacorl.models.adapters import adapter_state, add_lora
     from pacorl.models.flux import FluxPolicy
+    from pacorl.models.lora_formats import save_lora
     from pacorl.models.tiny import tiny_flux
     from pacorl.types import Size
 

@@ -20,9 +20,10 @@ from pacorl.generate.ranking import best_first, judge_edits
 from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, paint_storyboard
 from pacorl.models import tiny
-from pacorl.models.adapters import adapter_state, add_lora, save_lora, wear_lora
+from pacorl.models.adapters import adapter_state, add_lora, wear_lora
 from pacorl.models.flux import LORA_TARGETS, FluxPolicy
 from pacorl.models.kontext import KontextPolicy
+from pacorl.models.lora_formats import save_lora
 from pacorl.types import Prompt, Question, Size, Verdict
 
 SIZE, STEPS = Size(64, 64), 3
@@ -205,7 +206,13 @@ def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
     with pytest.raises(ValueError, match="no adapter in"):
         wear_lora(transformer, tmp_path)
     strange = tmp_path / "strange"
-    save_lora(strange, {"blocks.7.to_q.lora_A.weight": torch.zeros(2, 8)}, rank=2, alpha=2, targets=["to_q"])
+    save_lora(
+        strange,
+        {f"blocks.7.to_q.lora_{side}.weight": torch.zeros(2, 2) for side in "AB"},
+        rank=2,
+        alpha=2,
+        targets=["to_q"],
+    )
     with pytest.raises(ValueError, match=r"does not fit this model: it has no layer blocks.7.to_q"):
         wear_lora(transformer, strange)
     config = adapter / "adapter_config.json"

@@ -17,12 +17,11 @@ from pacorl.models.adapters import (
     adapter_off,
     adapter_state,
     add_lora,
-    load_lora,
-    save_lora,
     set_adapter_state,
     start_from,
 )
 from pacorl.models.flux import LORA_TARGETS, FluxPolicy
+from pacorl.models.lora_formats import read_lora, save_lora
 from pacorl.types import Size
 
 SIZE = Size(64, 64)
@@ -104,8 +103,10 @@ def test_both_forms_come_back(flux: FluxPolicy, tmp_path: Path, file: str) -> No
     state = {name: value.clone() for name, value in adapter_state(transformer).items()}
     save_lora(tmp_path, state, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
     other = trained(fresh(flux), seed=1)
-    set_adapter_state(other, load_lora(tmp_path / file))
-    assert all(torch.equal(adapter_state(other)[name], value) for name, value in state.items())
+    set_adapter_state(other, read_lora(tmp_path / file).state)
+    for name, value in adapter_state(other).items():
+        # In diffusers' file B is multiplied by α/rank = 3, which rounds.
+        torch.testing.assert_close(value, state[name], rtol=1.2e-7 if "lora_B" in name else 0, atol=0)
 
 
 def test_an_adapter_of_another_shape_is_refused(flux: FluxPolicy) -> None:
@@ -228,7 +229,7 @@ def test_a_start_for_fewer_modules_names_them(flux: FluxPolicy, tmp_path: Path) 
 
 def test_no_adapter_in_the_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no adapter in"):
-        load_lora(tmp_path)
+        read_lora(tmp_path)
 
 
 def test_the_average_follows_at_its_interval(flux: FluxPolicy) -> None:

@@ -12,7 +12,7 @@ from pacorl import config as configs
 from pacorl.app.quickstart import recipe
 from pacorl.config import PolicyRun
 from pacorl.engine.runtime import checkpoints
-from pacorl.models.adapters import load_lora
+from pacorl.models.lora_formats import read_lora
 from pacorl.train.policy import train_policy
 
 
@@ -49,8 +49,8 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
     assert scores[int(best["checkpoint"].removeprefix("step-"))] == max(scores.values())
 
     # The averaged adapter goes with each checkpoint, and the newest lies in adapter/.
-    newest = load_lora(folder / "step-000005" / "lora")
-    published = load_lora(config.out / "adapter")
+    newest = read_lora(folder / "step-000005" / "lora").state
+    published = read_lora(config.out / "adapter").state
     assert all(torch.equal(published[name], value) for name, value in newest.items())
 
     # From an earlier checkpoint the same run comes again; later ones are given up.

@@ -10,8 +10,9 @@ import torch
 from pacorl.curate.generate import Paint
 from pacorl.data.files import digest
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
-from pacorl.models.adapters import adapter_file, wear_lora
+from pacorl.models.adapters import wear_lora
 from pacorl.models.flux import TINY_TEXT_TOKENS
+from pacorl.models.lora_formats import adapter_file
 from pacorl.models.policies import POLICIES, distilled_options
 from pacorl.types import Prompt, Size
 

@@ -1,8 +1,10 @@
-"""LoRA adapters: adding, loading, saving in PEFT and in diffusers form, and copies that follow the trained one."""
+"""LoRA adapters: adding them, putting saved ones on, and copies that follow the trained one.
+
+Their files are read and written by `models.lora_formats`.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,16 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pacorl.models.damage import weights_of
+from pacorl.models.lora_formats import HUB_NAME, Lora, peft_options, read_lora
 from pacorl.models.shards import placed_like, settle, whole
-
-PEFT_PREFIX = "base_model.model."
-PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
@@ -27,15 +23,18 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence
 
     Raises ValueError where a target matches no module: an adapter that trains nothing must not go unnoticed.
     """
-    from peft import LoraConfig, inject_adapter_in_model
-
     names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise ValueError(f"adapter target {target!r} matches no linear layer of {type(transformer).__name__}")
-    config = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=0.0, init_lora_weights="gaussian", target_modules=list(targets)
-    )
+    _inject(transformer, r=rank, lora_alpha=alpha, target_modules=list(targets))
+
+
+def _inject(transformer: nn.Module, **options: Any) -> None:
+    """Adds one adapter in fp32 or better, the only thing that learns; `options` are those of PEFT's `LoraConfig`."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(lora_dropout=0.0, init_lora_weights="gaussian", **options)
     inject_adapter_in_model(config, transformer)
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_("lora_" in name)
@@ -79,93 +78,48 @@ def whole_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: whole(value) for name, value in state.items()}
 
 
-def save_lora(
-    folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
-) -> None:
-    """Writes an adapter as PEFT reads it (`PeftModel.from_pretrained`) and as diffusers does (`load_lora_weights`).
-
-    `base` is the model that it was trained on, by name or folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.contiguous().cpu() for name, value in state.items()}
-    save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA",
-        "base_model_name_or_path": base or None,
-        "r": rank,
-        "lora_alpha": alpha,
-        "lora_dropout": 0.0,
-        "target_modules": list(targets),
-        "bias": "none",
-        "init_lora_weights": "gaussian",
-        "inference_mode": True,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    # diffusers takes α = rank unless each module says otherwise.
-    alphas = {
-        name.replace("lora_A.weight", "alpha"): torch.tensor(float(alpha)) for name in tensors if "lora_A" in name
-    }
-    save_file({f"transformer.{name}": value for name, value in {**tensors, **alphas}.items()}, folder / DIFFUSERS_FILE)
-
-
-def load_lora(folder: str | Path) -> dict[str, Tensor]:
-    """Reads an adapter folder (PEFT or diffusers form) or file into plain names, as `set_adapter_state` takes it.
-
-    Raises ValueError where there is no adapter.
-    """
-    found = _weights_in(Path(folder))
-    state = {}
-    with weights_of(found):
-        weights = load_file(found)
-    for name, value in weights.items():
-        plain = name.removeprefix(PEFT_PREFIX).removeprefix("transformer.").replace(".default.", ".")
-        if "lora_" in plain:
-            state[plain] = value.float()
-    if not state:
-        raise ValueError(f"{found} holds no LoRA weights (no names with 'lora_')")
-    return state
-
-
-def adapter_file(source: str | Path) -> Path:
-    """The file that holds an adapter's weights: of a folder or file in PEFT or diffusers form, or of a hub name.
-
-    Raises ValueError where there is no adapter.
-    """
-    return _weights_in(_on_disk(str(source)))
-
-
-def _weights_in(path: Path) -> Path:
-    files = [path] if path.is_file() else [path / PEFT_FILES[1], path / DIFFUSERS_FILE]
-    found = next((file for file in files if file.exists()), None)
-    if found is None:
-        raise ValueError(f"no adapter in {path}: neither {files[0].name} nor {files[-1].name} is there")
-    return found
-
-
 def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:
-    """Puts a saved adapter's weights into the one that is to be trained on: a folder or file in PEFT or diffusers
-    form, a checkpoint with a `lora` folder (the released ones, or this project's), or a hub name.
+    """Puts a saved adapter's weights into the one that is to be trained on.
 
-    Raises ValueError, with the settings that would fit, where it is of another base, rank, α or other modules.
+    Args:
+        transformer: The model, with an adapter that `add_lora` made.
+        source: An adapter in any form, as `adapter_file` takes it.
+        rank: Of the adapter that is trained.
+        alpha: Likewise.
+        base: The model that is trained, by name or folder.
+
+    Raises:
+        ValueError: It is of another base, rank, α or other modules; the message says which settings would fit.
     """
-    path = _on_disk(str(source))
-    state = load_lora(path)
-    _refuse_another_base(path, base)
-    found = {"rank": max(value.shape[0] for name, value in state.items() if ".lora_A." in name)}
-    found["alpha"] = _alpha_of(path, found["rank"])
-    wrong = [key for key, wanted in (("rank", rank), ("alpha", alpha)) if found[key] != wanted]
-    if wrong:
-        fix = " ".join(f"adapter.{key}={found[key]}" for key in wrong)
-        raise ValueError(f"adapter.start {source} has rank {found['rank']} and alpha {found['alpha']}; set {fix}")
+    lora = read_lora(source)
+    if HUB_NAME.fullmatch(lora.base) and HUB_NAME.fullmatch(base) and lora.base != base:
+        # Two models may have equal shapes (FLUX.1-dev and Kontext), so names are compared if both are a hub's.
+        raise ValueError(f"the adapter in {source} was trained on {lora.base}, and model.checkpoint is {base}")
+    _check_shape(lora, source, rank=rank, alpha=alpha)
     own = adapter_state(transformer)
-    absent, strangers = set(own) - set(state), set(state) - set(own)
+    absent, strangers = set(own) - set(lora.state), set(lora.state) - set(own)
     if absent and not strangers:
-        targets = ", ".join(sorted({_suffix(name) for name in state}))
+        targets = ", ".join(sorted({_suffix(name) for name in lora.state}))
         raise ValueError(
             f"adapter.start {source} has no weights for {len(absent)} of the {len(own)} that would be trained "
             f"(e.g. {min(absent)}); set adapter.targets=[{targets}]"
         )
-    set_adapter_state(transformer, state)
+    set_adapter_state(transformer, lora.state)
+
+
+def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
+    """Raises ValueError if an adapter is not of this one rank and α."""
+    for key, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
+        if len(several := sorted(set(values.values()))) > 1:
+            raise ValueError(
+                f"adapter.start {source} has modules of {key} {', '.join(f'{value:g}' for value in several)}, and "
+                "training takes one for all; merge it into model.checkpoint"
+            )
+    own = {"rank": next(iter(lora.ranks.values())), "alpha": next(iter(lora.alphas.values()))}
+    wrong = [key for key, value in (("rank", rank), ("alpha", alpha)) if own[key] != value]
+    if wrong:
+        fix = " ".join(f"adapter.{key}={own[key]:g}" for key in wrong)
+        raise ValueError(f"adapter.start {source} has rank {own['rank']:g} and alpha {own['alpha']:g}; set {fix}")
 
 
 def _suffix(name: str) -> str:
@@ -174,63 +128,23 @@ def _suffix(name: str) -> str:
     return re.sub(r"^.*?_blocks\.\d+\.", "", module)
 
 
-def _refuse_another_base(path: Path, base: str) -> None:
-    """Two models may have equal shapes (FLUX.1-dev and Kontext), so names are compared where both are a hub's."""
-    config = (path.parent if path.is_file() else path) / PEFT_FILES[0]
-    if not config.is_file():
-        return
-    trained_on = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path") or ""
-    if HUB_NAME.fullmatch(trained_on) and HUB_NAME.fullmatch(base) and trained_on != base:
-        raise ValueError(f"the adapter in {path} was trained on {trained_on}, and model.checkpoint is {base}")
-
-
 def wear_lora(transformer: nn.Module, source: str | Path) -> None:
-    """Puts a saved adapter on a model: a folder or file in PEFT or diffusers form, or a hub name.
+    """Puts a saved adapter on a model; ranks, α and modules are the adapter's own.
 
-    Rank, α and targets are the adapter's own. Raises ValueError where there is none, where it does not fit, or where
-    it is of a kind that plain LoRA is not (DoRA, rank-stabilised, a rank or α of its own per module).
+    Args:
+        transformer: The model, without an adapter.
+        source: An adapter in any form, as `adapter_file` takes it.
+
+    Raises:
+        ValueError: There is none, it does not fit, or it is of a kind that plain LoRA is not (DoRA, rank-stabilised).
     """
-    path = _on_disk(str(source))
-    state = load_lora(path)
-    ranks = {value.shape[0] for name, value in state.items() if name.endswith("lora_A.weight")}
-    if len(ranks) != 1:
-        raise ValueError(f"{source}: its modules have ranks {sorted(ranks)}; an adapter of one rank can be worn")
-    (rank,) = ranks
-    targets = sorted({name.rpartition(".lora_")[0] for name in state})
-    names = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
-    strangers = [name for name in targets if name not in names]
+    lora = read_lora(source)
+    layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    strangers = [name for name in sorted(lora.alphas) if name not in layers]
     if strangers:
         raise ValueError(f"{source} does not fit this model: it has no layer {strangers[0]} ({len(strangers)} unknown)")
-    add_lora(transformer, rank=rank, alpha=_alpha_of(path, rank), targets=targets)
-    set_adapter_state(transformer, state)
-
-
-def _on_disk(source: str) -> Path:
-    """The adapter's folder or file: a checkpoint's `lora` folder where it has one; a hub name's files are fetched."""
-    path = Path(source)
-    if not path.exists() and HUB_NAME.fullmatch(source):
-        from huggingface_hub import snapshot_download
-
-        files = [*PEFT_FILES, DIFFUSERS_FILE]
-        path = Path(snapshot_download(source, allow_patterns=[*files, *(f"lora/{name}" for name in files)]))
-    return path / "lora" if (path / "lora").is_dir() else path
-
-
-def _alpha_of(path: Path, rank: int) -> int:
-    """α as PEFT's config says it or as diffusers' tensors do; without either it is the rank."""
-    folder = path.parent if path.is_file() else path
-    config = folder / PEFT_FILES[0]
-    if config.is_file() and path.name != DIFFUSERS_FILE:
-        document = json.loads(config.read_text(encoding="utf-8"))
-        odd = [key for key in ("use_dora", "use_rslora", "alpha_pattern", "rank_pattern") if document.get(key)]
-        if odd:
-            raise ValueError(f"{config}: {odd[0]} is set, and plain LoRA is all that can be worn; merge it first")
-        return int(document["lora_alpha"])
-    file = path if path.is_file() else folder / DIFFUSERS_FILE
-    alphas = {float(value) for name, value in load_file(file).items() if name.endswith(".alpha")}
-    if len(alphas) > 1:
-        raise ValueError(f"{file}: its modules have α {sorted(alphas)}; an adapter of one α can be worn")
-    return round(alphas.pop()) if alphas else rank
+    _inject(transformer, **peft_options(lora))
+    set_adapter_state(transformer, lora.state)
 
 
 @contextmanager

@@ -31,7 +31,8 @@ from pacorl.engine.runtime import (
     set_random_state,
     write_checkpoint,
 )
-from pacorl.models.adapters import adapter_state, save_lora, set_adapter_state, whole_state
+from pacorl.models.adapters import adapter_state, set_adapter_state, whole_state
+from pacorl.models.lora_formats import save_lora
 from pacorl.train.training import Training
 
 Resume = bool | str | Path
