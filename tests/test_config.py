@@ -58,6 +58,20 @@ def test_a_config_cannot_change() -> None:
         PolicyRun().epochs = 3  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "form", "value"),
+    [
+        ([], "none", 0.0),
+        (["advantages.floor.form=max"], "max", 1e-6),
+        (["advantages.floor.form=add"], "add", 1e-4),
+        (["advantages.floor={form: add, value: 1e-8}"], "add", 1e-8),
+    ],
+)
+def test_a_floor_has_the_value_of_its_form(overrides: list[str], form: str, value: float) -> None:
+    floor = load(PolicyRun, None, overrides).advantages.floor
+    assert (floor.form, floor.value) == (form, value)
+
+
 FAULTS = [
     (["epochz=3"], "epochz: unknown key, did you mean 'epochs'?"),
     (["sampling.step=3"], "sampling.step: unknown key, did you mean 'steps'?"),
@@ -67,6 +81,15 @@ FAULTS = [
     (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
     (["sampling.size=64"], "sampling.size: Input should be a valid tuple (got 64)"),
     (["model.dtype=float16"], "model.dtype: Input should be 'float32', 'bfloat16' or 'float64' (got 'float16')"),
+    (
+        ["advantages.floor.value=1e-3"],
+        "advantages.floor: form none with value 0.001 is no floor; leave value out",
+    ),
+    (
+        ["advantages.floor={form: max, value: 0}"],
+        "advantages.floor: form max with value 0 is no floor; set value above 0, or take",
+    ),
+    (["advantages.floor.form=least"], "advantages.floor.form: Input should be 'none', 'max' or 'add' (got 'least')"),
     (["optimizer.ema_decay=1.5"], "optimizer.ema_decay: Input should be less than or equal to 1 (got 1.5)"),
     (
         ["adapter.dropout=0.1"],

@@ -329,6 +329,34 @@ class WatchConfig(Section):
     """Epochs over which the signs of training pictures are averaged, since each has other prompts."""
 
 
+FLOOR_VALUES = {"none": 0.0, "max": 1e-6, "add": 1e-4}
+"""Form of the floor → its value unless one is given."""
+
+
+class FloorConfig(Section):
+    """What guards the division by a group's standard deviation."""
+
+    form: Literal["none", "max", "add"] = "none"
+    """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
+    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then teach nearly nothing."""
+    value: float = Field(0.0, ge=0)
+    """max: 1e-6 unless it is given; add: 1e-4."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _value_of_the_form(cls, section: Any) -> Any:
+        if isinstance(section, dict) and section.get("form") in FLOOR_VALUES:
+            return {"value": FLOOR_VALUES[section["form"]], **section}
+        return section
+
+    @model_validator(mode="after")
+    def _none_has_no_value(self) -> FloorConfig:
+        if (self.form == "none") != (self.value == 0):
+            fix = "leave value out, or take form max or add" if self.value else "set value above 0, or take form none"
+            raise ValueError(f"form {self.form} with value {self.value:g} is no floor; {fix}")
+        return self
+
+
 class AdvantageConfig(Section):
     """How rewards become advantages."""
 
@@ -337,6 +365,7 @@ class AdvantageConfig(Section):
     """δ of Eq. 4: rewards whose std/mean exceeds it are passed through log(1+R)."""
     std: Literal["group", "global"] = "group"
     """Over what the standard deviation of Eq. 2 is taken."""
+    floor: FloorConfig = FloorConfig()
     clip: float = Field(5.0, gt=0)
     min_valid: Positive = 2
     """Groups with fewer judged samples are dropped."""

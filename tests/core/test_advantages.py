@@ -8,7 +8,8 @@ import torch
 
 from pacorl.core.advantages import (
     AGGREGATES,
-    STD_FLOOR,
+    NO_FLOOR,
+    Floor,
     advantages,
     coefficient_of_variation,
     is_tamed,
@@ -29,14 +30,13 @@ def table(scores: list[list[float]], groups: list[int]) -> RewardTable:
 
 def test_groups_are_normalised_apart() -> None:
     found = advantages(table([[1, 3, 10, 30]], [7, 7, 9, 9]), weights=[1.0], aggregate="weighted_sum", std="group")
-    expected = [-1 / (1 + STD_FLOOR), 1 / (1 + STD_FLOOR), -10 / (10 + STD_FLOOR), 10 / (10 + STD_FLOOR)]
-    assert found.value_B.tolist() == pytest.approx(expected)
+    assert found.value_B.tolist() == [-1.0, 1.0, -1.0, 1.0]
     assert found.used_B.all()
 
 
 def test_global_std() -> None:
     found = advantages(table([[0, 2, 0, 4]], [1, 1, 2, 2]), weights=[1.0], aggregate="weighted_sum", std="global")
-    std = math.sqrt((1.5**2 + 0.5**2 + 1.5**2 + 2.5**2) / 4) + STD_FLOOR
+    std = math.sqrt((1.5**2 + 0.5**2 + 1.5**2 + 2.5**2) / 4)
     assert found.value_B.tolist() == pytest.approx([-1 / std, 1 / std, -2 / std, 2 / std])
 
 
@@ -74,7 +74,7 @@ def test_a_missing_reward_is_masked_and_not_zero() -> None:
         table([[1, 3, NAN, 5, 7, 9]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="weighted_sum", min_valid=2
     )
     assert found.used_B.tolist() == [True, True, False, True, True, True]
-    assert found.value_B.tolist()[:3] == pytest.approx([-1 / (1 + STD_FLOOR), 1 / (1 + STD_FLOOR), 0.0])
+    assert found.value_B.tolist()[:3] == [-1.0, 1.0, 0.0]
     assert found.stats["samples/missing"] == pytest.approx(1 / 6)
 
 
@@ -107,10 +107,65 @@ def test_nothing_judged_gives_nothing() -> None:
     assert found.value_B.tolist() == [0.0, 0.0]
 
 
-def test_equal_rewards_teach_nothing() -> None:
-    found = advantages(table([[0.4, 0.4, 0.1, 0.9]], [0, 0, 1, 1]), weights=[1.0])
-    assert found.value_B.tolist()[:2] == pytest.approx([0.0, 0.0])
-    assert found.stats["advantage/zero_std_groups"] == pytest.approx(0.5)
+FLOORS = [NO_FLOOR, Floor("max", 1e-6), Floor("add", 1e-4)]
+
+
+@pytest.mark.parametrize("std", ["group", "global"])
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+@pytest.mark.parametrize("floor", FLOORS, ids=lambda floor: floor.form)
+def test_equal_rewards_teach_nothing(floor: Floor, aggregate: str, std: Literal["group", "global"]) -> None:
+    """Seven times .7 has a mean that is not .7 in binary, and two weights round once more."""
+    scores = [[0.7] * 7 + [0.1, 0.9], [0.3] * 7 + [0.2, 0.5]]
+    found = advantages(table(scores, [0] * 7 + [1, 1]), weights=[0.2, 0.8], aggregate=aggregate, std=std, floor=floor)
+    assert found.value_B[:7].tolist() == pytest.approx([0.0] * 7, abs=1e-9)
+    assert found.value_B[8] > 0.5
+    assert found.stats["advantage/zero_std_groups"] == pytest.approx(7 / 9)
+
+
+@pytest.mark.parametrize("std", ["group", "global"])
+def test_without_a_floor_rounding_alone_teaches_nothing(std: Literal["group", "global"]) -> None:
+    """One image's P(Yes) from two batches; a real difference of 1e-5 counts in full, as in Eq. 2."""
+    alike = advantages(table([[0.97, 0.97 + 1e-7, 0.97, 0.97]], [0] * 4), weights=[1.0], std=std)
+    assert alike.value_B.tolist() == [0.0] * 4
+    apart = advantages(table([[0.97, 0.97 + 2e-5]], [0, 0]), weights=[1.0], aggregate="weighted_sum", std=std)
+    assert apart.value_B.tolist() == pytest.approx([-1.0, 1.0])
+    opposite = advantages(table([[0.1, 0.7, 0.4], [0.9, 0.3, 0.6]], [0] * 3), weights=[1.0, 1.0], aggregate="gdpo")
+    assert opposite.value_B.tolist() == [0.0] * 3, "two rewards that cancel but for their rounding"
+
+
+@pytest.mark.parametrize(
+    ("floor", "sure", "all_but_equal"),
+    [
+        (NO_FLOOR, 1.0, 1.0),
+        (Floor("max", 1e-6), 1.0, 1.0),
+        (Floor("max", 1e-3), 0.2, 0.01),
+        (Floor("add", 1e-4), 2 / 3, 1 / 11),
+    ],
+)
+def test_each_form_of_the_floor_by_hand(floor: Floor, sure: float, all_but_equal: float) -> None:
+    """Group stds of 2e-4, a judge that is sure, and of 1e-5; beside them one of 1, which no floor moves by more than
+    1e-4."""
+    scores = [0.5 - 2e-4, 0.5 + 2e-4, 0.5 - 1e-5, 0.5 + 1e-5, 1.0, 3.0]
+    found = advantages(table([scores], [0, 0, 1, 1, 2, 2]), weights=[1.0], aggregate="weighted_sum", floor=floor)
+    assert found.value_B.tolist()[:4] == pytest.approx([-sure, sure, -all_but_equal, all_but_equal])
+    assert found.value_B.tolist()[4:] == pytest.approx([-1.0, 1.0], abs=1.1e-4)
+
+
+def test_gdpo_takes_the_floor_too() -> None:
+    """Each reward's group std is 1e-4 here, so that adding as much halves it; the std over all samples, .5, follows."""
+    scores = [[0.5 - 1e-4, 0.5 + 1e-4]]
+    found = advantages(table(scores, [0, 0]), weights=[1.0], aggregate="gdpo", floor=Floor("add", 1e-4))
+    assert found.value_B.tolist() == pytest.approx([-0.5 / 0.5001, 0.5 / 0.5001])
+
+
+@pytest.mark.parametrize("aggregate", ["weighted_sum", "gdpo", "ranked"])
+def test_without_a_floor_the_scale_of_rewards_does_not_matter(aggregate: str) -> None:
+    scores, groups = [0.3, 0.9, 0.2, 0.5, 0.7, 0.1], [4, 2, 4, 2, 4, 2]
+    own, small = (
+        advantages(table([[factor * s for s in scores]], groups), weights=[1.0], aggregate=aggregate).value_B.tolist()
+        for factor in (1.0, 1e-5)
+    )
+    assert own == pytest.approx(small)
 
 
 def test_advantages_are_clipped_on_both_sides() -> None:

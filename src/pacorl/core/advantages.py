@@ -5,7 +5,9 @@ Legend: B samples, R rewards. Everything is computed in fp64 on the whole epoch'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,13 +15,30 @@ from torch import Tensor
 
 from pacorl.types import Advantages, RewardTable
 
-STD_FLOOR = 1e-4
-"""Added to a group's standard deviation, as in the released code: nearly equal rewards teach nearly nothing."""
+ZERO_STD = 1e-4
+"""A group with a smaller standard deviation is logged as one of equal rewards."""
+
+ROUNDING = 1e-6
+"""Scores whose standard deviation is a smaller share of their size are equal: a judge that answers in fp32 differs by
+1e-7 over one image, from batch to batch."""
 
 MEAN_FLOOR = 1e-12
 """Least mean that a standard deviation is divided by."""
 
 Threshold = float | Literal["mean", "median"]
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What keeps the division by a standard deviation from magnifying differences that mean nothing."""
+
+    form: Literal["none", "max", "add"] = "none"
+    """A key of `FLOORS`."""
+    value: float = 0.0
+
+
+NO_FLOOR = Floor()
+"""The paper's: Eq. 2 divides by the standard deviation alone."""
 
 
 def advantages(
@@ -29,6 +48,7 @@ def advantages(
     aggregate: str = "log_tamed",
     threshold: Threshold = 0.2,
     std: Literal["group", "global"] = "group",
+    floor: Floor = NO_FLOOR,
     clip: float = 5.0,
     min_valid: int = 2,
 ) -> Advantages:
@@ -39,9 +59,9 @@ def advantages(
     valid_B = table.valid_RB.all(0)
     valid_B = valid_B & (_group_sum(valid_B.double(), table.group_B) >= min_valid)
     tamed = table.score_RB.double().nan_to_num()
-    combined_B = AGGREGATES[aggregate](tamed, valid_B, table.group_B, weights=weights, threshold=threshold)
+    combined_B = AGGREGATES[aggregate](tamed, valid_B, table.group_B, weights=weights, threshold=threshold, floor=floor)
     scale: Literal["group", "global"] = "global" if aggregate == "gdpo" else std
-    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=scale).clamp(-clip, clip)
+    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=scale, floor=floor).clamp(-clip, clip)
     stats = _stats(table, valid_B, combined_B)
     if aggregate == "log_tamed" and valid_B.any():
         tamed_R = is_tamed(table.score_RB[:, valid_B], threshold)
@@ -50,14 +70,26 @@ def advantages(
 
 
 def weighted_sum(
-    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+    score_RB: Tensor,
+    valid_B: Tensor,
+    group_B: Tensor,
+    *,
+    weights: Sequence[float],
+    threshold: Threshold,
+    floor: Floor = NO_FLOOR,
 ) -> Tensor:
     """r̂ = Σ_k w_k·R^k (Eq. 2, left)."""
     return torch.tensor(weights, dtype=score_RB.dtype) @ score_RB
 
 
 def log_tamed(
-    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+    score_RB: Tensor,
+    valid_B: Tensor,
+    group_B: Tensor,
+    *,
+    weights: Sequence[float],
+    threshold: Threshold,
+    floor: Floor = NO_FLOOR,
 ) -> Tensor:
     """R̄^k = log(1 + R^k) where h^k > δ, else R^k; then the weighted sum (Eq. 3 and 4).
 
@@ -78,7 +110,13 @@ def is_tamed(score_RB: Tensor, threshold: Threshold) -> Tensor:
 
 
 def ranked(
-    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+    score_RB: Tensor,
+    valid_B: Tensor,
+    group_B: Tensor,
+    *,
+    weights: Sequence[float],
+    threshold: Threshold,
+    floor: Floor = NO_FLOOR,
 ) -> Tensor:
     """Each reward's rank in its group, from −1 (worst) to 1 (best), then the weighted sum.
 
@@ -92,13 +130,19 @@ def ranked(
 
 
 def gdpo(
-    score_RB: Tensor, valid_B: Tensor, group_B: Tensor, *, weights: Sequence[float], threshold: Threshold
+    score_RB: Tensor,
+    valid_B: Tensor,
+    group_B: Tensor,
+    *,
+    weights: Sequence[float],
+    threshold: Threshold,
+    floor: Floor = NO_FLOOR,
 ) -> Tensor:
     """Each reward normalised in its group before the sum, so that no reward's scale decides (GDPO).
 
     The sum is then divided by its std over the whole batch, whatever `std` says.
     """
-    normal_RB = torch.stack([normalize_groups(score_B, valid_B, group_B) for score_B in score_RB])
+    normal_RB = torch.stack([normalize_groups(score_B, valid_B, group_B, floor=floor) for score_B in score_RB])
     return weighted_sum(normal_RB, valid_B, group_B, weights=weights, threshold=threshold)
 
 
@@ -110,18 +154,53 @@ AGGREGATES: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def no_floor(std_B: Tensor, size_B: Tensor, value: float) -> Tensor:
+    """The std itself (arXiv 2512.04784, Eq. 2), or infinity if it is rounding, so that equal rewards teach nothing.
+
+    Args:
+        std_B: The standard deviation that each sample is divided by.
+        size_B: The root mean square of the scores that it was taken over.
+        value: Not used.
+    """
+    return std_B.masked_fill(std_B <= ROUNDING * size_B.clamp(min=ROUNDING), math.inf)
+
+
+def least_std(std_B: Tensor, size_B: Tensor, value: float) -> Tensor:
+    """max(std, value): the released code, with 1e-6."""
+    return std_B.clamp(min=value)
+
+
+def added_std(std_B: Tensor, size_B: Tensor, value: float) -> Tensor:
+    """std + value: flow_grpo, with 1e-4. Nearly equal rewards teach nearly nothing."""
+    return std_B + value
+
+
+FLOORS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "none": no_floor,
+    "max": least_std,
+    "add": added_std,
+}
+
+
 def normalize_groups(
-    score_B: Tensor, valid_B: Tensor, group_B: Tensor, *, std: Literal["group", "global"] = "group"
+    score_B: Tensor,
+    valid_B: Tensor,
+    group_B: Tensor,
+    *,
+    std: Literal["group", "global"] = "group",
+    floor: Floor = NO_FLOOR,
 ) -> Tensor:
-    """(r̂ − mean of its group) / (std + STD_FLOOR), over judged samples; 0 for the others (Eq. 2, right)."""
+    """(r̂ − mean of its group) / std under its floor, over judged samples; 0 for the others (Eq. 2, right)."""
     weight_B = valid_B.double()
     count_B = _group_sum(weight_B, group_B).clamp(min=1)
     centred_B = (score_B - _group_sum(score_B * weight_B, group_B) / count_B) * weight_B
     if std == "group":
         std_B = (_group_sum(centred_B**2, group_B) / count_B).sqrt()
+        size_B = (_group_sum(score_B**2 * weight_B, group_B) / count_B).sqrt()
     else:
         std_B = score_B[valid_B].std(correction=0).expand_as(score_B) if valid_B.any() else torch.zeros_like(score_B)
-    return centred_B / (std_B + STD_FLOOR)
+        size_B = ((score_B**2 * weight_B).sum() / weight_B.sum().clamp(min=1)).sqrt().expand_as(score_B)
+    return centred_B / FLOORS[floor.form](std_B, size_B, floor.value)
 
 
 def coefficient_of_variation(score_RB: Tensor) -> Tensor:
@@ -173,8 +252,8 @@ def _ratios(names: Sequence[str], score_RB: Tensor) -> dict[str, float]:
 
 
 def _zero_std_groups(score_B: Tensor, group_B: Tensor) -> float:
-    """The share of samples whose group's scores are all but equal, so that they teach nothing."""
-    return float((_group_std(score_B, group_B) < STD_FLOOR).double().mean())
+    """The share of samples whose group's scores are all but equal."""
+    return float((_group_std(score_B, group_B) < ZERO_STD).double().mean())
 
 
 def _group_std(score_B: Tensor, group_B: Tensor) -> Tensor:

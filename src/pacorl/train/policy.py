@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pacorl import config as configs
 from pacorl.config import JudgeConfig, PolicyRun
-from pacorl.core.advantages import advantages
+from pacorl.core.advantages import Floor, advantages
 from pacorl.core.schedule import learning_rate
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
@@ -51,7 +51,7 @@ from pacorl.models.policy import Policy
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.reward import rehearse
 from pacorl.train.evaluate import evaluate
-from pacorl.train.judging import close_judge, load_judge, reach_judge
+from pacorl.train.judging import close_judge, load_judge, reach_judge, without_idle_judges
 from pacorl.train.page import judge_counts, judged_since, write_page_where_due
 from pacorl.train.state import Resume, restore, save, starting_point
 from pacorl.train.training import Grade, Training
@@ -88,6 +88,7 @@ def prepare(config: PolicyRun, *, resume: Resume = False) -> Training:
     check_trackers(config.trackers)
     check_rewards(config.rewards)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
+    config = without_idle_judges(config)
     train_prompts = prompts_from(config.prompts.train, limit=None)
     evaluation_prompts = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
     leaks = check_leaks(
@@ -117,7 +118,7 @@ def prepare(config: PolicyRun, *, resume: Resume = False) -> Training:
 
 
 def _reached(config: JudgeConfig | None, runtime: Runtime, on_fault: ExitStack) -> HttpJudge | None:
-    """A judge behind HTTP, met before weights load; None where there is none, or it is of this process."""
+    """A judge behind HTTP, met before weights load; None if nothing asks one, or it is of this process."""
     judge = reach_judge(config, processes=runtime.world) if config else None
     on_fault.callback(close_judge, judge)
     return judge
@@ -149,7 +150,7 @@ def _load(
     painted = policy.size_of(train_prompts[0], Size(*config.sampling.size))
     check_adapter(policy, cache.batch(train_prompts[:1], painted), painted, targets=tuple(targets))
     policy.free_encoders()  # before the judge is loaded, so that both never lie on the device together
-    judge = served[0] or load_judge(config.judge, device=runtime.device)
+    judge = served[0] or (load_judge(config.judge, device=runtime.device) if config.judge else None)
     rewards = build_rewards(config.rewards, judge=judge, device=runtime.device)
     for reward in rewards.values():
         reward.check([*train_prompts, *evaluation_prompts])
@@ -291,6 +292,7 @@ def run_epoch(training: Training) -> dict[str, float]:
             aggregate=config.advantages.aggregate,
             threshold=config.advantages.threshold,
             std=config.advantages.std,
+            floor=Floor(config.advantages.floor.form, config.advantages.floor.value),
             clip=config.advantages.clip,
             min_valid=config.advantages.min_valid,
         )
@@ -365,14 +367,14 @@ def _paint(training: Training, rows: Sequence[Row], easel: Easel) -> Rollout:
 
 
 def _scores_beside(training: Training) -> bool:
-    judge = training.config.judge
+    judge = training.config.judge or JudgeConfig()  # without a judge, the defaults of the two keys: auto, local
     return beside(judge.overlap, backend=judge.backend, device=training.runtime.device)
 
 
 def _scores(training: Training, scorer: Scorer) -> dict[int, Scores]:
     """Global row → one score per reward, from every rank. Saves, and raises on every rank, what a reward raised."""
     try:
-        with training.timed("reward"), training.bars.phase("judging", total=1):
+        with training.timed("reward"), training.bars.phase("scoring", total=1):
             return training.runtime.gather_rows(scorer.results)
     except SharedFault as error:
         save(training)
