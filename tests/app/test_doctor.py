@@ -65,7 +65,7 @@ def test_absent_weights_and_a_silent_judge_are_errors(tiny: list[str], tmp_path:
         f"judge.checkpoint=http://127.0.0.1:{port}/v1",
         "judge.model=paco",
         f"adapter.start={tmp_path / 'none'}",
-        "rewards=[{name: aesthetic, args: {head: none.pth, checkpoint: /none/clip}}]",
+        "rewards=[{name: consistency}, {name: aesthetic, args: {head: none.pth, checkpoint: /none/clip}}]",
     )
     assert result.exit_code == 2
     errors = dict(found(result, "error"))

@@ -11,7 +11,7 @@ import torch
 from pacorl.app import generators, memory
 from pacorl.app.generators import ON_META, Generator, paintable
 from pacorl.app.sources import Parts, clip_encoders, clip_parts
-from pacorl.config import ConfigError, PolicyRun
+from pacorl.config import ConfigError, JudgeConfig, PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.engine.rollout import Sampler
 from pacorl.models.adapters import add_lora
@@ -19,17 +19,17 @@ from pacorl.models.merging import merged_bytes
 from pacorl.models.policies import policy_options
 from pacorl.types import Grid, Prompt, Size
 
-Phase = Literal["encode", "sample", "decode", "judge", "train"]
+Phase = Literal["encode", "sample", "decode", "score", "train"]
 Place = Literal["device", "host", "disk"]
 
 PHASES: dict[Phase, str] = {
     "encode": "encoding prompts, once",
     "sample": "sampling",
     "decode": "decoding pictures",
-    "judge": "judging",
+    "score": "scoring",
     "train": "training",
 }
-AFTER_ENCODING: tuple[Phase, ...] = ("sample", "decode", "judge", "train")
+AFTER_ENCODING: tuple[Phase, ...] = ("sample", "decode", "score", "train")
 PLACES: dict[Place, str] = {"device": "device", "host": "main memory", "disk": "disk"}
 
 QUESTION_WORDS = 128
@@ -66,15 +66,23 @@ def policy_on_meta(config: PolicyRun, parts: Parts) -> Generator:
     return policy
 
 
-def rows(config: PolicyRun, *, policy: Generator, judge: Parts, prompts: Sequence[Prompt]) -> tuple[Row, ...]:
+def rows(
+    config: PolicyRun, *, policy: Generator, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]
+) -> tuple[Row, ...]:
     """Everything that the run keeps on the device, in main memory and on disk.
 
-    `policy` is on the meta device and is given the run's adapter. Raises ConfigError where its targets match nothing.
+    Args:
+        policy: On the meta device; it is given the run's adapter.
+        judge: The parts of the run's judge; of `held_out_judge`, those of the evaluation's own. They are not read for a
+            judge behind HTTP, or if there is none.
+
+    Raises:
+        ConfigError: The adapter's targets match nothing.
     """
-    grids = [prompt.grid for prompt in prompts] or [Grid(2, 2)]
+    smallest = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
     return (
         *_generator_rows(config, policy),
-        *_judge_rows(config, judge, grid=min(grids, key=lambda grid: grid.count)),
+        *_judge_rows(config, judge, held_out_judge, grid=smallest),
         *_reward_rows(config),
         *_adapter_rows(config, policy),
         *_activation_rows(config, policy),
@@ -94,30 +102,39 @@ def _generator_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     ]
 
 
-def _judge_rows(config: PolicyRun, parts: Parts, *, grid: Grid) -> list[Row]:
-    if config.judge.backend == "http":
-        return []
-    dtype = getattr(torch, config.judge.dtype)
-    model = generators.vlm_on_meta(parts["model"], dtype=dtype)
+def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
+    """The weights of each judge of this process, and the larger of what the two need at work: one works at a time."""
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
-    tokens = generators.question_tokens(
-        Size(height // grid.rows, width // grid.cols),
-        parts["processor"],
-        images=2,
-        text_tokens=QUESTION_WORDS,
-    )
-    batch = max(1, config.judge.batch_tokens // tokens)
+    panel = Size(height // grid.rows, width // grid.cols)
+    judges = [
+        _judge_in_process(component, options, parts, panel=panel)
+        for component, options, parts in (
+            ("judge", config.judge, judge),
+            ("evaluation's judge", config.evaluation.judge, held_out_judge),
+        )
+        if options and options.backend == "local"
+    ]
+    weights, working = [pair[0] for pair in judges], [pair[1] for pair in judges]
+    return weights + sorted(working, key=lambda row: row.bytes)[-1:]
+
+
+def _judge_in_process(component: str, judge: JudgeConfig, parts: Parts, *, panel: Size) -> tuple[Row, Row]:
+    """A judge's weights, and what it needs at work."""
+    dtype = getattr(torch, judge.dtype)
+    model = generators.vlm_on_meta(parts["model"], dtype=dtype)
+    tokens = generators.question_tokens(panel, parts["processor"], images=2, text_tokens=QUESTION_WORDS)
+    batch = max(1, judge.batch_tokens // tokens)
     working = memory.judging_peak(model, questions=batch, tokens=tokens)
-    return [
+    return (
         _weights(
-            "judge",
+            component,
             memory.count(model),
             dtype.itemsize,
             phases=AFTER_ENCODING,  # it is loaded when the text encoders have left
-            note=f"{config.judge.dtype}, in every process",
+            note=f"{judge.dtype}, in every process",
         ),
-        Row("judge at work", working, phases=("judge",), note=f"{batch} questions of {tokens} tokens"),
-    ]
+        Row(f"{component} at work", working, phases=("score",), note=f"{batch} questions of {tokens} tokens"),
+    )
 
 
 def _reward_rows(config: PolicyRun) -> list[Row]:
@@ -149,7 +166,7 @@ def _adapter_rows(config: PolicyRun, policy: Generator) -> list[Row]:
         Row("adapter's moving average", size * FP32),
         Row("adapter's gradients", size * FP32, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
         Row("AdamW's moments", 2 * size * FP32, phases=AFTER_ENCODING),
-        Row("adapter, set aside", size * FP32, phases=("sample", "decode", "judge"), note="evaluation of the average"),
+        Row("adapter, set aside", size * FP32, phases=("sample", "decode", "score"), note="evaluation of the average"),
         *_copies(config, policy, adapter=size * FP32),
     ]
 
@@ -159,7 +176,7 @@ def _copies(config: PolicyRun, policy: Generator, *, adapter: int) -> list[Row]:
     rows = []
     merged = merged_bytes(policy.transformer) if config.sampling.merge else 0
     if merged:
-        rows.append(Row("merged weights", merged, phases=("sample", "decode", "judge"), note="sampling.merge"))
+        rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.merge"))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
         rows.append(Row("adapter that samples", adapter, note=config.objective.name))
     return rows

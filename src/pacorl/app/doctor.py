@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
 import torch
@@ -26,10 +26,10 @@ from pacorl.config import JudgeConfig, PolicyRun
 from pacorl.data.records import prompts_from
 from pacorl.models.endpoints import load_endpoints
 from pacorl.models.judge import Judge
-from pacorl.rewards import build_rewards
+from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.reward import rehearse
 from pacorl.serve.probe import JudgeProbe, probe
-from pacorl.train.judging import close_judge, load_judge, reach_judge
+from pacorl.train.judging import close_judge, load_judge, reach_judge, without_idle_judges
 from pacorl.types import Size
 
 Severity = Literal["fine", "warning", "error"]
@@ -53,6 +53,9 @@ class Finding:
     severity: Severity
     topic: str
     text: str
+
+
+NO_JUDGE = Finding("fine", "judge", "none is needed: neither a reward nor a measure asks one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ def examine(config: PolicyRun, *, ask: bool = True) -> Diagnosis:
     """
     findings = [*_versions(), *_ports(), *_folder(config)]
     try:
+        config = without_idle_judges(config)
         planned = plan(config)
     except (ValueError, OSError) as fault:
         return Diagnosis((*findings, Finding("error", "config", str(fault)), *_judges(config, (), ask=ask)), None)
@@ -90,7 +94,7 @@ def examine(config: PolicyRun, *, ask: bool = True) -> Diagnosis:
     findings += [Finding("error", _topic(one), f"{one.key} = {one.source}: {one.remedy}") for one in planned.absences]
     findings += _weights(planned)
     findings += [*_memory(planned), *_disk(config, planned)]
-    findings += _judges(config, planned.absences, ask=ask)
+    findings += _judges(config, planned.absences, ask=ask) if config.judge or config.evaluation.judge else [NO_JUDGE]
     findings += _rewards(config, planned.absences, ask=ask)
     return Diagnosis(tuple(findings), planned)
 
@@ -207,9 +211,9 @@ def _disk(config: PolicyRun, found: Plan) -> Iterator[Finding]:
 
 def _judges(config: PolicyRun, absences: Sequence[sources.Absence], *, ask: bool) -> Iterator[Finding]:
     """Whether each judge that is needed answers."""
-    named = {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
+    judges = {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
     absent = {absence.key.rpartition(".")[0] for absence in absences}
-    for key, judge in named.items():
+    for key, judge in judges.items():
         if judge is None:
             continue
         if not ask or (judge.backend == "local" and key in absent):
@@ -262,9 +266,9 @@ def _rewards(config: PolicyRun, absences: Sequence[sources.Absence], *, ask: boo
         ("rewards", config.rewards, config.prompts.train, config.sampling.size),
         ("evaluation.rewards", config.evaluation.rewards, config.prompts.evaluation, config.evaluation.size),
     ):
-        built = build_rewards(several, judge=cast("Judge", None))
+        built = build_rewards([one for one in several if not asks_judge(one)], judge=None)
         for name, reward in built.items():
-            if hasattr(reward, "judge") or any(absence.startswith(f"{key}.{name}.") for absence in needed):
+            if any(absence.startswith(f"{key}.{name}.") for absence in needed):
                 continue
             try:
                 rehearse({name: reward}, prompts_from(source, limit=1), size=Size(*size))

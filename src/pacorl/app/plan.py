@@ -11,10 +11,10 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,12 +28,14 @@ from pacorl.engine.rollout import Row as SampleRow
 from pacorl.engine.rollout import assign_groups
 from pacorl.engine.trackers import check_trackers
 from pacorl.rewards import build_rewards, check_rewards
+from pacorl.train.judging import without_idle_judges
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pacorl.models.judge import Judge
+JUDGE_BASE = "Qwen2.5-VL-7B"
+"""Whose sizes stand in for those of a judge that is not here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def plan(config: PolicyRun) -> Plan:
     check_trackers(config.trackers)
     check_rewards(config.rewards)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
+    config = without_idle_judges(config)
     train = _prompts("prompts.train", config.prompts.train, limit=None)
     evaluation = _prompts("prompts.evaluation", config.prompts.evaluation, limit=config.prompts.evaluation_limit)
     _check_prompts(config, train, evaluation)
@@ -90,18 +93,29 @@ def plan(config: PolicyRun) -> Plan:
         action=config.prompts.leaks,
         near=config.prompts.near,
     )
-    generator, judge = sources.generator(config), sources.judge(config)
+    generator, judge, held_out_judge = (
+        source(config) for source in (sources.generator, sources.judge, sources.held_out_judge)
+    )
     policy = policy_on_meta(config, generator.parts)
     for prompt in [*train, *evaluation]:
         policy.size_of(prompt, Size(*config.sampling.size))
     sized = _at_largest(config, train, evaluation)
-    needed = rows(sized, policy=policy, judge=judge.parts, prompts=[*train, *evaluation])
-    absences = sources.all_absences(config, [generator, judge])
+    needed = rows(
+        sized,
+        policy=policy,
+        judge=judge.parts,
+        held_out_judge=held_out_judge.parts,
+        prompts=[*train, *evaluation],
+    )
+    absences = sources.all_absences(config, [generator, judge, held_out_judge])
     device, device_bytes = _device()
     found = Plan(needed, absences, (), device, device_bytes)
-    return dataclasses.replace(
-        found, warnings=(*([leaks] if leaks else []), *_warnings(config, found, generator, judge))
-    )
+    checkpoints = {
+        "model.checkpoint": (generator, PUBLISHED[config.model.kind].split("/")[1]),
+        "judge.checkpoint": (judge, JUDGE_BASE),
+        "evaluation.judge.checkpoint": (held_out_judge, JUDGE_BASE),
+    }
+    return dataclasses.replace(found, warnings=(*([leaks] if leaks else []), *_warnings(config, found, checkpoints)))
 
 
 def print_plan(found: Plan, console: Console | None = None) -> None:
@@ -169,9 +183,9 @@ def _at_largest(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence
 
 def _check_prompts(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> None:
     """Whether the prompts hold what the rewards need of them, which takes no judge."""
-    for reward in build_rewards(config.rewards, judge=cast("Judge", None)).values():
+    for reward in build_rewards(config.rewards, judge=None).values():
         reward.check([*train, *evaluation])
-    for reward in build_rewards(config.evaluation.rewards, judge=cast("Judge", None)).values():
+    for reward in build_rewards(config.evaluation.rewards, judge=None).values():
         reward.check(evaluation)
 
 
@@ -189,14 +203,13 @@ def _device() -> tuple[str, int | None]:
     return card.name, int(card.total_memory)
 
 
-def _warnings(config: PolicyRun, found: Plan, generator: Checkpoint, judge: Checkpoint) -> list[str]:
-    warnings = []
-    for key, checkpoint, published in (
-        ("model.checkpoint", generator, PUBLISHED[config.model.kind].split("/")[1]),
-        ("judge.checkpoint", judge, "Qwen2.5-VL-7B"),
-    ):
-        if checkpoint.assumed:
-            warnings.append(f"{key} is not here: its sizes are those of {published} as published")
+def _warnings(config: PolicyRun, found: Plan, checkpoints: Mapping[str, tuple[Checkpoint, str]]) -> list[str]:
+    """`checkpoints`: config key → what is known of it, and the published model that stands in if it is not here."""
+    warnings = [
+        f"{key} is not here: its sizes are those of {published} as published"
+        for key, (checkpoint, published) in checkpoints.items()
+        if checkpoint.assumed
+    ]
     return [*warnings, *card_shortage(found), *disk_shortage(config, found)]
 
 

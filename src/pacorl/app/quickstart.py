@@ -55,6 +55,8 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     if (out / "summary.json").exists():
         shutil.rmtree(out)
     config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
+    if config.judge is None:
+        raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
     accuracy = _accuracy_of(config.judge)
     oracle = Oracle()
 

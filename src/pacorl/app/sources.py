@@ -10,18 +10,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from pacorl.config import PUBLISHED, ConfigError, PolicyRun
+from pacorl.config import PUBLISHED, ConfigError, JudgeConfig, PolicyRun
 from pacorl.data.published import LANGUAGES
 from pacorl.models.flux import TINY_FLUX
 from pacorl.models.judge import TINY_JUDGE
 from pacorl.models.kontext import TINY_KONTEXT
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
-
-if TYPE_CHECKING:
-    from pacorl.models.judge import Judge
 
 Parts = Mapping[str, Mapping[str, Any]]
 """Part of a checkpoint → its config.json."""
@@ -52,6 +49,8 @@ FLUX_DEV: Parts = {
         "use_quant_conv": False,
         "use_post_quant_conv": False,
         "sample_size": 1024,
+        "scaling_factor": 0.3611,
+        "shift_factor": 0.1159,
     },
     "text_encoder": {
         "vocab_size": 49408,
@@ -241,10 +240,19 @@ def _check_kind(config: PolicyRun, folder: Path, *, transformer: str | None) -> 
 
 
 def judge(config: PolicyRun) -> Checkpoint:
-    """The judge's parts, `model` and `processor` (its image options)."""
-    if config.judge.backend == "http":
+    """The judge's parts, `model` and `processor` (its image options); none of a judge behind HTTP, or without one."""
+    return _judge_at(config.judge, "judge.checkpoint")
+
+
+def held_out_judge(config: PolicyRun) -> Checkpoint:
+    """The same of the evaluation's own judge."""
+    return _judge_at(config.evaluation.judge, "evaluation.judge.checkpoint")
+
+
+def _judge_at(config: JudgeConfig | None, key: str) -> Checkpoint:
+    if config is None or config.backend == "http":
         return Checkpoint({}, assumed=False, absences=())
-    source, key = config.judge.checkpoint, "judge.checkpoint"
+    source = config.checkpoint
     folder = _folder(source, tiny=TINY_JUDGE, marker="config.json")
     if folder is None:
         return Checkpoint(QWEN_JUDGE, assumed=True, absences=(_absence(key, source, "a transformers checkpoint"),))
@@ -255,22 +263,11 @@ def judge(config: PolicyRun) -> Checkpoint:
     return Checkpoint(parts, assumed=False, absences=absences)
 
 
-def held_out_judge(config: PolicyRun) -> list[Absence]:
-    """What of the evaluation's own judge, where it has one in this process, is not here."""
-    named, key = config.evaluation.judge, "evaluation.judge.checkpoint"
-    if named is None or named.backend == "http":
-        return []
-    folder = _folder(named.checkpoint, tiny=TINY_JUDGE, marker="config.json")
-    if folder is None:
-        return [_absence(key, named.checkpoint, "a transformers checkpoint")]
-    return [] if _has_weights(folder) else [_absence(key, named.checkpoint, "its weights")]
-
-
 def clip_encoders(config: PolicyRun) -> dict[str, ClipEncoder]:
     """Config key → what encodes for that reward; nothing is loaded."""
     found = {}
     for key, several in (("rewards", config.rewards), ("evaluation.rewards", config.evaluation.rewards)):
-        for name, reward in build_rewards(several, judge=cast("Judge", None)).items():
+        for name, reward in build_rewards(several, judge=None).items():
             if isinstance(encoder := getattr(reward, "clip", None), ClipEncoder):
                 found[f"{key}.{name}.args.checkpoint"] = encoder
     return found
@@ -290,7 +287,7 @@ def reward_absences(config: PolicyRun) -> list[Absence]:
         if folder is None or not (_has_weights(folder) or any(folder.glob("pytorch_model*.bin"))):
             found.append(_absence(key, encoder.checkpoint, "a CLIP model"))
     several = [*config.rewards, *config.evaluation.rewards]
-    for name, reward in build_rewards(several, judge=cast("Judge", None)).items():
+    for name, reward in build_rewards(several, judge=None).items():
         if isinstance(reward, Aesthetic) and not reward.head_path.is_file():
             remedy = f"the published head: get it from {AESTHETIC_SOURCE}"
             found.append(Absence(f"rewards.{name}.args.head", str(reward.head_path), remedy))
@@ -299,7 +296,9 @@ def reward_absences(config: PolicyRun) -> list[Absence]:
 
 def adapter_absences(config: PolicyRun) -> list[Absence]:
     """Adapters that the config names and that are not here."""
-    named = {"adapter.start": config.adapter.start, "judge.adapter": config.judge.adapter}
+    judges = {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
+    named = {"adapter.start": config.adapter.start}
+    named |= {f"{key}.adapter": judge.adapter for key, judge in judges.items() if judge}
     return [_absence(key, source, "a LoRA adapter") for key, source in named.items() if source and not _adapter(source)]
 
 
@@ -382,7 +381,6 @@ def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[
     return (
         *(absence for absence in prompts if absence),
         *weights,
-        *held_out_judge(config),
         *reward_absences(config),
         *adapter_absences(config),
     )

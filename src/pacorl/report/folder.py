@@ -36,6 +36,8 @@ class Sample:
     grid: Grid = SINGLE
     p_yes: Matrix = ()
     scores: Mapping[str, float] = field(default_factory=dict)
+    reward: float | None = None
+    """The weighted sum of the rewards; None if one is missing, or if the run did not write it."""
     held_out: Mapping[str, float] = field(default_factory=dict)
     """Measures that nobody rewards."""
 
@@ -120,6 +122,7 @@ def _sample(record: Record, folder: Path, where: str) -> Sample:
         grid=parse_layout(str(record["grid"])) if record.get("grid") else SINGLE,
         p_yes=tuple(tuple(number(value) for value in row) for row in record.get("p_yes") or ()),
         scores=dict(_numbers(record.get("scores") or {})),
+        reward=number(record.get("reward")),
         held_out=dict(_numbers(record.get("held_out") or {})),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -14,6 +15,10 @@ from pacorl.core.grid import panel_texts
 from pacorl.report.folder import Sample
 from pacorl.report.matrix import pair_matrix_svg
 from pacorl.report.pictures import Picture, show
+
+Measure = Literal["consistency", "reward"]
+MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
+"""What sets are ordered by → how the page says it."""
 
 SHOWN = 15
 """Odd, so that evenly spread ranks include the median."""
@@ -26,6 +31,7 @@ class Pair:
     before: Sample
     after: Sample | None
     """None while there has been one evaluation only."""
+    measure: Measure = "consistency"
 
     @property
     def key(self) -> tuple[int, int]:
@@ -33,20 +39,21 @@ class Pair:
 
     @property
     def change(self) -> float | None:
-        """By how much the judge's consistency rose; None where either side was not judged."""
-        if self.after is None or self.after.consistency is None or self.before.consistency is None:
-            return None
-        return self.after.consistency - self.before.consistency
+        """By how much the measure rose; None if either side lacks it."""
+        before = getattr(self.before, self.measure)
+        after = getattr(self.after, self.measure) if self.after else None
+        return None if before is None or after is None else after - before
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One sheet: its picture and what the judge says of it."""
+    """One sheet: its picture, what the judge says of it, and the value of the measure that orders the gallery."""
 
     name: str
     sample: Sample
     picture: Picture
     matrix: Markup
+    value: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +91,26 @@ class Set:
 def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
     """Pairs of the first and the last evaluation, largest change first, and how many sheets have no counterpart.
 
-    Pairs that were not judged come last, in the order of their prompts. Sheets whose picture is not there yet do
-    not count.
+    The change is the judge's consistency's, or the reward's in a run without a judge. Pairs that were not judged come
+    last, in the order of their prompts. Sheets whose picture is not there yet do not count.
     """
     if not samples:
         return [], 0
+    measure = measure_of(samples)
     first = {sample.key: sample for sample in samples[min(samples)] if sample.image.is_file()}
     last = {sample.key: sample for sample in samples[max(samples)] if sample.image.is_file()}
     if len(samples) == 1:
-        return [Pair(before=first[key], after=None) for key in sorted(first)], 0
-    pairs = [Pair(before=first[key], after=last[key]) for key in sorted(first.keys() & last.keys())]
+        return [Pair(before=first[key], after=None, measure=measure) for key in sorted(first)], 0
+    shared = sorted(first.keys() & last.keys())
+    pairs = [Pair(before=first[key], after=last[key], measure=measure) for key in shared]
     pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)
     return pairs, len(first.keys() ^ last.keys())
+
+
+def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
+    """The judge's consistency if any sheet has it, else the reward."""
+    judged = any(sample.consistency is not None for several in samples.values() for sample in several)
+    return "consistency" if judged else "reward"
 
 
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN) -> list[Set]:
@@ -116,13 +131,14 @@ def training_sheets(sheets: Mapping[int, Path], *, count: int) -> dict[int, Pict
 
 
 def _sides(pair: Pair) -> list[Side]:
-    named = {"Before": pair.before, "After": pair.after}
-    return [_side(name, sample) for name, sample in named.items() if sample]
+    sides = {"Before": pair.before, "After": pair.after}
+    return [_side(name, sample, pair.measure) for name, sample in sides.items() if sample]
 
 
-def _side(name: str, sample: Sample) -> Side:
+def _side(name: str, sample: Sample, measure: Measure) -> Side:
     matrix = pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}")
-    return Side(name=name, sample=sample, picture=show(_open(sample.image)), matrix=matrix)
+    picture = show(_open(sample.image))
+    return Side(name=name, sample=sample, picture=picture, matrix=matrix, value=getattr(sample, measure))
 
 
 def _open(path: Path) -> Image.Image:

@@ -14,7 +14,7 @@ from pacorl.report.alarms import alarms, is_watched
 from pacorl.report.bars import changes_svg, shares_svg
 from pacorl.report.curves import charts
 from pacorl.report.folder import RunFolder, read_run
-from pacorl.report.gallery import Pair, Set, choose, match, spread, training_sheets
+from pacorl.report.gallery import MEASURES, Pair, Set, choose, match, measure_of, spread, training_sheets
 from pacorl.report.plots import line_chart_svg
 from pacorl.report.results import (
     compared,
@@ -96,6 +96,7 @@ def _gallery(run: RunFolder) -> dict[str, object]:
         ),
         "epochs": sorted(run.samples),
         "pairs": pairs,
+        "measure": MEASURES[measure_of(run.samples)],
         "unmatched": unmatched,
         "open_sets": open_sets,
         "folded_sets": [one for one in sets if one not in open_sets],

@@ -60,10 +60,19 @@ def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards") -> N
             maker(**_given(maker, judge=None, device="cpu"), **args)
 
 
+def asks_judge(config: RewardConfig) -> bool:
+    """Whether a reward asks a judge, which it says by taking an argument `judge`. Runs the file of a user's reward."""
+    return "judge" in _parameters(maker_of(config.name))
+
+
 def build_rewards(
-    configs: Sequence[RewardConfig], *, judge: Judge, device: str | torch.device = "cpu"
+    configs: Sequence[RewardConfig], *, judge: Judge | None, device: str | torch.device = "cpu"
 ) -> Mapping[str, Reward]:
-    """The configured rewards by their keys, in order; their weights are loaded later (`rewards.reward.rehearse`)."""
+    """The configured rewards by their keys, in order; their weights are loaded later (`rewards.reward.rehearse`).
+
+    Args:
+        judge: None if no reward asks one, or if they are made to check prompts only.
+    """
     built = {}
     for config in configs:
         maker = maker_of(config.name)

@@ -1,16 +1,41 @@
-"""The judge of a run: reached before weights load where it is behind HTTP, loaded after the encoders left otherwise."""
+"""The judges of a run: which of them anything asks, and how each is had.
+
+A judge behind HTTP is reached before weights load, one of this process is loaded after the encoders left.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pacorl.config import ConfigError, JudgeConfig, PolicyRun
 from pacorl.models.http_judge import HttpJudge
 from pacorl.models.judge import JUDGES, Judge
+from pacorl.rewards import asks_judge
 
 if TYPE_CHECKING:
     import torch
 
-    from pacorl.config import JudgeConfig
+
+def without_idle_judges(config: PolicyRun) -> PolicyRun:
+    """Drop the judges that nothing asks: no reward, no measure of the evaluation, and not `best_by`.
+
+    Returns:
+        The config, its `judge` and `evaluation.judge` None unless they are asked. Doing it again changes nothing.
+
+    Raises:
+        ConfigError: `judge` is none, and a reward or measure asks it; the message names which.
+    """
+    rewards = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward)]
+    measures = [f"evaluation.rewards.{reward.key}" for reward in config.evaluation.rewards if asks_judge(reward)]
+    asking = rewards + ([] if config.evaluation.judge else measures)
+    asking += ["best_by p_yes"] if config.best_by == "p_yes" else []
+    if asking and config.judge is None:
+        raise ConfigError(
+            f"judge is none, and {', '.join(asking)} {'asks' if len(asking) == 1 else 'ask'} a judge; name one "
+            "(judge.checkpoint=…), or leave out what asks it"
+        )
+    evaluation = config.evaluation.model_copy(update={"judge": config.evaluation.judge if measures else None})
+    return config.model_copy(update={"judge": config.judge if asking else None, "evaluation": evaluation})
 
 
 def reach_judge(config: JudgeConfig, *, processes: int) -> HttpJudge | None:

@@ -40,7 +40,8 @@ class Training:
     config: PolicyRun
     runtime: Runtime
     policy: Policy
-    judge: Judge
+    judge: Judge | None
+    """Who answers the rewards' questions; None if nothing asks it."""
     rewards: Mapping[str, Reward]
     train_prompts: list[Prompt]
     evaluation_prompts: list[Prompt]
@@ -52,8 +53,8 @@ class Training:
     bars: Bars
     held_out: Mapping[str, Reward]
     """Measured in evaluations and never rewarded."""
-    held_out_judge: Judge
-    """Who answers for them; `judge` where no other is named."""
+    held_out_judge: Judge | None
+    """Who answers for them; `judge` if no other is named."""
     watch: Watch
     old: SamplingCopy | None = None
     """The adapter that samples, where it is not the trained one."""

@@ -1,0 +1,280 @@
+"""A run whose rewards and measures ask no judge needs none: none is reached, loaded, planned or asked."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pacorl import config as configs
+from pacorl.app.plan import plan
+from pacorl.app.quickstart import recipe
+from pacorl.cli import app
+from pacorl.config import ConfigError, PolicyRun
+from pacorl.engine import runtime
+from pacorl.models.judge import TINY_JUDGE
+from pacorl.report.folder import read_run
+from pacorl.report.gallery import match
+from pacorl.train import judging
+from pacorl.train.evaluate import evaluate
+from pacorl.train.judging import without_idle_judges
+from pacorl.train.policy import prepare, train_policy
+
+JPEG = "{name: jpeg_size, args: {prefer: large}}"
+UNREACHABLE = "judge={backend: http, checkpoint: 'http://127.0.0.1:9/v1', model: paco, retries: 0, timeout: 1}"
+OWN = """
+def redness(prompts, images):
+    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
+
+class Asking:
+    def __init__(self, judge):
+        self.judge = judge
+    def __call__(self, prompts, images):
+        return [float(self.judge is not None) for _ in images]
+"""
+
+
+def load(overrides: list[str]) -> PolicyRun:
+    return configs.load(PolicyRun, recipe(), overrides)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def records(folder: Path, epoch: int) -> list[dict[str, object]]:
+    path = folder / "samples" / f"evaluation-{epoch:06d}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.fixture
+def smaller(small: list[str]) -> list[str]:
+    """Two prompts of two samples at 64 px."""
+    return [*small, "group_size=2", "sampling.batch=2"]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The checkpoints of the judges that are loaded in this process, as they are."""
+    loaded: list[str] = []
+    local = judging.JUDGES["local"]
+
+    def noted(checkpoint: str, **options: object) -> object:
+        loaded.append(checkpoint)
+        return local(checkpoint, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(judging.JUDGES, "local", noted)
+    return loaded
+
+
+# --- a whole run -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller: list[str], own: Path) -> None:
+    """The judge of the config does not answer, and nothing minds."""
+    rewards = f"rewards=[{JPEG}, {{name: '{own}:redness', weight: 10}}]"
+    arguments = [str(recipe()), *smaller, UNREACHABLE, rewards, f"evaluation.rewards=[{JPEG}]", "epochs=2"]
+    out = Path(next(one for one in smaller if one.startswith("out=")).removeprefix("out="))
+    result = CliRunner().invoke(app, ["train-policy", *arguments])
+    assert result.exception is None, result.output
+    lines = metrics(out)
+    assert [line["kind"] for line in lines] == ["evaluation", "epoch", "epoch", "evaluation"]
+    assert all(line["grad_norm"] > 0 for line in lines if line["kind"] == "epoch")
+    assert not [name for line in lines for name in line if name == "p_yes" or name.startswith("judge/")]
+    first, last = records(out, 0)[0], records(out, 2)
+    assert first["p_yes"] == []
+    assert first["reward"] == pytest.approx(first["scores"]["jpeg_size"] + 10 * first["scores"]["redness"])  # type: ignore[index]
+    best = json.loads((out / "checkpoints" / "best.json").read_text())
+    mean = sum(one["reward"] for one in last) / len(last)  # type: ignore[misc]
+    assert (best["best_by"], best["score"]) == ("reward", pytest.approx(mean))
+    assert configs.load(PolicyRun, out / "config.yaml").judge is None
+
+    for path in runtime.checkpoints(out / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    resumed = CliRunner().invoke(app, ["train-policy", *arguments, "--resume"])
+    assert resumed.exception is None, resumed.output
+    seconds = {name for line in lines for name in line if name.startswith("seconds/")}
+    assert [{name: line[name] for name in line.keys() - seconds} for line in metrics(out)] == [
+        {name: line[name] for name in line.keys() - seconds} for line in lines
+    ]
+
+
+def test_the_page_of_a_run_without_a_judge_is_ordered_by_the_reward(smaller: list[str]) -> None:
+    out = train_policy(load([*smaller, "judge=none", f"rewards=[{JPEG}]"]))
+    page = (out / "report.html").read_text()
+    assert "Ordered by how much the reward changed" in page
+    assert "Change of the reward, all 2 sheets" in page
+    assert "P(Yes)" not in page
+    assert "judge’s" not in page
+    pairs, _ = match(read_run(out).samples)
+    changes = [pair.change for pair in pairs]
+    assert changes == sorted(changes, reverse=True)  # type: ignore[type-var]
+    before, after = records(out, 0), records(out, 1)
+    rises = [b["reward"] - a["reward"] for a, b in zip(before, after, strict=True)]  # type: ignore[operator]
+    assert changes == pytest.approx(sorted(rises, reverse=True))
+
+
+# --- who is asked ----------------------------------------------------------------------------------------------
+
+
+def first_evaluation(overrides: list[str]) -> dict[str, float]:
+    """What a run measures before it trains."""
+    training = prepare(load([*overrides, "sampling.size=[32,32]", "evaluation.size=[32,32]", "sampling.steps=2"]))
+    try:
+        return evaluate(training)
+    finally:
+        training.logbook.close()
+
+
+def test_measures_that_ask_the_run_s_judge_load_it(smaller: list[str], loads: list[str]) -> None:
+    found = first_evaluation([*smaller, f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match}]"])
+    assert loads == ["tiny"]
+    assert 0 < found["held_out/panel_match"] < 1
+    assert 0 < found["p_yes"] < 1
+
+
+def test_a_judge_of_the_measures_alone_is_the_only_one_that_is_loaded(smaller: list[str], loads: list[str]) -> None:
+    judge = f"evaluation.judge={{checkpoint: '{TINY_JUDGE}', dtype: float32}}"
+    measures = "evaluation.rewards=[{name: panel_match}]"
+    found = first_evaluation([*smaller, UNREACHABLE, f"rewards=[{JPEG}]", judge, measures])
+    assert loads == [str(TINY_JUDGE)]
+    assert 0 < found["held_out/panel_match"] < 1
+    assert "p_yes" not in found
+
+
+def test_measures_that_ask_none_leave_the_evaluation_s_judge_alone(smaller: list[str], loads: list[str]) -> None:
+    unreachable = UNREACHABLE.replace("judge=", "evaluation.judge=")
+    found = first_evaluation([*smaller, unreachable, f"evaluation.rewards=[{JPEG}]"])
+    assert loads == ["tiny"]
+    assert "held_out/jpeg_size" in found
+    assert 0 < found["p_yes"] < 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "judge", "held_out"),
+    [
+        ([], True, False),
+        ([f"rewards=[{JPEG}]"], False, False),
+        ([f"rewards=[{JPEG}]", "best_by=p_yes"], True, False),
+        ([f"rewards=[{JPEG}]", "evaluation.rewards=[{name: consistency}]"], True, False),
+        ([f"rewards=[{JPEG}]", "evaluation={rewards: [{name: consistency}], judge: {checkpoint: x}}"], False, True),
+        ([f"evaluation={{rewards: [{JPEG}], judge: {{checkpoint: x}}}}"], True, False),
+        ([f"rewards=[{JPEG}]", f"evaluation={{rewards: [{JPEG}], judge: {{checkpoint: x}}}}"], False, False),
+        (["evaluation={rewards: [{name: consistency}], judge: none}"], True, False),
+        (["rewards=[{name: 'OWN:redness'}]"], False, False),
+        (["rewards=[{name: 'OWN:Asking'}]"], True, False),
+    ],
+)
+def test_who_is_asked_follows_from_rewards_and_measures(
+    overrides: list[str], judge: bool, held_out: bool, own: Path
+) -> None:
+    config = without_idle_judges(load([override.replace("OWN", str(own)) for override in overrides]))
+    assert (config.judge is not None, config.evaluation.judge is not None) == (judge, held_out)
+    assert without_idle_judges(config) == config
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null"])
+def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Path) -> None:
+    config = load([f"judge={word}", f"rewards=[{JPEG}]"])
+    assert config.judge is None
+    (tmp_path / "config.yaml").write_text(configs.dump(config))
+    assert configs.load(PolicyRun, tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("door", [plan, train_policy, without_idle_judges])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [],
+            r"judge is none, and rewards\.consistency, rewards\.panel_match ask a judge; name one \(judge\.",
+        ),
+        (
+            [f"rewards=[{JPEG}]", "evaluation.rewards=[{name: panel_match, label: fit}]"],
+            r"evaluation\.rewards\.fit asks",
+        ),
+        ([f"rewards=[{JPEG}]", "best_by=p_yes"], "best_by p_yes asks a judge"),
+        (["rewards=[{name: 'OWN:Asking'}]"], r"rewards\.Asking asks a judge"),
+    ],
+)
+def test_no_judge_is_refused_where_one_is_asked(
+    door: Callable[[PolicyRun], object], overrides: list[str], message: str, own: Path
+) -> None:
+    config = load(["judge=none", *(override.replace("OWN", str(own)) for override in overrides)])
+    with pytest.raises(ConfigError, match=message):
+        door(config)
+
+
+def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"judge: Input should be a valid dictionary.*\(got 'nobody'\)"):
+        load(["judge=nobody"])
+
+
+# --- the dry run and the doctor --------------------------------------------------------------------------------
+
+
+def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
+    absent = ["judge.checkpoint=lab/judge", "judge.adapter=lab/lora", f"out={tmp_path}"]
+    asked = plan(load(absent))
+    idle = plan(load([*absent, f"rewards=[{JPEG}]"]))
+    assert {"judge", "judge at work"} <= {row.component for row in asked.rows}
+    assert {one.key for one in asked.absences} == {"judge.checkpoint", "judge.adapter"}
+    assert not [row for row in idle.rows if "judge" in row.component]
+    assert (idle.absences, idle.warnings) == ((), ())
+
+
+def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) -> None:
+    measures = (
+        "evaluation={rewards: [{name: consistency}], judge: {checkpoint: tiny, dtype: float32, adapter: no/lora}}"
+    )
+    both = {row.component: row.bytes for row in plan(load([f"out={tmp_path}", measures])).rows}
+    assert both["judge"] == both["evaluation's judge"]
+    assert len([component for component in both if component.endswith("at work")]) == 1, "one works at a time"
+    found = plan(load([f"out={tmp_path}", measures, f"rewards=[{JPEG}]"]))
+    names = {row.component for row in found.rows}
+    assert "evaluation's judge" in names
+    assert "judge" not in names
+    assert [one.key for one in found.absences] == ["evaluation.judge.adapter"]
+
+
+@pytest.mark.parametrize("named", [UNREACHABLE, "judge=none", "judge={checkpoint: lab/judge}"])
+def test_the_doctor_finds_a_run_without_a_judge_fine(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "1")
+    arguments = [str(recipe()), f"out={tmp_path / 'run'}", named, f"rewards=[{JPEG}]"]
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    texts = {one["topic"]: one["text"] for one in json.loads(result.stdout)["findings"]}
+    assert texts["judge"] == "none is needed: neither a reward nor a measure asks one"
+    assert texts["rewards"] == "jpeg_size scores a trial sheet"
+
+
+def test_the_doctor_tries_no_reward_of_one_s_own_without_its_judge(
+    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's reward that asks a judge is no more tried without it than ours are."""
+    monkeypatch.setenv("MASTER_PORT", "1")
+    arguments = [str(recipe()), f"out={tmp_path / 'run'}", f"rewards=[{{name: '{own}:Asking'}}]"]
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    topics = [one["topic"] for one in json.loads(result.stdout)["findings"]]
+    assert "judge" in topics
+    assert "rewards" not in topics
+
+
+def test_the_doctor_names_the_reward_that_asks_nobody(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", str(recipe()), f"out={tmp_path / 'run'}", "judge=none", "--json"])
+    assert result.exit_code == 2
+    errors = [one["text"] for one in json.loads(result.stdout)["findings"] if one["severity"] == "error"]
+    assert "judge is none, and rewards.consistency" in errors[0]
+    assert not [one for one in json.loads(result.stdout)["findings"] if one["topic"] == "judge"]
