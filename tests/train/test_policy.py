@@ -139,6 +139,37 @@ def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monke
         assert torch.cat([batch.used_B for batch in batches]).all()
 
 
+@pytest.mark.parametrize(("objective", "draws"), [("grpo_clip", 1 + 1), ("diffusion_nft", 1 + 2)])
+def test_epochs_share_neither_noise_nor_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, draws: int
+) -> None:
+    """Per sample a start and, for paths, a step; for endpoints a noise at each sigma of each of two inner epochs."""
+    config = toy_config(tmp_path / "run", f"objective.name={objective}", "objective.inner_epochs=2")
+    with toy_world():
+        training = loop.prepare(config)
+    seeds: list[int] = []
+    painted: list[list[int]] = []
+    noise, collect = training.policy.noise, loop.collect
+
+    def drawn(several, size):  # type: ignore[no-untyped-def]
+        seeds.extend(several)
+        return noise(several, size)
+
+    def collected(policy, rows, **rest):  # type: ignore[no-untyped-def]
+        painted[-1].extend(row.prompt.id for row in rows)
+        return collect(policy, rows, **rest)
+
+    monkeypatch.setattr(training.policy, "noise", drawn)
+    monkeypatch.setattr(loop, "collect", collected)
+    for _ in range(2):
+        painted.append([])
+        loop.run_epoch(training)
+    training.logbook.close()
+    assert len(seeds) == len(set(seeds)) == 2 * 8 * draws
+    assert not set(painted[0]) & set(painted[1])
+    assert sorted(painted[0] + painted[1]) == sorted(4 * list(range(4)))
+
+
 def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
     config = load(small)
     train_policy(config)
