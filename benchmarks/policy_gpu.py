@@ -64,16 +64,22 @@ def main() -> int:
     if not options.tiny and not torch.cuda.is_available():
         print("policy_gpu: no CUDA device is here; --tiny tries the same code on a CPU", file=sys.stderr)
         return 1
-    device = torch.device("cpu" if options.tiny else "cuda")
+    phases, text = measured(options, torch.device("cpu" if options.tiny else "cuda"))
+    print(text)
+    return int(any(phase.bytes is not None and phase.bytes > phase.planned_bytes + SLACK for phase in phases))
+
+
+def measured(options: argparse.Namespace, device: torch.device) -> tuple[list[Measured], str]:
+    """Every phase at every size, and the text or JSON that says so."""
     runs = {side: run_of(side, options) for side in (TINY_SIDES if options.tiny else SIDES)}
     bench = Bench(next(iter(runs.values())), device)
     peak = matmul_peak(device, bench.dtype, side=512 if options.tiny else 8192)
-    found = [line for side, config in runs.items() for line in bench.measure(side, config, options, peak=peak)]
-    print(as_json(found, peak, bench) if options.json else described(found, peak, bench))
-    return int(any(line.bytes is not None and line.bytes > line.planned_bytes + SLACK for line in found))
+    phases = [phase for side, config in runs.items() for phase in bench.measure(side, config, options, peak=peak)]
+    return phases, as_json(phases, peak, bench) if options.json else described(phases, peak, bench)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of `line`, or of the command's own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--tiny", action="store_true", help="the tiny shape in fp32 on the CPU; its figures mean little"
@@ -83,7 +89,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    return parser.parse_args(line)
 
 
 def run_of(side: int, options: argparse.Namespace) -> PolicyRun:
@@ -202,7 +208,9 @@ class Bench:
     def planned(self, config: PolicyRun) -> Plan:
         """What `--dry-run` says of the same run."""
         policy = policy_on_meta(config, sources.generator(config).parts)
-        return Plan(rows(config, policy=policy, judge={}, prompts=()), (), (), str(self.device), None)
+        return Plan(
+            rows(config, policy=policy, judge={}, held_out_judge={}, prompts=()), (), (), str(self.device), None
+        )
 
 
 @torch.no_grad()

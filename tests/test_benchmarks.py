@@ -1,13 +1,60 @@
-"""The benchmark that needs a GPU runs, on its tiny shape, where there is none."""
+"""The benchmark that needs a GPU runs where there is none: on its tiny shape, and at full width without its data."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pacorl.app import sources
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A benchmark's file as a module."""
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+class OnesFromMeta(TorchDispatchMode):
+    """What leaves the meta device for the CPU, where a GPU would hand over its data, is ones."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        source = args[0] if args and isinstance(args[0], torch.Tensor) and args[0].is_meta else None
+        if source is not None and func is torch.ops.aten._local_scalar_dense.default:
+            return torch.ones((), dtype=source.dtype).item()
+        device = kwargs.get("device") or torch.device("meta")
+        if source is not None and func is torch.ops.aten._to_copy.default and device.type == "cpu":
+            return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+        return func(*args, **kwargs)
+
+
+def test_the_gpu_benchmark_runs_at_full_width_on_the_meta_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published parts of FLUX.1-dev at 512 px, with one block of each kind for speed: the others are alike."""
+    policy_gpu = benchmark("policy_gpu", monkeypatch)
+    monkeypatch.setattr(policy_gpu, "SIDES", (512,))
+    for depth in ("num_layers", "num_single_layers"):
+        monkeypatch.setitem(sources.FLUX_DEV["transformer"], depth, 1)  # type: ignore[arg-type]
+    options = policy_gpu.arguments(["--steps", "2", "--repeats", "1"])
+    with OnesFromMeta():
+        phases, text = policy_gpu.measured(options, torch.device("meta"))
+    assert [(phase.side, phase.phase) for phase in phases] == [(512, "sample"), (512, "decode"), (512, "train")]
+    assert all(phase.flops > 1e12 and phase.planned_bytes > 2**30 for phase in phases)
+    assert " 512  decode " in text
 
 
 @pytest.mark.slow
