@@ -269,7 +269,7 @@ def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path, kind):
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     counts = json.loads(done.stdout)
     assert json.loads(planned.stdout) == counts
-    assert counts["pairs"] + counts["rankings"] > 0
+    assert counts.get("pairs", 0) + counts.get("rankings", 0) > 0
     assert counts["pictures"] == sum(path.is_file() for path in (other / "imported/theirs/files").rglob("*"))
     plan = json.loads((other / "manifests/import-theirs.json").read_text())["plan"]
     assert {Path(name).name for name in plan["inputs"]} == {

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from pacorl.core import questions
 from pacorl.curate.records import Answer
 from pacorl.curate.rules import best_worst, halves, in_either_order, label_pairs, mean_rankings, split_groups
 
@@ -63,6 +64,55 @@ def test_mean_ranking_and_its_ties():
     )
     assert [one.candidates for one in merged] == [tuple("abcd")]
     assert dropped == 1
+
+
+def test_tied_candidates_share_their_fate():
+    tied = Answer("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
+    assert tied.tiers == (("a",), ("b", "c"), ("d",))
+    assert best_worst([("a", "b"), ("c",)]) == [("a", True), ("b", True), ("c", False)]
+    assert halves(tied.tiers) == [("a", True), ("d", False)]
+    assert halves([("a",), ("b", "c", "d")]) == [("a", True), ("b", False), ("c", False), ("d", False)]
+
+
+def test_a_tie_counts_half_in_the_mean_ranking():
+    tied = Answer("i", "x", "g", "r", tuple("abcd"), ranks=(1, 2, 2, 4))
+    merged, dropped = mean_rankings([tied, Answer("i", "y", "g", "r", tuple("acbd"))])
+    assert [(one.annotator, one.candidates, one.ranks) for one in merged] == [("mean", tuple("acbd"), ())]
+    assert mean_rankings([tied]) == ([], 1)
+    assert dropped == 0
+
+
+def test_what_is_asked_depends_on_what_was_written_down():
+    hat, both = {"Identity": {"Hat": "Same hat"}}, {"Identity": {"Hat": "Same hat"}, "Style": {"Ink": "Same ink."}}
+
+    def asked(question: str, **texts) -> str:
+        pairs, _ = label_pairs([Answer("i", "ann", "g", "r", ("a", "b"), **texts)], question=question)
+        return pairs[0].question
+
+    assert asked("theme", theme="A cat.", criteria=hat) == questions.same_theme("A cat.")
+    assert asked("theme", criteria=hat) == questions.meets_criterion("Same hat.")
+    assert asked("theme") == asked("plain", theme="A cat.") == questions.consistent()
+    assert asked("criteria", theme="A cat.", criteria=both) == questions.meets_criterion("Same hat. Same ink.")
+    with pytest.raises(ValueError, match="ranking i by ann has no criteria to ask for"):
+        asked("criteria", theme="A cat.")
+
+
+def test_one_pair_may_be_asked_two_questions():
+    style = Answer("i", "x", "g", "r", ("a", "b"), theme="Style")
+    pairs, _ = label_pairs([style, Answer("j", "x", "g", "r", ("b", "a"), theme="Outfit")])
+    assert len({pair.key for pair in pairs}) == len(pairs) == 4
+    labelled = {(frozenset(pair.images), "Style" in pair.question): pair.consistent for pair in pairs}
+    assert labelled[frozenset("ra"), True]
+    assert not labelled[frozenset("ra"), False]
+
+
+def test_few_groups_fill_every_split():
+    ties = [(f"g{i}", f"own {i}") for i in range(4)]
+    splits = split_groups(ties, shares={"train": 0.9, "test": 0.1})
+    assert sorted(splits.values()) == ["test", "train", "train", "train"]
+    large = [*ties, *[(f"h{i}", "shared") for i in range(20)]]
+    assert sum(split == "test" for split in split_groups(large, shares={"train": 0.9, "test": 0.1}).values()) <= 4
+    assert set(split_groups(ties, shares={"train": 1.0, "test": 0.0}).values()) == {"train"}
 
 
 def test_splits_keep_what_is_shared_together_and_meet_their_shares():

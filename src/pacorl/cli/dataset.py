@@ -270,7 +270,7 @@ def explain(
     endpoint: str = typer.Option("", help="Base URL of an OpenAI-compatible API; empty for the client's default."),
     key_env: str = typer.Option("OPENAI_API_KEY", help="The environment variable that holds the key."),
     rule: str = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves."),
-    question: str = typer.Option("theme", help="What the judge is asked: theme or plain."),
+    question: str = typer.Option("theme", help="What the judge is asked: theme, criteria, or plain."),
     price: str = typer.Option("0/0", help="Per million prompt/completion tokens."),
     limit: int = typer.Option(None, help="At most so many pairs."),
     workers: int = typer.Option(8, help="Requests at a time."),
@@ -303,7 +303,7 @@ def export(
     out: Path = typer.Option(None, help="Where to write; FOLDER/export unless named."),
     formats: str = typer.Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
     rule: str = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves."),
-    question: str = typer.Option("theme", help="What the judge is asked: theme or plain."),
+    question: str = typer.Option("theme", help="What the judge is asked: theme, criteria, or plain."),
     test_share: float = typer.Option(0.1, help="Share of the prompts that is held out."),
     seed: int = SEED,
     dry_run: bool = DRY_RUN,
@@ -331,14 +331,16 @@ def export(
 @app.command("import")
 def import_(
     folder: Path = FOLDER,
-    source: Path = typer.Argument(help="What was published, unpacked."),
+    source: Path = typer.Argument(help="A folder that was published, unpacked; or your rankings, a .csv or .jsonl."),
     *,
-    kind: str = typer.Option(..., help="sharegpt (PaCo-Dataset), consistency_rank, or sharegpt_4o_image."),
-    name: str = typer.Option("", help="What it is called here; the source folder's name unless given."),
+    kind: str = typer.Option(
+        ..., help="rankings (your own), sharegpt (PaCo-Dataset), consistency_rank, or sharegpt_4o_image."
+    ),
+    name: str = typer.Option("", help="What it is called here; the source's name unless given."),
     dry_run: bool = DRY_RUN,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Bring in what others published."""
+    """Bring in rankings of your own, or what others published."""
     from pacorl.curate.importing import import_folder
 
     with progress("importing") as advance:

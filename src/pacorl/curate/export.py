@@ -39,15 +39,35 @@ class Export:
         self.split_of: dict[str, str] = {}
 
     def deal(self, shares: Mapping[str, float], *, seed: int) -> None:
-        """Sends every group to a split; groups that share a theme or a picture stay together."""
-        asked = ((pair.group, pair.question) for pair in self.pairs if _names_a_theme(pair.question))
+        """Sends every group to a split; groups that share a theme or an image stay together.
+
+        Groups that were given with their rankings may share a theme. Raises ValueError if a split that has a share
+        gets nothing.
+        """
+        given = {answer.group for answer in self.answers if answer.own_group}
+        asked = (
+            (pair.group, pair.question)
+            for pair in self.pairs
+            if pair.group not in given and _names_a_theme(pair.question)
+        )
         shown = ((pair.group, image) for pair in self.pairs for image in pair.images)
-        ranked = ((answer.group, answer.reference) for answer in self.answers)
+        ranked = ((one.group, image) for one in self.answers for image in (one.reference, *one.candidates))
         self.split_of = split_groups(chain(asked, shown, ranked), shares=shares, seed=seed)
+        empty = [name for name, share in shares.items() if share > 0 and name not in self.split_of.values()]
+        if empty:
+            raise ValueError(
+                f"nothing is left for {', '.join(empty)}: all {len(self.split_of)} groups hang together by themes or "
+                "images that they share; give rankings of more images or, if only their themes are shared, a 'group', "
+                "or train on all (--test-share 0)"
+            )
 
     def splits(self) -> Iterator[tuple[str, list[LabelledPair]]]:
         for name in sorted(set(self.split_of.values())):
             yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
+
+    def benchmark(self) -> tuple[list[Answer], int]:
+        """One ranking of each instance of the test split, by mean rank; and how many are left out for ties."""
+        return mean_rankings([answer for answer in self.answers if self.split_of.get(answer.group) == "test"])
 
     def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
         """Pairs as what a judge learns from, their pictures brought into the export."""
@@ -119,24 +139,29 @@ def write_parquet(export: Export) -> list[Path]:
 def write_consistency_rank(export: Export) -> list[Path]:
     """ConsistencyRank's folder of the test split: one ranking per instance, by mean rank; tied ones are left out."""
     root = export.out / "benchmark"
-    held_out = [answer for answer in export.answers if export.split_of.get(answer.group) == "test"]
-    rankings, _ = mean_rankings(held_out)
-    prompts = {answer.group: answer for answer in rankings}
+    rankings, _ = export.benchmark()
+    folders = _benchmark_folders(rankings)
+    prompts = {folders[answer.instance]: answer for answer in rankings}
     criteria = _criteria(export.folder)
     write_jsonl(
         root / "prompt_data.jsonl",
-        [{"idx": group, "prompt": one.theme, "criteria": criteria.get(group, {})} for group, one in prompts.items()],
+        [
+            {"idx": folder, "prompt": one.theme, "criteria": one.criteria or criteria.get(one.group, {})}
+            for folder, one in prompts.items()
+        ],
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
+    files: dict[str, str] = {}
     for answer in rankings:
+        folder = folders[answer.instance]
         # Candidates in the order of their names: the order in which they are listed must not give the answer away.
         names = {
-            name: _benchmark_picture(export, root, answer.group, name)
+            name: _benchmark_picture(export, root, folder, name, files)
             for name in (answer.reference, *sorted(answer.candidates))
         }
         rows.append(
             {
-                "folder": answer.group,
+                "folder": folder,
                 "ref_image": names[answer.reference],
                 "comp_images": [names[name] for name in sorted(answer.candidates)],
                 "rank_images": [names[name] for name in answer.candidates],
@@ -146,10 +171,33 @@ def write_consistency_rank(export: Export) -> list[Path]:
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
 
 
-def _benchmark_picture(export: Export, root: Path, group: str, name: str) -> str:
+def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
+    """instance → its folder in the benchmark: its group's, or, for a group with several themes, one for each."""
+    texts: dict[str, list[object]] = {}
+    folders = {}
+    for answer in rankings:
+        known = texts.setdefault(answer.group, [])
+        text = (answer.theme, answer.criteria)
+        if text not in known:
+            known.append(text)
+        number = known.index(text) + 1
+        folders[answer.instance] = answer.group if number == 1 else f"{answer.group}-{number}"
+    return folders
+
+
+def _benchmark_picture(export: Export, root: Path, folder: str, name: str, files: dict[str, str]) -> str:
+    """Brings an image into the benchmark's folder; returns its name there.
+
+    files: what each file of the benchmark shows so far. Images of one name from several folders get their whole path
+    as a name.
+    """
     export.picture(name)
-    link_or_copy(export.out / name, root / "images" / group / Path(name).name)
-    return Path(name).name
+    short = Path(name).name
+    if files.setdefault(f"{folder}/{short}", name) != name:
+        short = name.replace("/", "__")
+        files[f"{folder}/{short}"] = name
+    link_or_copy(export.out / name, root / "images" / folder / short)
+    return short
 
 
 def _criteria(folder: Path) -> dict[str, Any]:
@@ -182,7 +230,10 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dr
     answers = rankings(folder, dry_run=dry_run)
     others = sorted(folder.glob("imported/*/*.jsonl"))
     if not answers and not others:
-        raise ValueError(f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first")
+        raise ValueError(
+            f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
+            f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
+        )
     answers += [one for path in others if path.name == "rankings.jsonl" for one in read_answers(path)]
     pairs, balance = label_pairs(answers, rule=rule, question=question)
     imported = [one for path in others if path.name == "pairs.jsonl" for one in read_pairs(path)]
@@ -224,6 +275,9 @@ def export(
     )
     bundle.deal(shares, seed=seed)
     counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
+    if "consistency_rank" in formats:
+        ranked, tied = bundle.benchmark()
+        counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
     if dry_run:
         return counts
     written = []

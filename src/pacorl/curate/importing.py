@@ -1,4 +1,4 @@
-"""What others published comes into a dataset folder (`pacorl dataset import`).
+"""What others published, and rankings of one's own, come into a dataset folder (`pacorl dataset import`).
 
 Each import is a folder `imported/NAME/` with its pictures and either rankings.jsonl or pairs.jsonl; `export` reads
 them beside the folder's own.
@@ -7,7 +7,8 @@ them beside the folder's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,20 @@ from pacorl.core import questions
 from pacorl.curate.export import link_or_copy
 from pacorl.curate.manifest import Progress, Step, silent
 from pacorl.curate.records import Answer, LabelledPair, write_answers, write_pairs
-from pacorl.curate.rules import pair_key
+from pacorl.curate.rules import pair_key, question_suffix
 from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sharegpt_names
-from pacorl.data.files import inside, read_jsonl, read_keyed, safe_name
+from pacorl.data.files import digest, inside, read_jsonl, read_keyed, safe_name
+from pacorl.data.images import SHOWN_FAULTS, check_readable
+from pacorl.data.rankings import Ranking, load_rankings
 
 
 class Import:
-    """One source folder on its way into `FOLDER/imported/NAME`."""
+    """One source, a folder or a file beside its images, on its way into `FOLDER/imported/NAME`."""
 
     def __init__(self, folder: Path, source: Path, name: str) -> None:
         self.folder, self.source, self.name = folder, source, safe_name(name)
+        self.root = source.parent if source.is_file() else source
+        """What image paths are relative to."""
         self.target = folder / "imported" / name
         self.pictures: dict[str, Path] = {}
         """Inner name → file, of every picture that the records show."""
@@ -32,12 +37,12 @@ class Import:
     def picture(self, relative: str, *, where: str) -> str:
         """Notes a picture that must come along; returns its path relative to the dataset folder."""
         try:
-            path = inside(self.source, relative)
+            path = inside(self.root, relative)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if not path.is_file():
-            raise ValueError(f"{where}: the picture {self.source / relative} is missing")
-        inner = path.relative_to(self.source.resolve()).as_posix()
+            raise ValueError(f"{where}: the picture {self.root / relative} is missing")
+        inner = path.relative_to(self.root.resolve()).as_posix()
         self.pictures[inner] = path
         return f"imported/{self.name}/files/{inner}"
 
@@ -127,13 +132,111 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
         )
 
 
-def question_suffix(question: str) -> str:
-    """Tells pairs of the same pictures with different questions apart."""
-    return "-" + pair_key(question, "")[:8]
+def import_rankings(bundle: Import) -> Iterator[Answer]:
+    """A CSV or JSONL of one's own rankings (`data/rankings.py`).
+
+    Rankings of one reference are a group, unless the file says what a group is. Copies of an image count as that image,
+    so that no split can part them.
+    """
+    rankings = load_rankings(bundle.source)
+    stored = _stored_images(bundle, rankings)
+    instances: dict[object, str] = {}
+    lines: dict[tuple[str, str], int] = {}
+    for ranking in rankings:
+        where = f"{bundle.source}:{ranking.line}"
+        _check_copies(ranking, stored, where)
+        reference, candidates = stored[ranking.reference], tuple(stored[name] for name in ranking.candidates)
+        key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
+        instance = instances.setdefault(key, f"{bundle.name}:{len(instances) + 1}")
+        annotator = ranking.annotator or bundle.name
+        line = lines.setdefault((instance, annotator), ranking.line)
+        if line != ranking.line:
+            raise ValueError(
+                f"{where}: ranks what {annotator} has ranked in line {line}; take one out, or name an 'annotator' in "
+                "each if two people did"
+            )
+        yield Answer(
+            instance=instance,
+            annotator=annotator,
+            group=f"{bundle.name}:{_folder_name(ranking.group or Path(ranking.reference).with_suffix('').as_posix())}",
+            reference=reference,
+            candidates=candidates,
+            theme=ranking.theme,
+            category=ranking.category,
+            ranks=_ranks(ranking.tiers),
+            criteria=ranking.criteria,
+            own_group=bool(ranking.group),
+        )
+
+
+def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str]:
+    """Every image that the rankings name → its path in the dataset folder; copies of an image have one.
+
+    Raises ValueError that lists, by line, the images that are missing, and those that cannot be opened.
+    """
+    lines: dict[str, int] = {}
+    for ranking in rankings:
+        for name in (ranking.reference, *ranking.candidates):
+            lines.setdefault(name, ranking.line)
+    missing = [name for name in lines if not _is_file(bundle, name, line=lines[name])]
+    if missing:
+        shown = "".join(f"\n  line {lines[name]}: {name}{_hint(name)}" for name in missing[:SHOWN_FAULTS])
+        more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
+        raise ValueError(
+            f"{bundle.source}: {len(missing)} image(s) missing; paths are relative to {bundle.root}:{shown}{more}"
+        )
+    check_readable(bundle.root / name for name in lines)
+    first: dict[str, str] = {}
+    originals = {name: first.setdefault(digest(bundle.root / name), name) for name in lines}
+    return {name: bundle.picture(original, where=str(bundle.source)) for name, original in originals.items()}
+
+
+def _is_file(bundle: Import, name: str, *, line: int) -> bool:
+    try:
+        return inside(bundle.root, name).is_file()
+    except ValueError as error:
+        raise ValueError(f"{bundle.source}:{line}: {error}; move the file to a folder above its images") from None
+
+
+def _hint(name: str) -> str:
+    """What may be meant by a name that is no file's."""
+    if "\\" in name:
+        return " (write folders with /)"
+    return " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
+
+
+def _check_copies(ranking: Ranking, stored: Mapping[str, str], where: str) -> None:
+    """Raises ValueError if two images of a ranking are the same file, or copies of one."""
+    first: dict[str, str] = {}
+    for name in (ranking.reference, *ranking.candidates):
+        other = first.setdefault(stored[name], name)
+        if other != name:
+            raise ValueError(f"{where}: {other} and {name} are the same image; take one out")
+
+
+def _ranks(tiers: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """(("a",), ("b", "c"), ("d",)) → (1, 2, 2, 4); nothing if there is no tie."""
+    if all(len(tier) == 1 for tier in tiers):
+        return ()
+    counts = [len(tier) for tier in tiers]
+    return tuple(1 + sum(counts[:index]) for index, count in enumerate(counts) for _ in range(count))
+
+
+def _folder_name(text: str) -> str:
+    """A group's name as that of a folder. Two names that become one are kept together, which leaks nothing."""
+    short = re.sub(r"[^\w.-]+", "-", text).strip("-.")
+    return short if 0 < len(short) <= 80 else f"{short[:60]}-{pair_key(text, '')[:8]}"
 
 
 def _verified(path: Path) -> set[int] | None:
     return {int(line) for line in path.read_text().split()} if path.is_file() else None
+
+
+def _rankings_file(source: Path) -> list[Path]:
+    if not source.is_file():
+        fault = "is a folder" if source.is_dir() else "is missing"
+        raise ValueError(f"{source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
+    return [source]
 
 
 def _benchmark_files(source: Path) -> list[Path]:
@@ -149,6 +252,7 @@ SOURCES: dict[str, tuple[Callable[[Import], Iterator[Any]], Callable[[Path], lis
     "consistency_rank": (import_benchmark, _benchmark_files),
     "sharegpt": (import_sharegpt, sharegpt_files),
     "sharegpt_4o_image": (import_sharegpt_4o, _sharegpt_4o_files),
+    "rankings": (import_rankings, _rankings_file),
 }
 """kind → its reader, and the files that hold its records."""
 
@@ -162,7 +266,7 @@ def import_folder(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Brings `source` in as `imported/NAME`; returns counts.
+    """Brings `source`, a folder or, of rankings, a file, in as `imported/NAME`; returns counts.
 
     A pair that stands there twice counts once, and one that stands there with both labels is left out. Raises
     ValueError for an unknown kind, a name that another source has, or with file and record for what is malformed or
@@ -171,15 +275,22 @@ def import_folder(
     if kind not in SOURCES:
         raise ValueError(f"unknown kind {kind!r}; there are {', '.join(SOURCES)}")
     read, files_of = SOURCES[kind]
-    bundle = Import(folder, source, name or source.resolve().name)
+    bundle = Import(folder, source, name or (_folder_name(source.stem) if source.is_file() else source.resolve().name))
     options = {"kind": kind, "source": str(source.resolve())}
     step = Step(folder, f"import-{bundle.name}", inputs=_existing(files_of(source)), options=options)
     _refuse_another_source(step)
     items = list(read(bundle))
     rankings = [item for item in items if isinstance(item, Answer)]
     pairs, lost = settle([item for item in items if isinstance(item, LabelledPair)])
-    yes = sum(pair.consistent for pair in pairs)
-    counts = {"rankings": len(rankings), "pairs": len(pairs), "yes": yes, "pictures": len(bundle.pictures), **lost}
+    if rankings:
+        counts = {
+            "rankings": len(rankings),
+            "groups": len({answer.group for answer in rankings}),
+            "annotators": len({answer.annotator for answer in rankings}),
+        }
+    else:
+        counts = {"pairs": len(pairs), "yes": sum(pair.consistent for pair in pairs), **lost}
+    counts["pictures"] = len(bundle.pictures)
     if dry_run:
         return counts
     bundle.bring(progress)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,19 @@ class Answer:
     """Best first."""
     theme: str = ""
     category: str = ""
+    ranks: tuple[int, ...] = ()
+    """The candidates' ranks from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty if none are."""
+    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """dimension → name → text: what the candidates were ranked by, if that was written down."""
+    own_group: bool = False
+    """Whether the group was given with the ranking; then a theme that other groups share is no tie between them."""
+
+    @property
+    def tiers(self) -> tuple[tuple[str, ...], ...]:
+        """Best first; the candidates of one tier are tied."""
+        ranks = self.ranks or range(len(self.candidates))
+        ranked = zip(ranks, self.candidates, strict=True)
+        return tuple(tuple(name for _, name in tier) for _, tier in groupby(ranked, key=lambda one: one[0]))
 
 
 def read_answers(path: Path) -> list[Answer]:
@@ -128,7 +142,7 @@ def read_answers(path: Path) -> list[Answer]:
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"
         try:
-            answer = Answer(**{**row, "candidates": tuple(row["candidates"])})
+            answer = Answer(**{**row, "candidates": tuple(row["candidates"]), "ranks": tuple(row.get("ranks", ()))})
         except (TypeError, KeyError) as error:
             raise ValueError(f"{where}: not a ranking ({error})") from None
         if (answer.annotator, answer.instance) in answers:

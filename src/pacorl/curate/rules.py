@@ -1,7 +1,8 @@
 """Rankings → labelled pairs by a named rule, and splits that nothing leaks through.
 
-The paper does not publish its rule. `best_worst` is the one that its numbers suggest: the best candidate of a ranking
-is consistent with the reference, the worst is not.
+A rule reads a ranking's tiers, best first, in which tied candidates stand together. The paper does not publish its
+rule. `best_worst` is the one that its numbers suggest: the best candidate of a ranking is consistent with the
+reference, the worst is not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import TypeVar
 
@@ -19,22 +20,53 @@ from pacorl.curate.records import Answer, LabelledPair
 Choice = TypeVar("Choice")
 
 
-def best_worst(candidates: Sequence[str]) -> list[tuple[str, bool]]:
-    """Yes for the best, No for the worst, nothing for those between."""
-    return [(candidates[0], True), (candidates[-1], False)]
+def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
+    """Yes for the best, No for the worst, nothing for those between; all of a tie are the best or the worst."""
+    return [(name, True) for name in tiers[0]] + [(name, False) for name in tiers[-1]]
 
 
-def halves(candidates: Sequence[str]) -> list[tuple[str, bool]]:
-    """Yes for the better half, No for the worse; the middle one of an odd number is left out."""
-    half = len(candidates) // 2
-    return [(name, True) for name in candidates[:half]] + [(name, False) for name in candidates[-half:]]
+def halves(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
+    """Yes for the better half, No for the worse; those whose mean rank is the middle are left out."""
+    ranks = mean_ranks(tiers)
+    middle = (len(ranks) + 1) / 2
+    return [(name, rank < middle) for name, rank in ranks.items() if rank != middle]
 
 
-RULES: dict[str, Callable[[Sequence[str]], list[tuple[str, bool]]]] = {"best_worst": best_worst, "halves": halves}
-QUESTIONS: dict[str, Callable[[str], str]] = {
-    "theme": questions.same_theme,
-    "plain": lambda theme: questions.consistent(),
+def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Candidate → rank from 1; tied ones share the mean of the ranks that they take up."""
+    ranks: dict[str, float] = {}
+    for tier in tiers:
+        ranks |= dict.fromkeys(tier, len(ranks) + (len(tier) + 1) / 2)
+    return ranks
+
+
+def _by_theme(answer: Answer) -> str:
+    if answer.theme or not answer.criteria:
+        return questions.same_theme(answer.theme) if answer.theme else questions.consistent()
+    return _by_criteria(answer)
+
+
+def _by_criteria(answer: Answer) -> str:
+    """All criteria in one question: people ranked by all of them, so a label says nothing about one alone."""
+    texts = [text.strip() for named in answer.criteria.values() for text in named.values()]
+    if not texts:
+        raise ValueError(
+            f"ranking {answer.instance} by {answer.annotator} has no criteria to ask for; give it some, or ask for its "
+            "theme (--question theme)"
+        )
+    return questions.meets_criterion(" ".join(text if text.endswith((".", "!", "?")) else f"{text}." for text in texts))
+
+
+RULES: dict[str, Callable[[Sequence[Sequence[str]]], list[tuple[str, bool]]]] = {
+    "best_worst": best_worst,
+    "halves": halves,
 }
+QUESTIONS: dict[str, Callable[[Answer], str]] = {
+    "theme": _by_theme,
+    "criteria": _by_criteria,
+    "plain": lambda answer: questions.consistent(),
+}
+"""What a judge is asked about a ranking's pairs. theme: its theme; without one its criteria; with neither, plainly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +88,26 @@ class Balance:
 def label_pairs(
     answers: Sequence[Answer], *, rule: str = "best_worst", question: str = "theme"
 ) -> tuple[list[LabelledPair], Balance]:
-    """Every vote of every ranking goes to its unordered pair; the majority labels it, and ties are dropped.
+    """Every vote of every ranking goes to its question about its unordered pair; the majority labels it.
 
-    Raises ValueError for an unknown rule or question.
+    Pairs with as many votes for Yes as for No are dropped. Raises ValueError for an unknown rule or question, and for
+    rankings without criteria if these are to be asked for.
     """
     vote, ask = _choice(RULES, rule, "rule"), _choice(QUESTIONS, question, "question")
-    votes: dict[str, Counter[bool]] = defaultdict(Counter)
-    seen: dict[str, tuple[Answer, tuple[str, str]]] = {}
+    votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
+    first: dict[tuple[str, str], LabelledPair] = {}
     for answer in answers:
-        for candidate, consistent in vote(answer.candidates):
+        text = ask(answer)
+        for candidate, consistent in vote(answer.tiers):
             key = pair_key(answer.reference, candidate)
-            votes[key][consistent] += 1
-            seen.setdefault(key, (answer, in_either_order(answer.reference, candidate)))
-    pairs = [_pair(key, *seen[key], votes[key], ask) for key in sorted(votes) if votes[key][True] != votes[key][False]]
+            votes[key, text][consistent] += 1
+            images = in_either_order(answer.reference, candidate)
+            first.setdefault(
+                (key, text), LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
+            )
+    decided = [entry for entry in sorted(votes) if votes[entry][True] != votes[entry][False]]
+    asked = Counter(key for key, _ in votes)
+    pairs = [_labelled(first[entry], votes[entry], alone=asked[entry[0]] == 1) for entry in decided]
     yes = sum(pair.consistent for pair in pairs)
     balance = Balance(
         rankings=len(answers),
@@ -81,18 +120,15 @@ def label_pairs(
     return pairs, balance
 
 
-def _pair(
-    key: str, answer: Answer, images: tuple[str, str], votes: Counter[bool], ask: Callable[[str], str]
-) -> LabelledPair:
-    return LabelledPair(
-        key=key,
-        group=answer.group,
-        images=images,
-        consistent=votes[True] > votes[False],
-        question=ask(answer.theme),
-        category=answer.category,
-        votes=(votes[True], votes[False]),
-    )
+def _labelled(pair: LabelledPair, votes: Counter[bool], *, alone: bool) -> LabelledPair:
+    """The pair with its majority's label. alone: no other question is asked about it."""
+    key = pair.key if alone else pair.key + question_suffix(pair.question)
+    return replace(pair, key=key, consistent=votes[True] > votes[False], votes=(votes[True], votes[False]))
+
+
+def question_suffix(question: str) -> str:
+    """Tells pairs of the same images with different questions apart."""
+    return "-" + pair_key(question, "")[:8]
 
 
 def pair_key(first: str, second: str) -> str:
@@ -112,14 +148,14 @@ def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
     for answer in answers:
         by_instance[answer.instance].append(answer)
     merged, dropped = [], 0
-    for instance, group in sorted(by_instance.items()):
-        rank = {name: sum(answer.candidates.index(name) for answer in group) for name in group[0].candidates}
+    for _, group in sorted(by_instance.items()):
+        ranks = [mean_ranks(answer.tiers) for answer in group]
+        rank = {name: sum(one[name] for one in ranks) for name in group[0].candidates}
         if len(set(rank.values())) < len(rank):
             dropped += 1
             continue
         order = tuple(sorted(rank, key=lambda name: rank[name]))
-        first = group[0]
-        merged.append(Answer(instance, "mean", first.group, first.reference, order, first.theme, first.category))
+        merged.append(replace(group[0], annotator="mean", candidates=order, ranks=()))
     return merged, dropped
 
 
@@ -127,20 +163,25 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
     """group → split, so that no tie runs between two splits.
 
     ties: (group, anything it holds): groups that share a theme or a picture go to one split together.
-    shares: split → share of the groups; they sum to 1. Deterministic, whatever the order of `ties`.
+    shares: split → share of the groups; they sum to 1. A split with a share above 0 is empty only if there are too few
+    groups that may be parted. Deterministic, whatever the order of `ties`.
     """
     if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) < 0:
         raise ValueError(f"the shares of the splits {dict(shares)} must be positive and sum to 1")
     clusters = sorted(_clusters(ties))
     random.Random(seed).shuffle(clusters)
     total = sum(map(len, clusters))
-    result: dict[str, str] = {}
+    dealt: dict[str, list[list[str]]] = {name: [] for name in shares}
     for cluster in clusters:
         # The split that is farthest behind its share takes the next cluster.
-        filled = Counter(result.values())
-        name = max(shares, key=lambda split: shares[split] * total - filled[split])
-        result |= dict.fromkeys(cluster, name)
-    return result
+        name = max(shares, key=lambda split: shares[split] * total - sum(map(len, dealt[split])))
+        dealt[name].append(cluster)
+    for name in (name for name in shares if shares[name] > 0 and not dealt[name]):
+        # Too few clusters for so small a share: it gets the smallest of whoever has several.
+        giver = max(dealt.values(), key=len)
+        if len(giver) > 1:
+            dealt[name].append(giver.pop(giver.index(min(giver, key=len))))
+    return {group: name for name, several in dealt.items() for cluster in several for group in cluster}
 
 
 def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:

@@ -8,6 +8,8 @@ A source is one of
     FILE.json              such a file by its own name; a dataset_info.json beside it describes it, if there is one
     tiny:train|dev|test    pairs of the tiny world, drawn on demand, with a count as in tiny:dev:40
 
+Rankings of one's own become the first of these by `pacorl dataset import` and `export` (docs/your-domain.md).
+
 Questions and answers are taken as they are. Image paths are relative to the file and cannot leave its folder. A fault
 names file, and line or record; nothing is skipped.
 """
@@ -31,6 +33,10 @@ from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
 SOURCES = "a .jsonl of comparisons, FOLDER:NAME for an entry of its dataset_info.json, a .json, or tiny:train|dev|test"
+IMPORT_RANKINGS = (
+    "rankings are no comparisons yet; make them some with `pacorl dataset import SET FILE --kind rankings` and "
+    "`pacorl dataset export SET`, and name SET/export/comparisons_train.jsonl"
+)
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
 SHOWN_FAULTS = 10
 """How many missing images a message lists; the rest is counted."""
@@ -74,6 +80,8 @@ def _source(source: str, scratch: Path | None) -> list[Comparison]:
         return load_sharegpt(path, "")
     if folder and Path(folder).is_dir():
         return load_sharegpt(Path(folder), name)
+    if path.suffix.lower() == ".csv":
+        raise ValueError(f"{source}: {IMPORT_RANKINGS}")
     raise ValueError(f"{source}: no such source; give {SOURCES}")
 
 
@@ -138,6 +146,8 @@ def _parse(line: str) -> Mapping[str, Any]:
 
 
 def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
+    if "candidates" in record and "consistent" not in record:
+        raise ValueError(IMPORT_RANKINGS)
     consistent, answer = record.get("consistent"), _text(record, "answer")
     if not isinstance(consistent, bool):
         raise ValueError(f"'consistent' must be true or false, got {consistent!r}")

@@ -1,0 +1,275 @@
+"""Rankings in files: images of one's own, ordered by people, before they become comparisons.
+
+    rankings = load_rankings("examples/rankings/rankings.csv")
+
+A CSV has one ranking a line under a header, best candidate first. Candidates are separated by `|`, tied ones by ` = `:
+
+    reference,candidates,theme,annotator
+    fox/1.png,fox/2.png | fox/3.png = fox/4.png | owl/1.png,A fox with a green scarf,ann
+
+A column for each rank (`reference,1,2,3` or `reference,best,second,worst`) does as well as `candidates`. A JSONL has
+one object a line, in which a list within `candidates` is a tie:
+
+    {"reference": "fox/1.png", "candidates": ["fox/2.png", ["fox/3.png", "fox/4.png"], "owl/1.png"]}
+
+Paths are relative to the file. Other columns and keys are left alone, unless they look like a misspelt one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+Criteria = Mapping[str, Mapping[str, str]]
+"""dimension → name → text, as in the records of prompts."""
+
+TEXTS = ("theme", "annotator", "group", "category")
+KEYS = ("reference", "candidates", "criteria", *TEXTS)
+EXAMPLE = "reference,candidates,theme"
+SEPARATORS = ("|", ">", ";", ",")
+"""What may stand between the candidates of one cell; the first that occurs counts."""
+TIE = re.compile(r"\s+=\s+")
+"""Spaces belong to it: file names such as seed=3.png are common."""
+RANK_COLUMN = re.compile(r"(?:(?:rank|candidate|image)[ _-]?)?(\d+)")
+DIMENSION = "Consistency"
+"""Holds criteria that name no dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """One person's order of the candidates by their consistency with the reference."""
+
+    line: int
+    """Where it stands in its file, from 1."""
+    reference: str
+    tiers: tuple[tuple[str, ...], ...]
+    """Best first; the candidates of one tier are tied."""
+    theme: str = ""
+    criteria: Criteria = field(default_factory=dict)
+    annotator: str = ""
+    group: str = ""
+    """Rankings of one group are never divided between training and test; empty if the file says none."""
+    category: str = ""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Best first."""
+        return tuple(name for tier in self.tiers for name in tier)
+
+
+def load_rankings(path: str | Path) -> list[Ranking]:
+    """Reads every ranking of a CSV or JSONL file; images are not opened.
+
+    Raises ValueError that names file, line, fault and fix.
+    """
+    path = Path(path)
+    readers: dict[str, Callable[[str], Iterator[tuple[int, Any]]]] = {".csv": _csv_records, ".jsonl": _jsonl_records}
+    if path.suffix.lower() not in readers:
+        raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
+    line, rankings = 1, []
+    try:
+        for line, record in readers[path.suffix.lower()](_read(path)):
+            rankings.append(_ranking(record, line))
+    except _LineError as error:
+        raise ValueError(f"{path}:{error.line}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}:{line}: {error}") from None
+    if not rankings:
+        raise ValueError(f"{path}: holds no rankings; give one a line, below a header such as {EXAMPLE} in a CSV")
+    return rankings
+
+
+class _LineError(ValueError):
+    """A fault on a line that gave no record."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+
+
+def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
+    for name in record.keys() - {*KEYS}:
+        near = get_close_matches(name, {*KEYS} - record.keys(), n=1, cutoff=0.8)
+        if near:
+            raise ValueError(f"unknown name {name!r}; did you mean {near[0]!r}?")
+    ranking = Ranking(
+        line=line,
+        reference=_text(record, "reference"),
+        tiers=_tiers(record.get("candidates")),
+        criteria=_criteria(record.get("criteria")),
+        **{name: _text(record, name) for name in TEXTS},
+    )
+    _check(ranking)
+    return ranking
+
+
+def _check(ranking: Ranking) -> None:
+    candidates = ranking.candidates
+    repeated = [name for name in dict.fromkeys(candidates) if candidates.count(name) > 1]
+    if not ranking.reference:
+        raise ValueError("'reference' is empty; name the image that the candidates are compared with")
+    if len(candidates) < 2:
+        raise ValueError(
+            f"a ranking needs two candidates or more, this has {list(candidates)}; separate them by {SEPARATORS[0]!r}"
+        )
+    if repeated:
+        raise ValueError(f"candidate {repeated[0]!r} is ranked twice; name each once")
+    if ranking.reference in candidates:
+        raise ValueError(f"{ranking.reference!r} is the reference and a candidate; take it out of the candidates")
+    if len(ranking.tiers) < 2:
+        raise ValueError("all candidates are tied, which says nothing; take the line out")
+
+
+def _tiers(value: Any) -> tuple[tuple[str, ...], ...]:
+    if not isinstance(value, list) or not all(_is_tier(entry) for entry in value):
+        raise ValueError(
+            f"'candidates' must be a list of paths, best first, got {value!r}; put tied ones into a list of their own"
+        )
+    return tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in value)
+
+
+def _is_tier(entry: Any) -> bool:
+    names = entry if isinstance(entry, list) else [entry]
+    return bool(names) and all(isinstance(name, str) and name for name in names)
+
+
+def _criteria(value: Any) -> Criteria:
+    """A text, a list of texts, names with texts, or dimensions of names with texts → dimensions."""
+    if value in (None, "", [], {}):
+        return {}
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list):
+        texts = {f"Criterion {number}": text for number, text in enumerate(texts, 1)}
+    if _are_texts(texts):
+        return {DIMENSION: texts}
+    if isinstance(texts, dict) and all(_are_texts(named) for named in texts.values()):
+        return texts
+    raise ValueError(f"'criteria' must be a text, texts by name, or dimensions of these, got {value!r}")
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(text, str) and text for text in value.values())
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{key!r} must be a text, got {value!r}")
+    return (value or "").strip()
+
+
+# --- JSONL -----------------------------------------------------------------------------------------------------
+
+
+def _jsonl_records(text: str) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines() would cut at U+2028 inside a text
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise _LineError(number, f"not valid JSON at column {error.colno} ({error.msg})") from None
+        if not isinstance(record, dict):
+            raise _LineError(number, f"a ranking is a JSON object, this is a {type(record).__name__}")
+        yield number, record
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------
+
+
+def _csv_records(text: str) -> Iterator[tuple[int, Any]]:
+    """The records under the header, in the form of the JSONL's."""
+    lines = _csv_lines(text)
+    _, first = next(lines, (1, [""]))
+    header = [name.strip().lower() for name in first]
+    ranks = _rank_columns(header)
+    for line, cells in lines:
+        row = {name: cell for name, cell in zip_longest(header, cells, fillvalue="") if name}
+        unnamed = [cell for name, cell in zip_longest(header, cells, fillvalue="") if cell and not name]
+        if unnamed:
+            raise _LineError(
+                line,
+                f"{unnamed[0]!r} stands under no column name; name its column (those of ranks 1, 2, 3 …), or put "
+                f"quotes around a cell that holds {_delimiter(text)!r}",
+            )
+        candidates = _in_columns(row, ranks, line) if ranks else _in_one_cell(row["candidates"])
+        texts = [one.strip() for one in row.get("criteria", "").split("|") if one.strip()]
+        others = {name: cell for name, cell in row.items() if name not in ranks}
+        yield line, {**others, "criteria": texts, "candidates": candidates}
+
+
+def _csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, stripped cells) of each row that is not blank."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+    start = 1
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                yield start, cells
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise _LineError(start, f"not valid CSV ({error})") from None
+
+
+def _delimiter(text: str) -> str:
+    """What separates cells: whatever occurs most in the header, whose names hold none of these."""
+    return max((",", ";", "\t"), key=text.lstrip().partition("\n")[0].count)
+
+
+def _rank_columns(header: Sequence[str]) -> list[str]:
+    """The columns that hold one rank each, best first; none if there is a column of candidates.
+
+    Raises _LineError, of line 1, if candidates or references have no column.
+    """
+    fix = f"the first line names the columns, e.g. {EXAMPLE}"
+    repeated = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
+    if repeated:
+        raise _LineError(1, f"two columns are called {repeated[0]!r}; {fix}")
+    if "reference" not in header:
+        raise _LineError(1, f"no column is called 'reference', there are {', '.join(header)}; {fix}")
+    numbered = [name for name in header if RANK_COLUMN.fullmatch(name)]
+    span = header[header.index("best") : header.index("worst") + 1] if {"best", "worst"} <= {*header} else []
+    named = [name for name in span if name and name not in KEYS]
+    forms = [form for form in (["candidates"] if "candidates" in header else [], numbered, named) if form]
+    if len(forms) != 1:
+        fault = (
+            f"candidates stand in {' and in '.join(', '.join(form) for form in forms)}" if forms else "no candidates"
+        )
+        raise _LineError(1, f"{fault}; give one column 'candidates', or columns 1, 2, 3 …, or best … worst; {fix}")
+    order = [int(match[1]) for name in numbered if (match := RANK_COLUMN.fullmatch(name))]
+    if numbered and order != list(range(1, len(order) + 1)):
+        raise _LineError(1, f"the rank columns are {', '.join(numbered)}; number them 1, 2, 3 … from left to right")
+    return numbered or named
+
+
+def _in_columns(row: Mapping[str, str], ranks: Sequence[str], line: int) -> list[list[str]]:
+    cells = {name: row[name] for name in ranks if row[name]}
+    expected = {"best", "worst"} if "best" in ranks else {*ranks[: len(cells)]}
+    empty = [name for name in ranks if name in expected and name not in cells]
+    if empty:
+        raise _LineError(line, f"column {empty[0]!r} is empty; move the worse ones up")
+    return [TIE.split(cell) for cell in cells.values()]
+
+
+def _in_one_cell(cell: str) -> list[list[str]]:
+    separator = next((mark for mark in SEPARATORS if mark in cell), SEPARATORS[0])
+    return [TIE.split(tier.strip()) for tier in cell.split(separator) if tier.strip()]

@@ -1,0 +1,209 @@
+"""Rankings of one's own become a dataset: `pacorl dataset import --kind rankings`, then `export`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from pacorl.bench.consistency_rank import read_rank_data
+from pacorl.cli.dataset import app
+from pacorl.core import questions
+from pacorl.curate.export import export
+from pacorl.curate.importing import import_folder
+from pacorl.curate.records import read_answers
+from pacorl.data.comparisons import comparisons_from, load_comparisons
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
+HALF = {"train": 0.5, "test": 0.5}
+
+
+@pytest.fixture
+def mine(tmp_path: Path):
+    """Writes rankings.csv below a header, beside three folders of images that are all different."""
+    folder = tmp_path / "mine"
+    for group in range(3):
+        for number in range(4):
+            path = folder / f"{group}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (80 * group, 60 * number, 0)).save(path)
+
+    def write(*lines: str, header: str = "reference,candidates,theme,annotator") -> Path:
+        (folder / "rankings.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+        return folder / "rankings.csv"
+
+    return write
+
+
+def line(group: int, rest: str = ",") -> str:
+    return f"{group}/0.png,{group}/1.png | {group}/2.png | {group}/3.png,{rest}"
+
+
+def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path) -> None:
+    images = [path for path in EXAMPLE.parent.rglob("*") if path.suffix in {".png", ".jpg"}]
+    assert sum(path.stat().st_size for path in images) < 300_000
+    counts = import_folder(tmp_path, EXAMPLE, kind="rankings")
+    assert counts == {"rankings": 12, "groups": 8, "annotators": 2, "pictures": len(images)}
+    exported = export(tmp_path, shares={"train": 0.75, "test": 0.25})
+    assert {name: split["groups"] for name, split in exported["splits"].items()} == {"train": 6, "test": 2}
+    train, test = (load_comparisons(tmp_path / f"export/comparisons_{split}.jsonl") for split in ("train", "test"))
+    assert (len(train), len(test)) == (12, 4)
+    assert not {path for one in train for path in one.images} & {path for one in test for path in one.images}
+    assert {one.question for one in train + test} == {
+        questions.same_theme(answer.theme) for answer in read_answers(tmp_path / "imported/rankings/rankings.jsonl")
+    }
+    fox = {one.images: one.consistent for one in train + test if "fox" in one.group}
+    names = {frozenset(path.name for path in images): consistent for images, consistent in fox.items()}
+    assert names == {frozenset({"reference.png", "c.png"}): True, frozenset({"reference.png", "d.png"}): False}
+
+
+def test_votes_of_several_people_are_pooled_and_ties_vote_together(mine, tmp_path: Path) -> None:
+    source = mine(
+        "0/0.png,0/1.png | 0/2.png | 0/3.png,,ann",
+        "0/0.png,0/1.png | 0/2.png = 0/3.png,,ben",
+        "0/0.png,0/2.png | 0/1.png | 0/3.png,,cat",
+        line(1, ",ann"),
+    )
+    import_folder(tmp_path, source, kind="rankings")
+    answers = read_answers(tmp_path / "imported/rankings/rankings.jsonl")
+    assert [one.instance for one in answers] == ["rankings:1"] * 3 + ["rankings:2"]
+    assert answers[1].ranks == (1, 2, 2)
+    balance = export(tmp_path, shares=HALF, formats=["jsonl"])["balance"]
+    # 0/1: Yes, Yes. 0/2: No of ben, Yes of cat, so it is dropped. 0/3: No three times.
+    assert {name: balance[name] for name in ("votes", "yes", "no", "tied", "annotators")} == {
+        "votes": 9, "yes": 2, "no": 2, "tied": 1, "annotators": 3
+    }  # fmt: skip
+
+
+def test_no_image_leaks_not_even_one_between_best_and_worst(mine, tmp_path: Path) -> None:
+    source = mine(line(0), "1/0.png,0/2.png | 1/1.png,,", line(2))
+    import_folder(tmp_path, source, kind="rankings")
+    for seed in range(8):  # some of which part groups that nothing ties
+        out = tmp_path / f"export-{seed}"
+        export(tmp_path, out=out, shares=HALF, seed=seed)
+        learned = {
+            path.read_bytes() for one in load_comparisons(out / "comparisons_train.jsonl") for path in one.images
+        }
+        measured = {path.read_bytes() for path in (out / "benchmark/images").rglob("*.png")}
+        assert learned
+        assert measured
+        assert not learned & measured
+
+
+def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
+    source = mine(line(0), line(1), line(2))
+    (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())
+    source = mine(line(0), "1/0.png,1/1.png | copy.png,,", line(2))
+    assert import_folder(tmp_path, source, kind="rankings")["pictures"] == 10
+    counts = export(tmp_path, shares=HALF)
+    assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 2]
+    mine("0/0.png,0/2.png | copy.png,,")
+    with pytest.raises(ValueError, match=r"rankings\.csv:2: 0/2\.png and copy\.png are the same image; take one out"):
+        import_folder(tmp_path, source, kind="rankings")
+
+
+def test_a_theme_of_all_is_no_leak_between_groups_that_are_given(mine, tmp_path: Path) -> None:
+    source = mine(*(line(group, "One hero,") for group in range(3)))
+    import_folder(tmp_path, source, kind="rankings")
+    with pytest.raises(ValueError, match=r"nothing is left for test: all 3 groups hang together .* \(--test-share 0\)"):
+        export(tmp_path)
+    assert export(tmp_path, shares={"train": 1.0, "test": 0.0}, formats=["jsonl"])["splits"]["train"]["groups"] == 3
+    mine(
+        *(line(group, f"One hero,,hero {group}") for group in range(3)),
+        header="reference,candidates,theme,annotator,group",
+    )
+    import_folder(tmp_path, source, kind="rankings")
+    counts = export(tmp_path)
+    assert {name: split["groups"] for name, split in counts["splits"].items()} == {"train": 2, "test": 1}
+
+
+def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path) -> None:
+    lines = [f"0/0.png,1/0.png | 2/0.png,{theme},,all,{text}" for theme, text in (("Outfit", "Same hat."), ("Ink", ""))]
+    source = mine(*lines, header="reference,candidates,theme,annotator,group,criteria")
+    import_folder(tmp_path, source, kind="rankings", name="own")
+    export(tmp_path, shares={"train": 0.0, "test": 1.0})
+    items = read_rank_data(tmp_path / "export/benchmark").items
+    assert [(item.prompt, item.criteria) for item in items] == [
+        ("Outfit", {"Consistency": {"Criterion 1": "Same hat."}}),
+        ("Ink", {}),
+    ]
+    shown = [
+        [(tmp_path / "export/benchmark/images" / name).read_bytes() for name in (item.reference, *item.best_first)]
+        for item in items
+    ]
+    assert shown == [[(source.parent / f"{group}/0.png").read_bytes() for group in range(3)]] * 2
+
+
+def test_an_edited_file_replaces_its_import(mine, tmp_path: Path) -> None:
+    source = mine(line(0), line(1))
+    import_folder(tmp_path, source, kind="rankings")
+    mine(line(0), line(1), line(2))
+    assert import_folder(tmp_path, source, kind="rankings")["rankings"] == 3
+    assert len(read_answers(tmp_path / "imported/rankings/rankings.jsonl")) == 3
+
+
+def test_missing_images_are_listed_by_line(mine, tmp_path: Path) -> None:
+    source = mine(line(0), "0/0.png,gone.png | 0/1.png=0/2.png,,", r"1\0.png,1/1.png | 1/2.png,,")
+    with pytest.raises(ValueError, match="missing") as raised:
+        import_folder(tmp_path / "set", source, kind="rankings")
+    assert str(raised.value) == (
+        f"{source}: 3 image(s) missing; paths are relative to {source.parent}:\n"
+        "  line 3: gone.png\n"
+        "  line 3: 0/1.png=0/2.png (a tie is written with spaces: a.png = b.png)\n"
+        "  line 4: 1\\0.png (write folders with /)"
+    )
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["0/0.png,../secret.png | 0/1.png,,"],
+            r":2: '../secret.png' leads out of .*; move the file to a folder above",
+        ),
+        (
+            ["0/0.png,torn.png | 0/1.png,,"],
+            r"1 image\(s\) cannot be used.*\n .*torn.png: not an image of a known format",
+        ),
+        ([line(0), line(0)], r":3: ranks what rankings has ranked in line 2; take one out, or name an 'annotator'"),
+        ([line(0, ",ann"), line(1), line(0, ",ann")], r":4: ranks what ann has ranked in line 2"),
+    ],
+)
+def test_bad_lines_are_named_and_leave_nothing(mine, tmp_path: Path, lines: list[str], message: str) -> None:
+    source = mine(*lines)
+    (source.parent / "torn.png").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=message):
+        import_folder(tmp_path / "set", source, kind="rankings")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_folder_is_no_file_of_rankings(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a folder; rankings come from a \.csv or \.jsonl file .*: name it"):
+        import_folder(tmp_path / "set", tmp_path, kind="rankings")
+    with pytest.raises(ValueError, match=r"gone\.csv is missing; rankings come from"):
+        import_folder(tmp_path / "set", tmp_path / "gone.csv", kind="rankings")
+
+
+def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
+    source = mine(line(0)).rename(tmp_path / "mine" / "My rankings.csv")
+    command = ["import", str(tmp_path / "set"), str(source), "--kind", "rankings", "--json"]
+    assert CliRunner().invoke(app, [*command, "--dry-run"], catch_exceptions=False).exit_code == 0
+    assert not (tmp_path / "set").exists()
+    result = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert result.stdout == '{"rankings": 1, "groups": 1, "annotators": 1, "pictures": 4}\n'
+    assert (tmp_path / "set/imported/My-rankings/rankings.jsonl").is_file()
+
+
+def test_rankings_given_as_comparisons_are_told_the_way(mine) -> None:
+    source = mine(line(0))
+    way = re.escape("`pacorl dataset import SET FILE --kind rankings` and `pacorl dataset export SET`")
+    with pytest.raises(ValueError, match=rf"rankings\.csv: rankings are no comparisons yet; .*{way}"):
+        comparisons_from(str(source))
+    path = source.with_suffix(".jsonl")
+    path.write_text('{"reference": "0/0.png", "candidates": ["0/1.png", "0/2.png"]}\n')
+    with pytest.raises(ValueError, match=rf"rankings\.jsonl:1: rankings are no comparisons yet; .*{way}"):
+        comparisons_from(str(path))
