@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -44,7 +45,11 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def records(folder: Path, epoch: int) -> list[dict[str, object]]:
+def without_seconds(line: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if not name.startswith("seconds/")}
+
+
+def records(folder: Path, epoch: int) -> list[dict[str, Any]]:
     path = folder / "samples" / f"evaluation-{epoch:06d}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -58,8 +63,9 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def smaller(small: list[str]) -> list[str]:
-    """Two prompts of two samples at 64 px."""
-    return [*small, "group_size=2", "sampling.batch=2"]
+    """Two prompts of two samples, two steps, 32 px."""
+    sizes = ["sampling.size=[32,32]", "evaluation.size=[32,32]", "sampling.steps=2"]
+    return [*small, *sizes, "group_size=2", "sampling.batch=2", "evaluation.batch=2"]
 
 
 @pytest.fixture
@@ -82,45 +88,34 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller: list[str], own: Path) -> None:
     """The judge of the config does not answer, and nothing minds."""
     rewards = f"rewards=[{JPEG}, {{name: '{own}:redness', weight: 10}}]"
-    arguments = [str(recipe()), *smaller, UNREACHABLE, rewards, f"evaluation.rewards=[{JPEG}]", "epochs=2"]
-    out = Path(next(one for one in smaller if one.startswith("out=")).removeprefix("out="))
-    result = CliRunner().invoke(app, ["train-policy", *arguments])
-    assert result.exception is None, result.output
+    overrides = [*smaller, rewards, f"evaluation.rewards=[{JPEG}]", "epochs=2"]
+    out = train_policy(load([*overrides, UNREACHABLE]))
     lines = metrics(out)
     assert [line["kind"] for line in lines] == ["evaluation", "epoch", "epoch", "evaluation"]
     assert all(line["grad_norm"] > 0 for line in lines if line["kind"] == "epoch")
     assert not [name for line in lines for name in line if name == "p_yes" or name.startswith("judge/")]
-    first, last = records(out, 0)[0], records(out, 2)
-    assert first["p_yes"] == []
-    assert first["reward"] == pytest.approx(first["scores"]["jpeg_size"] + 10 * first["scores"]["redness"])  # type: ignore[index]
+    first, last = records(out, 0), records(out, 2)
+    for record in first:
+        assert record["p_yes"] == []
+        assert record["reward"] == pytest.approx(record["scores"]["jpeg_size"] + 10 * record["scores"]["redness"])
     best = json.loads((out / "checkpoints" / "best.json").read_text())
-    mean = sum(one["reward"] for one in last) / len(last)  # type: ignore[misc]
-    assert (best["best_by"], best["score"]) == ("reward", pytest.approx(mean))
+    assert best["best_by"] == "reward"
+    assert best["score"] == pytest.approx(sum(one["reward"] for one in last) / len(last))
     assert configs.load(PolicyRun, out / "config.yaml").judge is None
 
-    for path in runtime.checkpoints(out / "checkpoints")[1:]:
-        shutil.rmtree(path)
-    resumed = CliRunner().invoke(app, ["train-policy", *arguments, "--resume"])
-    assert resumed.exception is None, resumed.output
-    seconds = {name for line in lines for name in line if name.startswith("seconds/")}
-    assert [{name: line[name] for name in line.keys() - seconds} for line in metrics(out)] == [
-        {name: line[name] for name in line.keys() - seconds} for line in lines
-    ]
-
-
-def test_the_page_of_a_run_without_a_judge_is_ordered_by_the_reward(smaller: list[str]) -> None:
-    out = train_policy(load([*smaller, "judge=none", f"rewards=[{JPEG}]"]))
     page = (out / "report.html").read_text()
     assert "Ordered by how much the reward changed" in page
     assert "Change of the reward, all 2 sheets" in page
     assert "P(Yes)" not in page
     assert "judge’s" not in page
+    rises = [after["reward"] - before["reward"] for before, after in zip(first, last, strict=True)]
     pairs, _ = match(read_run(out).samples)
-    changes = [pair.change for pair in pairs]
-    assert changes == sorted(changes, reverse=True)  # type: ignore[type-var]
-    before, after = records(out, 0), records(out, 1)
-    rises = [b["reward"] - a["reward"] for a, b in zip(before, after, strict=True)]  # type: ignore[operator]
-    assert changes == pytest.approx(sorted(rises, reverse=True))
+    assert [pair.change for pair in pairs] == pytest.approx(sorted(rises, reverse=True))
+
+    for path in runtime.checkpoints(out / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    train_policy(load([*overrides, "judge=none"]), resume=True)
+    assert [without_seconds(line) for line in metrics(out)] == [without_seconds(line) for line in lines]
 
 
 # --- who is asked ----------------------------------------------------------------------------------------------
@@ -128,7 +123,7 @@ def test_the_page_of_a_run_without_a_judge_is_ordered_by_the_reward(smaller: lis
 
 def first_evaluation(overrides: list[str]) -> dict[str, float]:
     """What a run measures before it trains."""
-    training = prepare(load([*overrides, "sampling.size=[32,32]", "evaluation.size=[32,32]", "sampling.steps=2"]))
+    training = prepare(load(overrides))
     try:
         return evaluate(training)
     finally:
