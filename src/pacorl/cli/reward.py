@@ -23,7 +23,7 @@ def train_reward(
     dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would do."),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
 ) -> None:
-    """Train a judge on comparisons."""
+    """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
     import json
 
     from transformers.utils import logging
