@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from pacorl.config import PolicyRun
 
 KEPT = "kept"
 """The folder in a run's that holds what is kept of it."""
@@ -20,15 +25,23 @@ def train(overrides: Sequence[str], resume: str = "") -> None:
     train_policy(configs.load(configs.PolicyRun, recipe(), list(overrides)), resume=resume)
 
 
-def train_and_keep(overrides: Sequence[str], resume: str = "") -> None:
-    """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
+def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> None:
+    """Several runs, each by a config file (or none) and overrides, in the same processes: to start those costs most."""
+    from accelerate.state import AcceleratorState
+
     from pacorl import config as configs
-    from pacorl.app.quickstart import recipe
+
+    for path, overrides in runs:
+        AcceleratorState._reset_state()  # FSDP2's plugin keeps the block classes of the first model
+        train_and_keep(configs.load(configs.PolicyRun, path, list(overrides)))
+
+
+def train_and_keep(config: PolicyRun) -> None:
+    """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
     from pacorl.engine.runtime import Runtime
     from pacorl.models.adapters import whole_state
     from pacorl.train import policy as loop
 
-    config = configs.load(configs.PolicyRun, recipe(), list(overrides))
     kept = config.out / KEPT
     kept.mkdir(parents=True, exist_ok=True)
     collect, advantages, step = loop.collect, loop.advantages, Runtime.step
@@ -52,4 +65,25 @@ def train_and_keep(overrides: Sequence[str], resume: str = "") -> None:
         return step(runtime, optimizer, parameters, max_norm=max_norm)
 
     loop.collect, loop.advantages, Runtime.step = keep_samples, keep_advantages, keep_gradients  # type: ignore[assignment,method-assign]
-    loop.train_policy(config, resume=resume)
+    try:
+        loop.train_policy(config)
+    finally:
+        loop.collect, loop.advantages, Runtime.step = collect, advantages, step  # type: ignore[method-assign]
+
+
+def write_edit_twins(folder: Path) -> None:
+    """Checkpoints of the tiny edit models by kind, train.jsonl of a square and a wide source, dev.jsonl."""
+    import json
+
+    from edit_twins import kontext_pipeline, picture, qwen_pipeline
+
+    from pacorl.data.character_edits import character_edits, write_edits
+
+    kontext_pipeline().save_pretrained(folder / "kontext")
+    qwen_pipeline().save_pretrained(folder / "qwen_edit")
+    qwen_pipeline(plus=True).save_pretrained(folder / "qwen_edit_plus")
+    write_edits(folder, character_edits("dev", 1), name="dev")
+    train = write_edits(folder, character_edits("train", 1), name="train")
+    picture(folder / "wide.png", height=60, width=96)
+    with train.open("a") as file:
+        file.write(json.dumps({"image": "wide.png", "instruction": "Change the scene to night."}) + "\n")

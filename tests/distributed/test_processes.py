@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import worlds
-from runs import KEPT, train, train_and_keep
+from runs import KEPT, train, train_and_keep_each, write_edit_twins
 from safetensors.torch import load_file
 
+from pacorl.app.quickstart import recipe
 from pacorl.engine.runtime import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -31,13 +32,44 @@ SETTINGS = [
 ]
 MODES = {"two": (2, {}), "sharded": (2, worlds.fsdp2())}
 
+CHEAP = ["rewards=[{name: jpeg_size}]", "prompts.evaluation=tiny:dev:1", "evaluation.every=0"]
+"""For what is not about judging: a reward without a model."""
+OBJECTIVES = {
+    "flux": [],
+    "flux_guard": [*CHEAP, "objective.name=grpo_guard"],
+    "flux_nft": [*CHEAP, "objective.name=diffusion_nft", "sampling.shared_noise=false"],
+}
+EDITS = ("kontext", "qwen_edit", "qwen_edit_plus")
+CASES = (*OBJECTIVES, *EDITS)
+
+
+def edit_settings(kind: str, folder: Path) -> list[str]:
+    """Of a run of a tiny edit model; its prompts are of two shapes, and so are its batches."""
+    return [
+        *SETTINGS,
+        *CHEAP,
+        f"model={{kind: {kind}, checkpoint: '{folder / kind}', dtype: float32, gradient_checkpointing: false}}",
+        "model.true_cfg=2.0" if kind.startswith("qwen") else "model.text_tokens=48",
+        "adapter={rank: 2, alpha: 4}",
+        f"prompts.train={folder / 'train.jsonl'}",
+        f"prompts.evaluation={folder / 'dev.jsonl'}",
+        "sampling.size=[32,32]",
+        "sampling.steps=3",
+        "evaluation.steps=2",
+        "evaluation.size=[32,32]",
+        "optimizer.lr=1.0e-3",
+    ]
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs of one config: in one process, in two, in two with sharded weights."""
+    """Folders of finished runs, one for each case: in one process, in two, in two with sharded weights."""
     folder = tmp_path_factory.mktemp("runs")
+    worlds.run(write_edit_twins, folder)
     for name, (world, extra) in {"one": (1, {}), **MODES}.items():
-        worlds.run(train_and_keep, [*SETTINGS, f"out={folder / name}"], world=world, extra=extra)
+        flux = [(recipe(), [*SETTINGS, *own, f"out={folder / name / case}"]) for case, own in OBJECTIVES.items()]
+        edits = [(None, [*edit_settings(kind, folder), f"out={folder / name / kind}"]) for kind in EDITS]
+        worlds.run(train_and_keep_each, [*flux, *edits], world=world, extra=extra)
     return {name: folder / name for name in ("one", *MODES)}
 
 
@@ -56,21 +88,23 @@ def difference(own: torch.Tensor, other: torch.Tensor) -> float:
     return float((own - other).norm() / other.norm())
 
 
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
-def test_samples_and_advantages(runs: dict[str, Path], mode: str) -> None:
-    one, other = kept(runs["one"], "sample-*"), kept(runs[mode], "sample-*")
+def test_samples_and_advantages(runs: dict[str, Path], mode: str, case: str) -> None:
+    one, other = kept(runs["one"] / case, "sample-*"), kept(runs[mode] / case, "sample-*")
     assert len(one) == 8
     assert one.keys() == other.keys()
     for name, (final, log_prob) in one.items():
         torch.testing.assert_close(other[name][0], final, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(other[name][1], log_prob, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(kept(runs[mode], "adv*"), kept(runs["one"], "adv*"), rtol=1e-5, atol=1e-5)
-    assert kept(runs["one"], "adv*")["advantages-0.pt"].any()
+    torch.testing.assert_close(kept(runs[mode] / case, "adv*"), kept(runs["one"] / case, "adv*"), rtol=1e-5, atol=1e-5)
+    assert kept(runs["one"] / case, "adv*")["advantages-0.pt"].any()
 
 
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
-def test_gradients(runs: dict[str, Path], mode: str) -> None:
-    one, other = kept(runs["one"], "gradients-*"), kept(runs[mode], "gradients-*")
+def test_gradients(runs: dict[str, Path], mode: str, case: str) -> None:
+    one, other = kept(runs["one"] / case, "gradients-*"), kept(runs[mode] / case, "gradients-*")
     assert one.keys() == other.keys()
     assert len(one) == 2  # updates
     for name, gradients in one.items():
@@ -80,17 +114,18 @@ def test_gradients(runs: dict[str, Path], mode: str) -> None:
         assert difference(mine, own) < 1e-5
 
 
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", ["adapter", "average", "optimizer"])
-def test_weights(runs: dict[str, Path], mode: str, part: str) -> None:
-    assert difference(weights(runs[mode], part), weights(runs["one"], part)) < 1e-4
+def test_weights(runs: dict[str, Path], mode: str, case: str, part: str) -> None:
+    assert difference(weights(runs[mode] / case, part), weights(runs["one"] / case, part)) < 1e-4
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_evaluation_counts_every_picture_once(runs: dict[str, Path], mode: str) -> None:
     one, other = (
         [json.loads(line) for line in (run / "samples" / "evaluation-000000.jsonl").read_text().splitlines()]
-        for run in (runs["one"], runs[mode])
+        for run in (runs["one"] / "flux", runs[mode] / "flux")
     )
     assert [line["prompt_id"] for line in other] == [line["prompt_id"] for line in one]
     assert len(one) == 3
@@ -98,14 +133,16 @@ def test_evaluation_counts_every_picture_once(runs: dict[str, Path], mode: str) 
         assert mine["scores"] == pytest.approx(own["scores"], abs=1e-4)
 
 
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
-def test_the_log_speaks_of_all_processes(runs: dict[str, Path], mode: str) -> None:
+def test_the_log_speaks_of_all_processes(runs: dict[str, Path], mode: str, case: str) -> None:
     one, other = (
         next(line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in line)
-        for run in (runs["one"], runs[mode])
+        for run in (runs["one"] / case, runs[mode] / case)
     )
     assert other.keys() == one.keys()
-    for name in ("loss", "grad_norm", "reward/consistency/mean", "watch/duplicates"):
+    reward = "consistency" if case == "flux" else "jpeg_size"
+    for name in ("loss", "grad_norm", f"reward/{reward}/mean", "watch/duplicates"):
         assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
 
 
@@ -122,12 +159,12 @@ def test_weights_in_double_precision(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_other_processes(runs: dict[str, Path], tmp_path: Path) -> None:
     """From one process to two with sharded weights: the checkpoint is whole, whatever made it."""
-    start = checkpoints(runs["one"] / "checkpoints")[-1]
+    start = checkpoints(runs["one"] / "flux" / "checkpoints")[-1]
     longer = ["epochs=2", f"out={tmp_path / 'on'}", "evaluation.every=0"]
     worlds.run(train, [*SETTINGS, *longer], str(start), world=2, extra=worlds.fsdp2())
     state = json.loads((checkpoints(tmp_path / "on" / "checkpoints")[-1] / "state.json").read_text())
     assert (state["epoch"], state["step"], state["processes"]) == (2, 4, 2)
-    assert difference(weights(tmp_path / "on", "adapter"), weights(runs["one"], "adapter")) > 1e-4
+    assert difference(weights(tmp_path / "on", "adapter"), weights(runs["one"] / "flux", "adapter")) > 1e-4
 
 
 def test_one_ranks_signal_saves_on_all(tmp_path: Path) -> None:
