@@ -10,6 +10,7 @@ import typer
 
 from pacorl import __version__
 from pacorl.cli import (
+    adapter,
     benchmark,
     dataset,
     doctor,
@@ -38,6 +39,7 @@ reward.register(app)
 score.register(app)
 publish.register(app)
 generate.register(app)
+adapter.register(app)
 studio.register(app)
 serve.register(app)
 doctor.register(app)

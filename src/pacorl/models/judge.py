@@ -88,16 +88,17 @@ class LocalJudge:
     ) -> LocalJudge:
         """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
 
-        `options` are those of `LocalJudge`. Raises ValueError where the adapter belongs to another base, and where
+        A checkpoint that is itself a PEFT LoRA is loaded on the base that its config names. `options` are those of
+        `LocalJudge`. Raises ValueError where the adapter belongs to another base or its base is unknown, and where
         weights are damaged.
         """
         from transformers import AutoModelForImageTextToText
 
         from pacorl.models.damage import weights_of
-        from pacorl.models.judge_adapter import merge_adapter
+        from pacorl.models.judge_adapter import base_and_adapter, merge_adapter
         from pacorl.models.processor import load_processor
 
-        source = TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint
+        source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
         with weights_of(source):
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:

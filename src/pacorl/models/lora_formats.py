@@ -101,9 +101,10 @@ def adapter_file(source: str | Path) -> Path:
         return files[0]
     if files:
         raise ValueError(f"{source} holds {', '.join(file.name for file in files)}; name the one that is meant")
+    held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
     raise ValueError(
-        f"no adapter in {source}: neither {PEFT_WEIGHTS} nor {DIFFUSERS_WEIGHTS} is there; name a file, "
-        "or ORG/NAME:FOLDER/FILE of a hub's"
+        f"no adapter in {source}: neither {PEFT_WEIGHTS} nor {DIFFUSERS_WEIGHTS} is there (it holds "
+        f"{held or 'nothing'}); name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
     )
 
 
