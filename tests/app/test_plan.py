@@ -12,9 +12,12 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from typer.testing import CliRunner, Result
 
 from pacorl.app import components, generators, memory, sources
 from pacorl.app.plan import Plan, plan, print_plan
+from pacorl.app.quickstart import recipe
+from pacorl.cli import app
 from pacorl.config import ConfigError, PolicyRun, load
 from pacorl.data.characters import character_prompts
 from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
@@ -237,6 +240,29 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
     assert "folder runs/one/adapter/" in remedies["adapter.start"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "split"),
+    [
+        ("kontext", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out data/edits`"),
+        ("qwen_edit", "`pacorl prompts split GEdit-Bench/data --test 128 --out data/edits`"),
+    ],
+)
+def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
+    kind: str, split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prompts = (
+        "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit-Bench/data]}"
+    )
+    config = load(PolicyRun, None, [f"model.kind={kind}", prompts])
+    absences = [one for one in sources.all_absences(config, []) if one.key.startswith("prompts.")]
+    assert [one.key for one in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
+    for one in absences:
+        assert "T2IS" not in one.remedy
+        assert "`hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench`" in one.remedy
+    assert split in absences[0].remedy
+
+
 def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoints: Path, tmp_path: Path) -> None:
     whole = sources.generator(tiny_run(checkpoints))
     for file in (checkpoints / "flux").rglob("*.json"):
@@ -407,6 +433,34 @@ def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.C
     shown = capsys.readouterr().out
     for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):
         assert part in shown
+    assert shown.splitlines()[-1] == "verdict: it would not run: 1 absent (judge.checkpoint)"
+
+
+def test_a_dry_run_ends_with_one_verdict_line_and_says_by_its_exit_code_what_it_is(tmp_path: Path) -> None:
+    """In a narrow terminal too, where the table wraps."""
+
+    def dry_run(*overrides: str) -> Result:
+        arguments = ["train-policy", str(recipe()), "--dry-run", f"out={tmp_path}", *overrides]
+        return CliRunner().invoke(app, arguments, env={"COLUMNS": "60"})
+
+    ready = dry_run()
+    assert ready.exit_code == 0, ready.output
+    assert ready.stdout.splitlines()[-1] == "verdict: all that it needs is here"
+    absent = "a/very/long/name/of/an/adapter/that/does/not/fit/into/sixty/columns"
+    lacking = dry_run(f"adapter.start={absent}", "prompts.train=no.jsonl")
+    assert lacking.exit_code == 2
+    lines = lacking.stdout.splitlines()
+    assert lines[-1] == "verdict: it would not run: 2 absent (prompts.train, adapter.start)"
+    assert f"absent adapter.start = {absent}: a LoRA adapter: put it into the folder {absent}" in lacking.stdout
+    document = dry_run("--json", f"adapter.start={absent}")
+    assert document.exit_code == 2
+    assert json.loads(document.stdout)["verdict"] == "verdict: it would not run: 1 absent (adapter.start)"
+
+
+def test_a_verdict_points_to_the_notes_above() -> None:
+    assert sources.verdict(()) == "verdict: all that it needs is here"
+    assert sources.verdict((), notes=1) == "verdict: all that it needs is here; mind the note above"
+    assert sources.verdict((), notes=2) == "verdict: all that it needs is here; mind the 2 notes above"
 
 
 def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(checkpoints: Path) -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
 
+from pacorl.app.reward_plan import plan_reward
 from pacorl.config import ConfigError, RewardRun, RewardTuningConfig, dump, load
 from pacorl.core.objectives import decision_weighted
 from pacorl.core.questions import consistent
@@ -28,7 +29,7 @@ from pacorl.engine.runtime import Interrupted
 from pacorl.models.judge import LocalJudge
 from pacorl.models.processor import load_processor
 from pacorl.train import reward
-from pacorl.train.reward import gather, micro_batches, plan_reward, train_reward, training_arguments
+from pacorl.train.reward import gather, micro_batches, train_reward, training_arguments
 from pacorl.train.reward_callbacks import complete_checkpoints
 from pacorl.train.reward_data import Collator, Rows, in_both_orders, in_order
 from pacorl.train.reward_model import load_model, processor_of, save_processor, source_of, tune
@@ -451,12 +452,12 @@ def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) ->
 def test_the_plan_counts_what_training_does(run: Any) -> None:
     config = run("epochs=1.5", "optimizer.batch=5")
     plan = plan_reward(config)
-    assert plan["train"] == {"pairs": 12, "yes": 6, "no": 6, "with_reasons": 12}
+    assert plan.train == {"pairs": 12, "yes": 6, "no": 6, "with_reasons": 12}
     # Three steps an epoch, the last of two comparisons.
-    assert (plan["optimizer_steps"], plan["per_forward"], plan["forwards_per_step"]) == (5, 5, 1)
+    assert (plan.optimizer_steps, plan.per_forward, plan.forwards_per_step) == (5, 5, 1)
     train_reward(config)
     assert lines(config.out)[-1]["step"] == 5
-    assert plan["trained_parameters"] == sum(value.numel() for value in weights(config.out).values())
+    assert plan.trained_parameters == sum(value.numel() for value in weights(config.out).values())
 
 
 def test_rows_open_their_images_in_order(data: Path) -> None:

@@ -34,9 +34,6 @@ from pacorl.types import Prompt, Size
 if TYPE_CHECKING:
     from rich.console import Console
 
-JUDGE_BASE = "Qwen2.5-VL-7B"
-"""Whose sizes stand in for those of a judge that is not here."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -62,11 +59,22 @@ class Plan:
         """What the device must hold."""
         return max(map(self.phase_bytes, PHASES))
 
+    @property
+    def verdict(self) -> str:
+        """Whether everything is here, in one line."""
+        return sources.verdict(self.absences, notes=len(self.warnings))
+
+    @property
+    def exit_code(self) -> int:
+        """Of the dry run."""
+        return sources.NOT_READY if self.absences else 0
+
     def to_json(self) -> str:
         """The whole plan; sizes in bytes."""
         document = dataclasses.asdict(self) | {
             "phases": {phase: self.phase_bytes(phase) for phase in PHASES},
             "peak_bytes": self.peak_bytes,
+            "verdict": self.verdict,
         }
         return json.dumps(document, indent=2)
 
@@ -83,13 +91,13 @@ def plan(config: PolicyRun) -> Plan:
     check_rewards(config.rewards)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
     config = without_idle_judges(config)
-    train = _prompts("prompts.train", config.prompts.train, limit=None)
-    evaluation = _prompts("prompts.evaluation", config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    train = _prompts(config, config.prompts.train, limit=None)
+    evaluation = _prompts(config, config.prompts.evaluation, limit=config.prompts.evaluation_limit)
     _check_prompts(config, train, evaluation)
     leaks = check_leaks(
         train,
         evaluation,
-        benchmarks={name: _prompts("prompts.benchmarks", name, limit=None) for name in config.prompts.benchmarks},
+        benchmarks={name: _prompts(config, name, limit=None) for name in config.prompts.benchmarks},
         action=config.prompts.leaks,
         near=config.prompts.near,
     )
@@ -112,22 +120,25 @@ def plan(config: PolicyRun) -> Plan:
     found = Plan(needed, absences, (), device, device_bytes)
     checkpoints = {
         "model.checkpoint": (generator, PUBLISHED[config.model.kind].split("/")[1]),
-        "judge.checkpoint": (judge, JUDGE_BASE),
-        "evaluation.judge.checkpoint": (held_out_judge, JUDGE_BASE),
+        "judge.checkpoint": (judge, sources.JUDGE_BASE),
+        "evaluation.judge.checkpoint": (held_out_judge, sources.JUDGE_BASE),
     }
     return dataclasses.replace(found, warnings=(*([leaks] if leaks else []), *_warnings(config, found, checkpoints)))
 
 
 def print_plan(found: Plan, console: Console | None = None) -> None:
-    """Shows a plan: its components, what is absent, what to mind."""
+    """Shows a plan: its components, what is absent, what to mind, and the verdict."""
     from rich.console import Console
+    from rich.markup import escape
 
     console = console or Console()
     print_components(found, console)
     for absence in found.absences:
-        console.print(f"[yellow]absent[/] {absence.key} = {absence.source}: {absence.remedy}", highlight=False)
+        line = escape(f"{absence.key} = {absence.source}: {absence.remedy}")
+        console.print(f"[yellow]absent[/] {line}", highlight=False, soft_wrap=True)  # a command stays on one line
     for warning in found.warnings:
-        console.print(f"[yellow]note[/] {warning}", highlight=False)
+        console.print(f"[yellow]note[/] {escape(warning)}", highlight=False, soft_wrap=True)
+    console.print(escape(found.verdict), highlight=False, soft_wrap=True)
 
 
 def print_components(found: Plan, console: Console) -> None:
@@ -189,8 +200,10 @@ def _check_prompts(config: PolicyRun, train: Sequence[Prompt], evaluation: Seque
         reward.check(evaluation)
 
 
-def _prompts(key: str, source: str, *, limit: int | None) -> Sequence[Prompt]:
-    return () if sources.prompts_absence(key, source) else prompts_from(source, limit=limit)
+def _prompts(config: PolicyRun, source: str, *, limit: int | None) -> Sequence[Prompt]:
+    """None of a source that is not here."""
+    absent = sources.prompts_absence("prompts", source, kind=config.model.kind)
+    return () if absent else prompts_from(source, limit=limit)
 
 
 # --- this machine ----------------------------------------------------------------------------------------------
@@ -206,7 +219,7 @@ def _device() -> tuple[str, int | None]:
 def _warnings(config: PolicyRun, found: Plan, checkpoints: Mapping[str, tuple[Checkpoint, str]]) -> list[str]:
     """`checkpoints`: config key → what is known of it, and the published model that stands in if it is not here."""
     warnings = [
-        f"{key} is not here: its sizes are those of {published} as published"
+        sources.assumed_note(key, published)
         for key, (checkpoint, published) in checkpoints.items()
         if checkpoint.assumed
     ]

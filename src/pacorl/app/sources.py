@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pacorl.config import PUBLISHED, ConfigError, JudgeConfig, PolicyRun
+from pacorl.config import PUBLISHED, ComparisonsConfig, ConfigError, JudgeConfig, PolicyRun
+from pacorl.data.comparisons import SOURCES, missing_file
 from pacorl.data.published import LANGUAGES
 from pacorl.models.flux import TINY_FLUX
 from pacorl.models.judge import TINY_JUDGE
 from pacorl.models.kontext import TINY_KONTEXT
+from pacorl.models.lora_formats import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
 
@@ -25,6 +27,13 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 GATED = ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Kontext-dev")
+GEDIT_HOME = "stepfun-ai/GEdit-Bench"
+GEDIT_DATA = {"kontext": "GEdit-Bench/data:en"}
+"""Kind of generator → what its recipe trains on, if that is not the whole."""
+PACO_HOME = "X-GenGroup/PaCo-Dataset"
+PACO_ENTRIES = frozenset(
+    source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)
+)
 T2IS_HOME = "github.com/X-GenGroup/PaCo-RL, PaCo-GRPO/dataset/T2IS/half_2by2/{train,test}_metadata.jsonl"
 
 FLUX_DEV: Parts = {
@@ -176,6 +185,12 @@ CLIP_L_PARTS: Mapping[str, Any] = {
 """CLIP ViT-L/14 as published, which the aesthetic head reads: 428 M parameters."""
 
 
+NOT_READY = 2
+"""Exit code of a dry run if something is absent or at fault."""
+JUDGE_BASE = "Qwen2.5-VL-7B"
+"""Whose sizes stand in for those of a judge that is not here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Absence:
     """Something that a run needs and that is not on this machine."""
@@ -188,6 +203,21 @@ class Absence:
     """Where to get it."""
 
 
+def verdict(absences: Sequence[Absence], *, faults: int = 0, notes: int = 0) -> str:
+    """The last line of a dry run: whether it would run, and what it lacks."""
+    reasons = [f"{len(absences)} absent ({', '.join(dict.fromkeys(one.key for one in absences))})"] if absences else []
+    reasons += [f"{faults} at fault"] if faults else []
+    if reasons:
+        return f"verdict: it would not run: {' and '.join(reasons)}"
+    mind = f"; mind the {'note' if notes == 1 else f'{notes} notes'} above" if notes else ""
+    return f"verdict: all that it needs is here{mind}"
+
+
+def assumed_note(key: str, published: str) -> str:
+    """What to say if the published architecture stands in for a checkpoint."""
+    return f"{key} is not here: its sizes are those of {published} as published"
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What is known of a checkpoint without loading it."""
@@ -196,6 +226,8 @@ class Checkpoint:
     assumed: bool
     """Whether `parts` are the published ones, because the checkpoint's own are not here."""
     absences: tuple[Absence, ...]
+    folder: Path | None = None
+    """Where it lies on this machine."""
 
 
 def generator(config: PolicyRun) -> Checkpoint:
@@ -252,7 +284,26 @@ def held_out_judge(config: PolicyRun) -> Checkpoint:
 def _judge_at(config: JudgeConfig | None, key: str) -> Checkpoint:
     if config is None or config.backend == "http":
         return Checkpoint({}, assumed=False, absences=())
-    source = config.checkpoint
+    if lora := _lora_folder(config.checkpoint):
+        base = _json(lora / PEFT_CONFIG).get("base_model_name_or_path")
+        if not base:
+            raise ConfigError(
+                f"{key} {config.checkpoint} is a LoRA adapter that names no base; set {key} to its base and "
+                f"{key.removesuffix('checkpoint')}adapter={config.checkpoint}"
+            )
+        return vision_language_model(base, key=f"{key} (the base of {config.checkpoint})")
+    return vision_language_model(config.checkpoint, key=key)
+
+
+def _lora_folder(source: str) -> Path | None:
+    """Where a checkpoint lies that is a LoRA and no model."""
+    if _folder(source, tiny=TINY_JUDGE, marker="config.json"):
+        return None
+    return _folder(source, tiny=TINY_JUDGE, marker=PEFT_CONFIG)
+
+
+def vision_language_model(source: str, *, key: str) -> Checkpoint:
+    """The parts of a judge, or of what one is made from: `model` and `processor` (its image options)."""
     folder = _folder(source, tiny=TINY_JUDGE, marker="config.json")
     if folder is None:
         return Checkpoint(QWEN_JUDGE, assumed=True, absences=(_absence(key, source, "a transformers checkpoint"),))
@@ -260,7 +311,7 @@ def _judge_at(config: JudgeConfig | None, key: str) -> Checkpoint:
     options = options.get("image_processor", options)
     parts = {"model": _json(folder / "config.json"), "processor": options or QWEN_JUDGE["processor"]}
     absences = () if _has_weights(folder) else (_absence(key, source, "its weights"),)
-    return Checkpoint(parts, assumed=False, absences=absences)
+    return Checkpoint(parts, assumed=False, absences=absences, folder=folder)
 
 
 def clip_encoders(config: PolicyRun) -> dict[str, ClipEncoder]:
@@ -297,21 +348,54 @@ def reward_absences(config: PolicyRun) -> list[Absence]:
 def adapter_absences(config: PolicyRun) -> list[Absence]:
     """Adapters that the config names and that are not here."""
     judges = {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
-    named = {"adapter.start": config.adapter.start}
-    named |= {f"{key}.adapter": judge.adapter for key, judge in judges.items() if judge}
-    return [_absence(key, source, "a LoRA adapter") for key, source in named.items() if source and not _adapter(source)]
+    adapters = {"adapter.start": config.adapter.start}
+    adapters |= {f"{key}.adapter": judge.adapter for key, judge in judges.items() if judge}
+    return [absence for key, source in adapters.items() if (absence := adapter_absence(key, source))]
 
 
-def prompts_absence(key: str, source: str) -> Absence | None:
-    """Where to get a prompt file that is not here; None where it is (the tiny world always is)."""
+def adapter_absence(key: str, source: str) -> Absence | None:
+    """Where to get an adapter that is not here; None if it is, or none is named."""
+    return _absence(key, source, "a LoRA adapter") if source and not _adapter(source) else None
+
+
+def prompts_absence(key: str, source: str, *, kind: str) -> Absence | None:
+    """Where to get a prompt file that is not here; None where it is (the tiny world always is).
+
+    Args:
+        kind: The generator's (`model.kind`), which says whether sets or edits are asked for.
+    """
     name, _, language = source.rpartition(":")
     if source.startswith("tiny:") or Path(name if language in LANGUAGES else source).exists():
         return None
+    if kind == "flux":
+        return Absence(key, source, f"T2IS records: {T2IS_HOME}; or name a JSONL or text file of your own")
+    half = GEDIT_DATA.get(kind, "GEdit-Bench/data")
     return Absence(
         key,
         source,
-        f"T2IS records: {T2IS_HOME}; edits: `pacorl prompts split` of GEdit-Bench or ShareGPT-4o-Image; or name a "
-        "JSONL or text file of your own",
+        f"edits: `hf download --repo-type dataset {GEDIT_HOME} --local-dir GEdit-Bench`, then `pacorl prompts split "
+        f"{half} --test 128 --out {Path(source).parent}`; or name ShareGPT-4o-Image's JSON, or a JSONL of your own "
+        "edits ({image, instruction})",
+    )
+
+
+def comparisons_absence(key: str, source: str) -> Absence | None:
+    """Where to get training pairs of a judge that are not here; None if they are (the tiny world always is).
+
+    Raises ValueError as `missing_file` does.
+    """
+    missing = missing_file(source)
+    if missing is None:
+        return None
+    folder, _, entry = source.rpartition(":")
+    home = Path(folder or source)
+    if home.name != "PaCo-Dataset" and entry not in PACO_ENTRIES:
+        return Absence(key, source, f"{missing} is not there; put it there, or name {SOURCES}")
+    return Absence(
+        key,
+        source,
+        f"PaCo-Dataset: `hf download --repo-type dataset {PACO_HOME} --local-dir {home}`, then unpack it there as its "
+        f"card says (decompress.sh); {missing} is not there",
     )
 
 
@@ -329,10 +413,11 @@ def _folder(source: str, *, tiny: Path, marker: str) -> Path | None:
 
 
 def _adapter(source: str) -> bool:
-    if Path(source).is_file():
-        return True
-    files = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
-    return any(_folder(source, tiny=Path(source), marker=file) for file in files)
+    try:
+        adapter_file(source, fetch=False)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 def _has_weights(folder: Path) -> bool:
@@ -350,6 +435,8 @@ def _absence(key: str, source: str, what: str) -> Absence:
 def _remedy(source: str) -> str:
     if source == "tiny":
         return "`pacorl tiny all` makes it again"
+    if (in_repo := HUB_PATH.fullmatch(source)) and not Path(source).exists():
+        return f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
     if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
         return f"put it into the folder {source}, or name a model of the hub"
     get = f"`hf download {source}`"
@@ -373,11 +460,13 @@ def _json(path: Path) -> dict[str, Any]:
 def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[Absence, ...]:
     """Everything that the run needs and that is not here, data first."""
     prompts = [
-        prompts_absence("prompts.train", config.prompts.train),
-        prompts_absence("prompts.evaluation", config.prompts.evaluation),
+        prompts_absence("prompts.train", config.prompts.train, kind=config.model.kind),
+        prompts_absence("prompts.evaluation", config.prompts.evaluation, kind=config.model.kind),
     ]
     weights = [absence for checkpoint in checkpoints for absence in checkpoint.absences]
-    prompts += [prompts_absence("prompts.benchmarks", name) for name in config.prompts.benchmarks]
+    prompts += [
+        prompts_absence("prompts.benchmarks", name, kind=config.model.kind) for name in config.prompts.benchmarks
+    ]
     return (
         *(absence for absence in prompts if absence),
         *weights,

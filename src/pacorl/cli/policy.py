@@ -25,7 +25,9 @@ def train_policy(
         help="auto, or no value: go on from the newest checkpoint of the run's folder, or start where there is none; "
         "or a checkpoint's folder, of this run or another.",
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would need."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Check everything and print what it would need. Exit code 2: something is absent."
+    ),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
 ) -> None:
     """Train a generator with PaCo-GRPO."""
@@ -37,7 +39,7 @@ def train_policy(
 
         found = plan(run)
         print(found.to_json()) if as_json else print_plan(found)
-        return
+        raise typer.Exit(found.exit_code)
     from pacorl.app.threads import use_cores
     from pacorl.engine.runtime import leave
     from pacorl.report import write_report

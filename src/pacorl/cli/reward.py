@@ -20,12 +20,12 @@ def train_reward(
     resume: str = typer.Option(
         "", "--resume", metavar="auto", help="Go on from the newest complete checkpoint of the run's folder."
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Check everything and print what it would do."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Check everything and print what it would do. Exit code 2: something is absent."
+    ),
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
-    import json
-
     from transformers.utils import logging
 
     from pacorl.app.threads import use_cores
@@ -39,25 +39,12 @@ def train_reward(
     use_cores()
     logging.disable_progress_bar()  # of loading weights; training has its own
     if dry_run:
-        from pacorl.train.reward import plan_reward
+        from pacorl.app.reward_plan import plan_reward
 
         plan = plan_reward(run)
-        typer.echo(json.dumps(plan, indent=2) if as_json else _lines(plan))
-        return
+        typer.echo(plan.to_json() if as_json else "\n".join(plan.lines()))
+        raise typer.Exit(plan.exit_code)
     from pacorl.train.reward import train_reward as train
 
     folder = train(run, resume=bool(resume))
     typer.echo(f"done: {folder / 'summary.json'}")
-
-
-def _lines(plan: dict[str, object]) -> str:
-    """One line per fact, names aligned."""
-    rows = {name.replace("_", " "): value for name, value in plan.items()}
-    width = max(map(len, rows))
-    return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in rows.items())
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in value.items())
-    return f"{value:,}"

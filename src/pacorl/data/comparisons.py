@@ -85,13 +85,42 @@ def _source(source: str, scratch: Path | None) -> list[Comparison]:
     raise ValueError(f"{source}: no such source; give {SOURCES}")
 
 
+class MissingImagesError(ValueError):
+    """Images of a source are not where it says; the message lists them."""
+
+
+def missing_file(source: str) -> Path | None:
+    """The file or folder that a source needs and that is not there, its images aside.
+
+    Returns:
+        None if it is all there, or is of the tiny world, which is drawn.
+
+    Raises:
+        ValueError: A dataset_info.json is no such file, or has no such entry.
+    """
+    path, (folder, _, name) = Path(source), source.rpartition(":")
+    if source.startswith("tiny:"):
+        return None
+    if path.suffix.lower() in (".jsonl", ".json"):
+        return None if path.is_file() else path
+    if path.is_dir():
+        folder, name = source, ""
+    elif not (folder and Path(folder).is_dir()):
+        return Path(folder or source)
+    info = Path(folder) / "dataset_info.json"
+    if not info.is_file():
+        return info
+    file = inside(Path(folder), str(_entry(Path(folder), name)[1].get("file_name", "")))
+    return None if file.is_file() else file
+
+
 def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
-    """Raises ValueError that lists the images that are not there."""
+    """Raises MissingImagesError that lists the images that are not there."""
     missing = [path for path in dict.fromkeys(p for one in comparisons for p in one.images) if not path.is_file()]
     if missing:
         shown = "".join(f"\n  {path}" for path in missing[:SHOWN_FAULTS])
         more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
-        raise ValueError(f"{source}: {len(missing)} image(s) missing; unpack them beside it:{shown}{more}")
+        raise MissingImagesError(f"{source}: {len(missing)} image(s) missing; unpack them beside it:{shown}{more}")
 
 
 def answer_text(comparison: Comparison) -> str:

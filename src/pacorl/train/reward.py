@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +40,7 @@ from pacorl.train.reward_callbacks import (
 )
 from pacorl.train.reward_data import Collator, Rows, in_both_orders, in_order
 from pacorl.train.reward_metrics import decision_metrics
-from pacorl.train.reward_model import load_model, merge, parameter_counts, processor_of, save_processor, source_of, tune
+from pacorl.train.reward_model import load_model, merge, processor_of, save_processor, source_of, tune
 from pacorl.train.reward_trainer import JudgeTrainer, Tally
 from pacorl.types import Comparison
 
@@ -119,10 +118,15 @@ def gather(config: RewardRun) -> Material:
             check_readable(path for one in [*train, *evaluation] for path in one.images)
     processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
     collator = Collator(processor, target=config.loss.target)
-    # One answer of each beginning: the first token depends on nothing after.
-    for one in {(one.consistent, one.answer[:16]): one for one in [*train, *evaluation]}.values():
-        collator.answer_ids(one)
+    check_answers(collator, [*train, *evaluation])
     return Material(train, evaluation, processor, collator)
+
+
+def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None:
+    """Raise ValueError for an answer whose first token is not its decision."""
+    # One answer of each beginning: the first token depends on nothing after.
+    for one in {(one.consistent, one.answer[:16]): one for one in comparisons}.values():
+        collator.answer_ids(one)
 
 
 def _read(source: str, config: RewardRun, limit: int | None) -> list[Comparison]:
@@ -268,39 +272,3 @@ def _evaluations(out: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     found = [line for line in lines if line["kind"] == "evaluation"]
     return {"before": found[0], "after": found[-1]} if found else {}
-
-
-# --- the dry run -----------------------------------------------------------------------------------------------
-
-
-def plan_reward(config: RewardRun) -> dict[str, Any]:
-    """What a run would do: data, labels, steps, weights. Checks everything but the weights themselves."""
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    material = gather(config)
-    training_arguments(config, evaluates=bool(material.evaluation))
-    micro, accumulate = micro_batches(config, world=processes().num_processes)
-    steps = config.max_steps or math.ceil(config.epochs * math.ceil(len(material.train) / config.optimizer.batch))
-    with init_empty_weights():
-        model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(source_of(config.model.checkpoint)))
-        trained, total = parameter_counts(tune(model, config.tuning))
-    bytes_each = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
-    return {
-        "train": _balance(material.train),
-        "evaluation": _balance(material.evaluation),
-        "optimizer_steps": steps,
-        "per_forward": micro,
-        "forwards_per_step": accumulate,
-        "trained_parameters": trained,
-        "all_parameters": total,
-        "weights_gib": round((total - trained) * bytes_each / 2**30, 3),
-        # fp32 weight, gradient and AdamW's two moments.
-        "training_state_gib": round(trained * 16 / 2**30, 3),
-    }
-
-
-def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
-    yes = sum(one.consistent for one in comparisons)
-    explained = sum(bool(one.reasons) for one in comparisons)
-    return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with_reasons": explained}
