@@ -23,10 +23,11 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from pacorl.app.quiet import quiet_loading
-from pacorl.app.threads import use_cores
-from pacorl.config import RewardRun, load
+from pacorl.config.base import load
+from pacorl.config.judge_run import RewardRun
 from pacorl.data.comparisons import comparisons_from
+from pacorl.engine.threads import use_cores
+from pacorl.io.quiet_loading import quiet_loading
 from pacorl.report.svg import Scale, tag
 
 RECIPE = Path(__file__).parents[1] / "configs" / "reward" / "tiny.yaml"
@@ -92,7 +93,7 @@ def drawn(source: str, out: Path) -> Path:
 
 def run(alpha: str, seed: int, *, steps: int, train: Path, test: Path, out: Path) -> Result:
     """One training, or what it left behind. Raises ValueError where that was made with other settings."""
-    from pacorl.train.reward import train_reward
+    from pacorl.train_judge.run import train_reward
 
     folder = out / f"alpha-{alpha}-steps-{steps}-seed-{seed}"
     known = folder / "result.json"

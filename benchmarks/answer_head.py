@@ -20,10 +20,10 @@ import torch
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from pacorl.config import RewardTuningConfig
+from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.core.objectives import decision_weighted
-from pacorl.train.reward_model import tune
-from pacorl.train.reward_trainer import OURS, read_answers
+from pacorl.train_judge.model import tune
+from pacorl.train_judge.trainer import OURS, read_answers
 
 VOCABULARY = 151_936
 IMAGE, START, END = 151_655, 151_652, 151_653

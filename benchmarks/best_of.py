@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.app.quiet import quiet_loading
-from pacorl.app.threads import use_cores
 from pacorl.core.grid import parse_layout
 from pacorl.data.characters import Oracle
 from pacorl.data.records import prompts_from
-from pacorl.generate.generator import Generator
+from pacorl.engine.generator import Generator
+from pacorl.engine.threads import use_cores
 from pacorl.generate.sets import Made, generate_sets
-from pacorl.models.judge import LocalJudge
+from pacorl.io.quiet_loading import quiet_loading
+from pacorl.judges.judge import LocalJudge
 from pacorl.types import Size
 
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match")

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacorl import config as configs
-from pacorl.app.quiet import quiet_loading
-from pacorl.config import PolicyRun
+from pacorl import twins as tiny
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import vocabulary
-from pacorl.models import tiny
-from pacorl.train.policy import prepare, run_epoch
+from pacorl.io.quiet_loading import quiet_loading
+from pacorl.train.trainer import prepare, run_epoch
 from pacorl.train.training import Training
 from pacorl.types import Size
 
@@ -44,7 +44,7 @@ LIMITS = {"pacorl": 1.00, "pacorl, merged": 0.92}
 def main() -> int:
     options = arguments()
     quiet_loading()
-    warnings.filterwarnings("ignore", message=".*model.text_tokens.*")
+    warnings.filterwarnings("ignore", message=".*model.max_sequence_length.*")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         training = prepared(Path(folder), options)
@@ -94,7 +94,7 @@ def prepared(folder: Path, options: argparse.Namespace) -> Training:
         "save_every": 1000,
         "model.checkpoint": folder / "flux",
         "model.dtype": "float32",
-        "model.text_tokens": 48,
+        "model.max_sequence_length": 48,
         "model.gradient_checkpointing": "false",
         "adapter.rank": options.rank,
         "adapter.alpha": 2 * options.rank,
@@ -102,7 +102,7 @@ def prepared(folder: Path, options: argparse.Namespace) -> Training:
         "prompts.evaluation": "tiny:dev:1",
         "sampling.size": size,
         "sampling.steps": STEPS,
-        "sampling.noise_steps": f"[{TRAINED}]",
+        "sampling.sde_steps": f"[{TRAINED}]",
         "sampling.batch": GROUP,
         "evaluation.size": size,
         "judge.checkpoint": "tiny",
@@ -145,7 +145,7 @@ def _bare_epoch(training: Training) -> None:
 
 @contextmanager
 def diffusers_own(transformer: Any) -> Iterator[None]:
-    """Within the block the last block computes the text's rows too (`models.last_block`)."""
+    """Within the block the last block computes the text's rows too (`policies.last_block`)."""
     block = transformer.single_transformer_blocks[-1]
     spared = vars(block).pop("forward")
     try:

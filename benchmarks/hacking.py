@@ -20,13 +20,13 @@ from statistics import fmean
 
 from PIL import Image
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.app.threads import use_cores
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
-from pacorl.train.policy import train_policy
+from pacorl.engine.threads import use_cores
+from pacorl.quickstart import recipe
+from pacorl.train.trainer import train_policy
 from pacorl.types import Prompt
 
 HARM = 0.10

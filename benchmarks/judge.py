@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pacorl.app.sources import QWEN_JUDGE
-from pacorl.app.threads import use_cores
 from pacorl.core.questions import same_theme
 from pacorl.data.characters import all_panels, draw, vocabulary
-from pacorl.models.judge import LocalJudge
-from pacorl.models.processor import ImageTextProcessor, image_text_processor
-from pacorl.models.sharing import Node, prefix_forest
-from pacorl.models.tiny import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
+from pacorl.engine.threads import use_cores
+from pacorl.io.processor import ImageTextProcessor, image_text_processor
+from pacorl.judges.judge import LocalJudge
+from pacorl.judges.sharing import Node, prefix_forest
+from pacorl.plan.sources import QWEN_JUDGE
+from pacorl.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
 from pacorl.types import Question
 
 THEME = "a red round hero with a crown"

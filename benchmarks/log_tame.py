@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.app.quiet import quiet_loading
-from pacorl.app.threads import use_cores
-from pacorl.config import PolicyRun
-from pacorl.train.policy import train_policy
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
+from pacorl.engine.threads import use_cores
+from pacorl.io.quiet_loading import quiet_loading
+from pacorl.quickstart import recipe
+from pacorl.train.trainer import train_policy
 
 WAYS = {
     "log-tamed above .2": ("advantages.aggregate=log_tamed", "advantages.threshold=0.2"),

@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 
-from pacorl import config as configs
-from pacorl.app.quiet import quiet_loading
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
+from pacorl.io.quiet_loading import quiet_loading
 from pacorl.train.judging import close_judge
-from pacorl.train.policy import prepare, run_epoch
+from pacorl.train.trainer import prepare, run_epoch
 from pacorl.train.training import Training
 
 LEAST = 0.80
@@ -42,7 +42,7 @@ PROMPTS, GROUP = 2, 8
 def main() -> int:
     options = arguments()
     quiet_loading()
-    warnings.filterwarnings("ignore", message=".*model.text_tokens.*")
+    warnings.filterwarnings("ignore", message=".*model.max_sequence_length.*")
     torch.set_num_threads(1)
     waits: dict[bool, list[float]] = {False: [], True: []}
     wholes: dict[bool, list[float]] = {False: [], True: []}
@@ -81,7 +81,7 @@ def prepared(folder: Path, url: str, options: argparse.Namespace) -> Training:
         "save_every": 1000,
         "model.checkpoint": "tiny",
         "model.dtype": "float32",
-        "model.text_tokens": 48,
+        "model.max_sequence_length": 48,
         "model.gradient_checkpointing": "false",
         "adapter.rank": 4,
         "adapter.alpha": 8,

@@ -24,18 +24,18 @@ from typing import Any, cast
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pacorl import config as configs
-from pacorl.app import sources
-from pacorl.app.components import Phase, policy_on_meta, rows
-from pacorl.app.generators import Generator, conditioning_on_meta, paintable
-from pacorl.app.plan import Plan, size_text
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.engine.rollout import ConditioningCache, Row, Sampler, collect, denoise
 from pacorl.engine.runtime import Runtime
-from pacorl.models.adapters import MovingAverage, add_lora
-from pacorl.models.policy import Policy
-from pacorl.train.update import Batch, Learner, update_policy
+from pacorl.lora.adapters import MovingAverage, add_lora
+from pacorl.plan import sources
+from pacorl.plan.components import Phase, policy_on_meta, rows
+from pacorl.plan.generators import Generator, conditioning_on_meta, paintable
+from pacorl.plan.plan import Plan, size_text
+from pacorl.policies.policy import Policy
+from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Conditioning, Prompt, Rollout, Size
 
 NOISE_STEP = 1
@@ -94,7 +94,9 @@ def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run_of(side: int, options: argparse.Namespace) -> PolicyRun:
     """The recipe at one size, with the judge elsewhere."""
-    small = {"model.checkpoint": "tiny", "model.dtype": "float32", "model.text_tokens": 48} if options.tiny else {}
+    small = (
+        {"model.checkpoint": "tiny", "model.dtype": "float32", "model.max_sequence_length": 48} if options.tiny else {}
+    )
     settings = {
         **small,
         "adapter.rank": options.rank,
@@ -102,7 +104,7 @@ def run_of(side: int, options: argparse.Namespace) -> PolicyRun:
         "sampling.size": f"[{side},{side}]",
         "sampling.batch": options.batch,
         "sampling.steps": options.steps,
-        "sampling.noise_steps": f"[{NOISE_STEP}]",
+        "sampling.sde_steps": f"[{NOISE_STEP}]",
         "sampling.merge": "false",
         "evaluation.size": f"[{side},{side}]",
         "evaluation.batch": options.batch,
@@ -153,7 +155,7 @@ class Bench:
     def measure(self, side: int, config: PolicyRun, options: argparse.Namespace, *, peak: float) -> list[Measured]:
         """Sampling, decoding and training at one size."""
         size = paintable(self.generator, Size(side, side))
-        sampler = Sampler(size, options.steps, noise_steps=(NOISE_STEP,))
+        sampler = Sampler(size, options.steps, sde_steps=(NOISE_STEP,))
         prompts = [Prompt(id=0, text="drawn")] * options.batch
         rollout = collect(
             self.policy,
@@ -193,7 +195,7 @@ class Bench:
 
     def train(self, rollout: Rollout, sampler: Sampler) -> None:
         """One optimizer step on one micro-batch."""
-        learner = Learner(
+        learner = PolicyLoss(
             self.policy,
             sampler,
             self.cache,

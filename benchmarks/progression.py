@@ -33,13 +33,13 @@ from statistics import fmean
 
 from PIL import Image
 
-from pacorl.app.quiet import quiet_loading
-from pacorl.app.threads import use_cores
 from pacorl.core import questions
 from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw, split_of
-from pacorl.generate.generator import Generator
+from pacorl.engine.generator import Generator
+from pacorl.engine.threads import use_cores
 from pacorl.generate.storyboard import pages, paint_storyboard, read_storyboard
-from pacorl.models.judge import Judge, LocalJudge
+from pacorl.io.quiet_loading import quiet_loading
+from pacorl.judges.judge import Judge, LocalJudge
 from pacorl.types import Question
 
 CASE = Path(__file__).parents[1] / "configs" / "cases" / "tiny_journey.yaml"

@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.app.quiet import quiet_loading
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
+from pacorl.io.quiet_loading import quiet_loading
+from pacorl.quickstart import recipe
 from pacorl.train.evaluate import evaluate
-from pacorl.train.policy import prepare, run_epoch
+from pacorl.train.trainer import prepare, run_epoch
 from pacorl.train.training import Training
 from pacorl.types import Prompt
 

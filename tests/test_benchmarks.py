@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pacorl.app import sources
+from pacorl.plan import sources
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pacorl.config import ConfigError, PolicyRun, dump, load
+from pacorl.config.base import ConfigError, dump, load
+from pacorl.config.policy_run import PolicyRun
 
 
 def written(folder: Path, text: str) -> Path:
@@ -21,7 +22,7 @@ def test_the_defaults_are_the_papers_recipe() -> None:
     run = load(PolicyRun, None)
     assert (run.sampling.size, run.evaluation.size) == ((512, 512), (1024, 1024))
     assert (run.group_size, run.prompts_per_epoch, run.optimizer.lr) == (16, 42, 3e-4)
-    assert (run.sampling.noise_level, run.sampling.noise_steps, run.sampling.steps) == (0.7, (1,), 10)
+    assert (run.sampling.noise_level, run.sampling.sde_steps, run.sampling.steps) == (0.7, (1,), 10)
     assert (run.adapter.rank, run.adapter.alpha, run.objective.clip_range) == (64, 128, 1e-4)
     assert (run.advantages.aggregate, run.advantages.threshold, run.advantages.std) == ("log_tamed", 0.2, "group")
 
@@ -41,10 +42,10 @@ def test_off_is_a_word(tmp_path: Path) -> None:
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "epochs: 3\noptimizer: {lr: 1.0e-3}\n")
-    overrides = ["epochs=5", "optimizer.ema_decay=0.5", "sampling.noise_steps=[0, 2]", "out=runs/other"]
+    overrides = ["epochs=5", "optimizer.ema_decay=0.5", "sampling.sde_steps=[0, 2]", "out=runs/other"]
     run = load(PolicyRun, path, overrides)
     assert (run.epochs, run.optimizer.lr, run.optimizer.ema_decay) == (5, 1e-3, 0.5)
-    assert (run.sampling.noise_steps, run.out) == ((0, 2), Path("runs/other"))
+    assert (run.sampling.sde_steps, run.out) == ((0, 2), Path("runs/other"))
 
 
 def test_a_dumped_config_loads_as_itself(tmp_path: Path) -> None:
@@ -93,15 +94,15 @@ FAULTS = [
     (["optimizer.ema_decay=1.5"], "optimizer.ema_decay: Input should be less than or equal to 1 (got 1.5)"),
     (
         ["adapter.dropout=0.1"],
-        "adapter: dropout 0.1 would make the policy that is trained differ from the one that sampled; set it to 0",
+        "adapter.dropout 0.1 is no longer a setting: it could only be 0.0; leave it out",
     ),
     (
-        ["sampling.noise_steps=[]"],
-        "sampling: noise_steps is empty, so nothing would be trained; name at least one step",
+        ["sampling.sde_steps=[]"],
+        "sampling: sde_steps is empty, so nothing would be trained; name at least one step",
     ),
-    (["sampling.noise_steps=[2, 1]"], "sampling: noise_steps [2, 1] must be ascending and distinct"),
-    (["sampling.noise_steps=[1, 1]"], "sampling: noise_steps [1, 1] must be ascending and distinct"),
-    (["sampling.noise_steps=[6]", "sampling.steps=6"], "sampling: noise_steps [6] reach beyond the 6 sampling steps"),
+    (["sampling.sde_steps=[2, 1]"], "sampling: sde_steps [2, 1] must be ascending and distinct"),
+    (["sampling.sde_steps=[1, 1]"], "sampling: sde_steps [1, 1] must be ascending and distinct"),
+    (["sampling.sde_steps=[6]", "sampling.steps=6"], "sampling: sde_steps [6] reach beyond the 6 sampling steps"),
     (["sampling.kernel=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
     (
         ["objective.name=diffusion_nft", "sampling.shared_noise=true"],
@@ -109,7 +110,7 @@ FAULTS = [
     ),
     (
         ["sampling.window.kind=sliding", "sampling.window.size=2"],
-        "sampling: window.size 2 exceeds the 1 noise_steps that it is chosen from",
+        "sampling: window.size 2 exceeds the 1 sde_steps that it is chosen from",
     ),
     (["sampling.curriculum=[[4, [64, 64]], [2, [96, 96]]]"], "sampling: curriculum's epochs [4, 2] must be ascending"),
     (["judge.backend=http"], "judge: checkpoint 'X-GenGroup/PaCo-Reward-7B' is no address; backend http needs a URL"),
@@ -124,8 +125,8 @@ FAULTS = [
         "config: judge.symmetric with kind kontext: questions about edits say which picture is the original",
     ),
     (
-        ["sampling.kernel=cps", "sampling.noise_steps=[9]"],
-        "config: sampling.noise_steps: cps adds no noise at the last step, so it cannot be trained; leave it out",
+        ["sampling.kernel=cps", "sampling.sde_steps=[9]"],
+        "config: sampling.sde_steps: cps adds no noise at the last step, so it cannot be trained; leave it out",
     ),
     (["rewards=[]"], "config: rewards is empty, so there is nothing to learn from; name at least one"),
     (

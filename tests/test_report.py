@@ -16,8 +16,8 @@ from pacorl.report.bars import Interval, interval_svg
 from pacorl.report.curves import BUCKETS, Chart, charts, thinned
 from pacorl.report.folder import Sample, read_run
 from pacorl.report.gallery import Pair, choose, match, spread
+from pacorl.report.images import show
 from pacorl.report.matrix import DARK_RAMP, LIGHT_RAMP, colour, luminance, readable_on
-from pacorl.report.pictures import show
 from pacorl.report.results import compared
 from pacorl.report.svg import padded, tag, ticks
 from pacorl.report.words import amount, change, duration, label
@@ -185,12 +185,12 @@ def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
     assert {group: [chart.title for chart in drawn] for group, drawn in found.items()} == {
         "Rewards": ["Share of scores that are"],
         "Evaluation": ["Fit, trained beside average", "Training size with full size, correlation"],
-        "Watch on reward hacking": ["Ocr, held out", "Blank panels"],
+        "HackingMonitor on reward hacking": ["Ocr, held out", "Blank panels"],
         "Training health": ["Clipped share", "Gradient norm", "Ratio − 1 before the first update, by step"],
         "Judge": ["Per epoch, by the judge’s server"],
         "Time": ["Seconds per epoch", "Per evaluation"],
     }
-    assert [line.label for line in found["Watch on reward hacking"][1].lines] == ["Training", "Evaluation"]
+    assert [line.label for line in found["HackingMonitor on reward hacking"][1].lines] == ["Training", "Evaluation"]
     trained, average = found["Evaluation"][0].lines
     assert (trained.label, trained.points) == ("Trained adapter", [(2.0, 0.6)])
     assert (average.label, average.points) == ("Its average", [(0.0, 0.4), (2.0, 0.4)])

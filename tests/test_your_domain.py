@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from pacorl import cli
-from pacorl.config import PolicyRun, RewardRun, load
-from pacorl.curate.annotate.desk import plan
-from pacorl.curate.importing import import_folder
+from pacorl.annotate.launch import plan
+from pacorl.config.base import load
+from pacorl.config.judge_run import RewardRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.comparisons import load_comparisons
-from pacorl.data.files import read_jsonl
 from pacorl.data.rankings import load_rankings
+from pacorl.dataset.importing import import_folder
+from pacorl.io.files import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your-domain.md").read_text(encoding="utf-8")

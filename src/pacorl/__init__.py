@@ -13,19 +13,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pacorl.app.score import PacoReward
     from pacorl.data.records import load_prompts
-    from pacorl.models.http_judge import HttpJudge
-    from pacorl.models.judge import LocalJudge
+    from pacorl.judges.http.judge import HttpJudge
+    from pacorl.judges.judge import LocalJudge
+    from pacorl.score.reward import PacoReward
 
 __version__ = "0.1.0"
 
 __all__ = ["HttpJudge", "LocalJudge", "PacoReward", "__version__", "load_prompts"]
 
 _HOMES = {
-    "HttpJudge": "pacorl.models.http_judge",
-    "PacoReward": "pacorl.app.score",
-    "LocalJudge": "pacorl.models.judge",
+    "HttpJudge": "pacorl.judges.http.judge",
+    "PacoReward": "pacorl.score.reward",
+    "LocalJudge": "pacorl.judges.judge",
     "load_prompts": "pacorl.data.records",
 }
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+TINY = "tiny"
+"""The name of the committed checkpoints, which every command takes in place of a folder or a hub name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """How the panels of a set lie on its sheet: `rows` × `cols`, row-major."""
@@ -127,9 +131,9 @@ class Rollout:
     steps_S: list[int]
     """Indices of the trained sampling steps, ascending: the stochastic ones, or, for objectives of the endpoint, those
     whose sigmas it is noised to."""
-    before_BSNC: Tensor
+    latents_BSNC: Tensor
     """Empty along S, like the next two, where sampling was without noise."""
-    after_BSNC: Tensor
+    next_latents_BSNC: Tensor
     log_prob_BS: Tensor
     final_BNC: Tensor
     images: list[Image]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tools.tiny.dataset_story import compare, narrator, reasons, serving
 from typer.testing import CliRunner
 
-from pacorl.app.dataset_story import compare, narrator, reasons, serving
 from pacorl.cli.dataset import app
-from pacorl.curate.explain import explain_pair
-from pacorl.curate.llm import ChatModel
-from pacorl.curate.records import LabelledPair
 from pacorl.data.characters import Panel, draw
-from pacorl.data.files import read_jsonl
+from pacorl.dataset.explain import explain_pair
+from pacorl.dataset.llm import ChatModel
+from pacorl.dataset.records import LabelledPair
+from pacorl.io.files import read_jsonl
 from pacorl.types import Comparison, Question, Verdict
 
 pytest.importorskip("faiss", reason="faiss is not installed")

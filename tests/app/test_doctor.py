@@ -11,13 +11,14 @@ import pytest
 from fake_server import FakeServer, Handler, completion
 from typer.testing import CliRunner, Result
 
-from pacorl.app import doctor, plan, sources
-from pacorl.app.components import Row
-from pacorl.app.doctor import Diagnosis, Finding, examine
-from pacorl.app.plan import Plan
-from pacorl.app.quickstart import recipe
 from pacorl.cli import app
-from pacorl.config import PolicyRun, load
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyRun
+from pacorl.plan import doctor, plan, sources
+from pacorl.plan.components import Row
+from pacorl.plan.doctor import Diagnosis, Finding, examine
+from pacorl.plan.plan import Plan
+from pacorl.quickstart import recipe
 
 GIB = 2**30
 
@@ -127,7 +128,7 @@ def test_a_port_in_use_and_a_folder_with_a_run_deserve_a_look(
 # --- memory, disk, versions ------------------------------------------------------------------------------------
 
 
-def planned(*rows: Row, card: int | None, absences: Sequence[sources.Absence] = ()) -> Plan:
+def planned(*rows: Row, card: int | None, absences: Sequence[sources.MissingFile] = ()) -> Plan:
     return Plan(rows, tuple(absences), (), "a card", card)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tools.tiny.edit_story import CELL, MARGIN, before_and_after, draw_edits, reached, verdict, worst
 
-from pacorl import config as configs
-from pacorl.app.edit_story import CELL, MARGIN, before_and_after, draw_edits, reached, verdict, worst
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import draw
 

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner, Result
 
-from pacorl.app import components, generators, memory, sources
-from pacorl.app.plan import Plan, plan, print_plan
-from pacorl.app.quickstart import recipe
 from pacorl.cli import app
-from pacorl.config import ConfigError, PolicyRun, load
+from pacorl.config.base import ConfigError, load
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts
-from pacorl.models.adapters import MovingAverage, adapter_state, add_lora
-from pacorl.models.flux import FluxPolicy
-from pacorl.models.kontext import KontextPolicy
-from pacorl.models.qwen_image import QwenEditPolicy
-from pacorl.models.tiny import tiny_flux, tiny_judge, tiny_kontext, tiny_qwen_edit
+from pacorl.lora.adapters import MovingAverage, adapter_state, add_lora
+from pacorl.plan import components, generators, memory, sources
+from pacorl.plan.plan import Plan, plan, print_plan
+from pacorl.policies.flux import FluxPolicy
+from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies.qwen_image import QwenEditPolicy
+from pacorl.quickstart import recipe
+from pacorl.twins import tiny_flux, tiny_judge, tiny_kontext, tiny_qwen_edit
 from pacorl.types import Conditioning, Prompt, Size
 
 RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is_1gpu.yaml"
@@ -34,7 +35,7 @@ TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
 @pytest.fixture(scope="session")
 def policy() -> FluxPolicy:
     """A real tiny generator."""
-    return FluxPolicy(tiny_flux(TEXTS), text_tokens=48)
+    return FluxPolicy(tiny_flux(TEXTS), max_sequence_length=48)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +61,7 @@ def tiny_run(checkpoints: Path, *overrides: str) -> PolicyRun:
         [
             f"model.checkpoint={checkpoints / 'flux'}",
             "model.dtype=float32",
-            "model.text_tokens=48",
+            "model.max_sequence_length=48",
             f"judge.checkpoint={checkpoints / 'judge'}",
             "prompts={train: 'tiny:train', evaluation: 'tiny:test', evaluation_limit: 8}",
             "sampling={size: [128, 128], batch: 8}",
@@ -92,7 +93,7 @@ def measured_peak(run: profile) -> int:
 def train_for_real(config: PolicyRun) -> None:
     """Two optimizer steps of the adapter on a real tiny transformer, which is built here too."""
     pipeline = tiny_flux(TEXTS)
-    policy = FluxPolicy(pipeline, text_tokens=config.model.text_tokens)
+    policy = FluxPolicy(pipeline, max_sequence_length=config.model.max_sequence_length)
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
     if config.model.gradient_checkpointing:
         pipeline.transformer.enable_gradient_checkpointing()
@@ -101,7 +102,7 @@ def train_for_real(config: PolicyRun) -> None:
     optimizer = torch.optim.AdamW(trained)
     batch, size = config.sampling.batch, Size(*config.sampling.size)
     conditioning = Conditioning(
-        {"tokens": torch.randn(batch, config.model.text_tokens, 64), "pooled": torch.randn(batch, 64)}
+        {"tokens": torch.randn(batch, config.model.max_sequence_length, 64), "pooled": torch.randn(batch, 64)}
     )
     for step in (1, 2):
         optimizer.zero_grad(set_to_none=True)
@@ -369,8 +370,8 @@ def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Pat
 
 def edit_twin(kind: str) -> KontextPolicy | QwenEditPolicy:
     if kind == "kontext":
-        return KontextPolicy(tiny_kontext(tiny_flux(TEXTS)), text_tokens=48, true_cfg=2.0)
-    return QwenEditPolicy(tiny_qwen_edit(TEXTS, plus=kind == "qwen_edit_plus"), true_cfg=2.0)
+        return KontextPolicy(tiny_kontext(tiny_flux(TEXTS)), max_sequence_length=48, true_cfg_scale=2.0)
+    return QwenEditPolicy(tiny_qwen_edit(TEXTS, plus=kind == "qwen_edit_plus"), true_cfg_scale=2.0)
 
 
 def edit_twin_on_meta(kind: str) -> generators.Generator:
@@ -379,9 +380,9 @@ def edit_twin_on_meta(kind: str) -> generators.Generator:
     names = ("transformer", "vae", "text_encoder", *(("text_encoder_2",) if kind == "kontext" else ()))
     parts = {name: dict(getattr(pipeline, name).config) for name in names if name in ("transformer", "vae")}
     parts |= {name: getattr(pipeline, name).config.to_dict() for name in names if name not in parts}
-    options: dict[str, Any] = {"true_cfg": 2.0}
+    options: dict[str, Any] = {"true_cfg_scale": 2.0}
     if kind == "kontext":
-        options["text_tokens"] = 48
+        options["max_sequence_length"] = 48
     else:
         parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
     return generators.ON_META[kind](parts, dtype=torch.float32, **options)
@@ -409,7 +410,7 @@ def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Pa
 
 
 def test_a_plan_written_as_json_totals_its_phases() -> None:
-    absence = sources.Absence("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
+    absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
     rows = (
         components.Row("transformer", 3 * 2**30, 1_500_000_000),
         components.Row("T5 text encoder", 2**30, phases=("encode",)),
@@ -423,7 +424,7 @@ def test_a_plan_written_as_json_totals_its_phases() -> None:
 
 
 def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.CaptureFixture[str]) -> None:
-    absence = sources.Absence("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
+    absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
     found = Plan(
         (components.Row("transformer", 3 * 2**30, 1_500_000_000),), (absence,), ("mind the gap",), "a card", 8 * 2**30
     )
@@ -465,7 +466,7 @@ def test_a_verdict_points_to_the_notes_above() -> None:
 
 def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(checkpoints: Path) -> None:
     components_of = {row.component: row for row in plan(tiny_run(checkpoints)).rows}
-    policy = FluxPolicy(tiny_flux(TEXTS), text_tokens=48)
+    policy = FluxPolicy(tiny_flux(TEXTS), max_sequence_length=48)
     config = tiny_run(checkpoints)
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
     weights = {n: p for n, p in policy.transformer.named_parameters() if ".base_layer.weight" in n}

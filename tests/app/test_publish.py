@@ -16,8 +16,8 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from pacorl.app.publish import write_card
 from pacorl.cli.publish import register
+from pacorl.report.publish import write_card
 
 
 @pytest.fixture

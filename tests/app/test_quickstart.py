@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pacorl import config as configs
-from pacorl.app.quickstart import METRICS, before_and_after, recipe, run_quickstart, summarize
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw_grid, set_of
+from pacorl.quickstart import METRICS, before_and_after, recipe, run_quickstart, summarize
 from pacorl.types import Grid
 
 GRID = Grid(2, 2)

@@ -12,9 +12,10 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from pacorl import cli
-from pacorl.app.reward_plan import plan_reward
-from pacorl.config import RewardRun, load
-from pacorl.models.judge import TINY_JUDGE
+from pacorl.config.base import load
+from pacorl.config.judge_run import RewardRun
+from pacorl.judges.judge import TINY_JUDGE
+from pacorl.plan.judge_plan import plan_reward
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reward"
 FETCH = "`hf download --repo-type dataset X-GenGroup/PaCo-Dataset --local-dir {}`, then unpack it there"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.app.score import PacoReward, Scores, cut, open_images, questions_about, rank, read_criteria, score_set
-from pacorl.app.score_page import summary, table, write_page
-from pacorl.data.images import ImageError
+from pacorl.io.images import ImageError
+from pacorl.score.page import summary, table, write_page
+from pacorl.score.reward import PacoReward, Scores, cut, open_images, questions_about, rank, read_criteria, score_set
 from pacorl.types import Grid, Question, Verdict
 
 SHADES = [100, 110, 240, 105]

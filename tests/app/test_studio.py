@@ -9,11 +9,11 @@ import time
 import pytest
 from PIL import Image
 
-from pacorl.app.studio import uploads as limits
-from pacorl.app.studio.jobs import KEPT, MAX_WAITING, BusyError, Job, Jobs
-from pacorl.app.studio.uploads import Uploads
-from pacorl.app.studio.work import EXAMPLES, Models, example, prompt_for, words
-from pacorl.data.images import ImageError
+from pacorl.io.images import ImageError
+from pacorl.studio import uploads as limits
+from pacorl.studio.jobs import KEPT, MAX_WAITING, BusyError, Job, Jobs
+from pacorl.studio.uploads import Uploads
+from pacorl.studio.work import EXAMPLES, Models, example, prompt_for, words
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -173,8 +173,8 @@ def server(monkeypatch):
     pytest.importorskip("fastapi", reason="needs the serve extra")
     from starlette.testclient import TestClient
 
-    from pacorl.app.studio import server as module
-    from pacorl.app.studio.work import Bench
+    from pacorl.studio import server as module
+    from pacorl.studio.work import Bench
 
     monkeypatch.setattr(Bench, "load", lambda self, job: {})
     monkeypatch.setattr(Bench, "paint", lambda self, job, order: {"seed": order.seed, "compare": order.compare})
@@ -287,7 +287,7 @@ def test_no_pictures_and_too_large_ones(server):
 
 
 def test_a_waiting_set_can_be_cancelled(server, monkeypatch):
-    from pacorl.app.studio.work import Bench
+    from pacorl.studio.work import Bench
 
     client, studio = server
     enter(client)

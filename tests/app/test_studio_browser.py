@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pacorl.data.characters import Panel, draw
-from pacorl.models.adapters import adapter_state, add_lora
+from pacorl.lora.adapters import adapter_state, add_lora
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -37,8 +37,8 @@ def adapter(tmp_path_factory) -> Path:
         return Path(ADAPTER)
     import torch
 
-    from pacorl.models.flux import LORA_TARGETS, FluxPolicy
-    from pacorl.models.lora_formats import save_lora
+    from pacorl.lora.formats import save_lora
+    from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
 
     transformer = FluxPolicy.from_pretrained("tiny").transformer
     add_lora(transformer, rank=2, alpha=4, targets=LORA_TARGETS)

@@ -16,9 +16,9 @@ from pacorl.bench.pairs import JudgePairs, RewardPairs, ScoreFile
 from pacorl.bench.suite import run
 from pacorl.cli.benchmark import INCOMPLETE, app
 from pacorl.core.ranking import Interval
-from pacorl.data.files import read_jsonl, write_jsonl
-from pacorl.data.images import open_image
-from pacorl.models.judge import LocalJudge
+from pacorl.io.files import read_jsonl, write_jsonl
+from pacorl.io.images import open_image
+from pacorl.judges.judge import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.types import Question
 
@@ -137,7 +137,7 @@ def test_clip_i_is_the_cosine_of_two_pictures(rank_folder: Path, tmp_path: Path)
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     from pacorl.data.characters import vocabulary
-    from pacorl.models.tiny import clip_tokenizer_of
+    from pacorl.twins import clip_tokenizer_of
 
     torch.manual_seed(0)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

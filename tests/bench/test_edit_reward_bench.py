@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
 from pacorl.bench.suite import run
 from pacorl.cli.benchmark import app
-from pacorl.data.images import open_image
-from pacorl.models.judge import LocalJudge
+from pacorl.io.images import open_image
+from pacorl.judges.judge import LocalJudge
 from pacorl.types import Question, Verdict
 
 

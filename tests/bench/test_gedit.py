@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.gedit import PARTS, read_edits
 from pacorl.bench.rating import RUBRIC, _UnreadableError, read_rubric, read_scores
 from pacorl.cli.benchmark import INCOMPLETE, app
-from pacorl.data.files import read_jsonl
+from pacorl.io.files import read_jsonl
 
 
 @dataclass
@@ -177,7 +177,7 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
 @pytest.mark.slow
 def test_painted_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> None:
     from pacorl.data.characters import vocabulary
-    from pacorl.models.tiny import tiny_flux, tiny_kontext
+    from pacorl.twins import tiny_flux, tiny_kontext
 
     torch.manual_seed(0)
     tiny_kontext(tiny_flux(vocabulary())).save_pretrained(tmp_path / "kontext")

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pacorl.bench.suite import BadItemError, Row, Shard, evenly, read_results, refuse, remarks_of, run
+from pacorl.bench.suite import BadItemError, Row, evenly, read_results, refuse, remarks_of, run
 from pacorl.bench.tables import Line, Table, cell, markdown
 from pacorl.core.ranking import Interval, bootstrap
+from pacorl.engine.image_queue import Shard
 
 
 class Numbers:

@@ -14,17 +14,17 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.bench import t2is
-from pacorl.bench.painting import Job, Studio, paint_missing
 from pacorl.bench.published import T2IS
-from pacorl.bench.suite import Shard, run
+from pacorl.bench.suite import run
 from pacorl.bench.t2is import Aesthetics, JudgeTexts, T2isBench, average, prompts_by_case, read_cases
 from pacorl.cli.benchmark import INCOMPLETE, app
 from pacorl.core.ranking import Interval
 from pacorl.data.characters import character_prompts
-from pacorl.data.files import read_jsonl
-from pacorl.data.images import open_image
 from pacorl.data.leaks import trained_on
-from pacorl.models.judge import LocalJudge
+from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
+from pacorl.io.files import read_jsonl
+from pacorl.io.images import open_image
+from pacorl.judges.judge import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.types import Prompt, Question, Verdict
 

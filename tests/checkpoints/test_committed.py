@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tools.tiny.negatives import draw_junk
+from tools.tiny.pretrain_edits import PIXELS
 
-from pacorl.app.quickstart import judge_accuracy
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.data import characters
@@ -15,14 +16,13 @@ from pacorl.data.character_edits import character_edits, grade_edits, write_edit
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
-from pacorl.models import flux as flux_module
-from pacorl.models import judge as judge_module
-from pacorl.models import kontext as kontext_module
-from pacorl.models.flux import FluxPolicy
-from pacorl.models.judge import LocalJudge
-from pacorl.models.kontext import KontextPolicy
-from pacorl.train.pretrain_edits import PIXELS
-from pacorl.train.pretrain_junk import draw_junk
+from pacorl.judges import judge as judge_module
+from pacorl.judges.judge import LocalJudge
+from pacorl.policies import flux as flux_module
+from pacorl.policies import kontext as kontext_module
+from pacorl.policies.flux import FluxPolicy
+from pacorl.policies.kontext import KontextPolicy
+from pacorl.quickstart import judge_accuracy
 from pacorl.types import Question, Size
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def judge() -> LocalJudge:
 
 @pytest.fixture(scope="module")
 def policy() -> FluxPolicy:
-    return FluxPolicy.from_pretrained("tiny", text_tokens=48)
+    return FluxPolicy.from_pretrained("tiny", max_sequence_length=48)
 
 
 def test_they_are_small_and_in_fp16() -> None:
@@ -108,7 +108,7 @@ def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -
 
 
 def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
-    editor = KontextPolicy.from_pretrained("tiny", guidance=3.5, text_tokens=48)
+    editor = KontextPolicy.from_pretrained("tiny", guidance=3.5, max_sequence_length=48)
     edits = character_edits("test", 96)
     prompts = prompts_from(str(write_edits(tmp_path, edits, name="test", pixels=PIXELS)), limit=None)
     sampler, cache = Sampler(size=Size(PIXELS, PIXELS), steps=10), ConditioningCache(editor)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 from pacorl.cli import doctor
 from pacorl.cli.serve import register
 from pacorl.data.characters import vocabulary
-from pacorl.models.endpoints import load_endpoints
-from pacorl.models.tiny import tiny_judge
+from pacorl.judges.http.endpoints import load_endpoints
 from pacorl.serve import builtin, vllm
+from pacorl.twins import tiny_judge
 
 CALLS = dict[str, Any]
 

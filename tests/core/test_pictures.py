@@ -7,7 +7,7 @@ import io
 import pytest
 from PIL import Image
 
-from pacorl.core.pictures import ImageError, as_rgb
+from pacorl.io.pixels import ImageError, as_rgb
 
 PICTURE = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
 

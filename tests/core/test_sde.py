@@ -81,5 +81,5 @@ def test_kl_is_torchs() -> None:
 
 
 def test_cps_refuses_a_step_without_noise() -> None:
-    with pytest.raises(ValueError, match=r"leave the last step out of sampling\.noise_steps"):
+    with pytest.raises(ValueError, match=r"leave the last step out of sampling\.sde_steps"):
         cps(X, V, sigma=0.1, sigma_next=0.0, noise_level=0.7, sigma_max=0.9)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pacorl.curate.records import PromptRecord, read_prompts
 from pacorl.data.characters import Panel, character_prompts, draw_grid, redrawn
-from pacorl.data.files import write_atomic, write_jsonl
-from pacorl.data.pictures import png_bytes
+from pacorl.dataset.records import PromptRecord, read_prompts
+from pacorl.io.files import write_atomic, write_jsonl
+from pacorl.io.png import png_bytes
 
 
 def write_tiny_prompts(path: Path, count: int) -> None:
@@ -58,7 +58,7 @@ def dataset(tmp_path: Path) -> Callable[..., Path]:
             write_tiny_prompts(folder / name, prompts)
         write_grids(folder, read_prompts(folder / "diverse.jsonl"), grids=grids)
         if paired:
-            from pacorl.curate.pair import pair
+            from pacorl.dataset.pair import pair
 
             pair(folder)
         return folder
@@ -114,7 +114,7 @@ def completion(text: str) -> bytes:
 @pytest.fixture
 def llm():
     """Makes chat models that talk to a stub server."""
-    from pacorl.curate.llm import ChatModel
+    from pacorl.dataset.llm import ChatModel
 
     opened = []
 

@@ -14,14 +14,14 @@ from itertools import permutations
 
 import pytest
 
-from pacorl.curate.annotate.agreement import agreement, kendall_w, krippendorff_alpha
-from pacorl.curate.annotate.assign import Sharing, foreign_controls, share_out
-from pacorl.curate.annotate.client import Client
-from pacorl.curate.annotate.desk import collect, open_desk, plan, serve
-from pacorl.curate.annotate.simulate import simulate
-from pacorl.curate.annotate.store import Person, RefusedError, Store, only_server, public_key
-from pacorl.curate.records import Answer, Instance, read_answers, read_instances
-from pacorl.data.files import read_jsonl, write_jsonl
+from pacorl.annotate.agreement import agreement, kendall_w, krippendorff_alpha
+from pacorl.annotate.assign import Sharing, foreign_controls, share_out
+from pacorl.annotate.client import Client
+from pacorl.annotate.launch import collect, open_desk, plan, serve
+from pacorl.annotate.simulate import simulate
+from pacorl.annotate.store import Person, RefusedError, Store, only_server, public_key
+from pacorl.dataset.records import Answer, Instance, read_answers, read_instances
+from pacorl.io.files import read_jsonl, write_jsonl
 
 NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
 
@@ -229,7 +229,7 @@ def test_control_questions_are_scored_and_stay_out_of_the_export(tmp_path):
 
 
 def test_candidates_are_shown_in_each_persons_own_order():
-    from pacorl.curate.annotate.store import shown_order
+    from pacorl.annotate.store import shown_order
 
     orders = Counter(shown_order(f"p{n}", instances(1)[0]) for n in range(480))
     assert len(orders) == 24
@@ -273,7 +273,7 @@ class Running:
     def __init__(self, folder, people=("ann", "ben"), **options):
         import uvicorn
 
-        from pacorl.curate.annotate.server import make_app
+        from pacorl.annotate.server import make_app
 
         self.folder, self.store = folder, Store(folder / "annotations.db")
         options = {"sharing": Sharing(overlap=0.5, judges=2, controls=4, control_every=5)} | options

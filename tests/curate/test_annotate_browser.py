@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pacorl.curate.annotate.store import Store
+from pacorl.annotate.store import Store
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

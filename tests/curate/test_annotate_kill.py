@@ -14,11 +14,11 @@ from collections import Counter
 
 import pytest
 
-from pacorl.curate.annotate.client import Client
-from pacorl.curate.annotate.desk import collect
-from pacorl.curate.annotate.store import Store, public_key, shown_order
-from pacorl.curate.records import Instance, read_answers, read_instances, write_instances
-from pacorl.data.files import write_atomic
+from pacorl.annotate.client import Client
+from pacorl.annotate.launch import collect
+from pacorl.annotate.store import Store, public_key, shown_order
+from pacorl.dataset.records import Instance, read_answers, read_instances, write_instances
+from pacorl.io.files import write_atomic
 
 PEOPLE = [f"person{number}" for number in range(8)]
 PICTURES = 12

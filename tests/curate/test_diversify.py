@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacorl.curate.diversify import (
+from pacorl.dataset.diversify import (
     SELECTIONS,
     Goal,
     equal_quotas,
@@ -19,9 +19,9 @@ from pacorl.curate.diversify import (
     select,
     spread,
 )
-from pacorl.curate.embed import embedder, unit
-from pacorl.curate.records import PromptRecord, read_prompts
-from pacorl.curate.thinning import compare, diversify
+from pacorl.dataset.diversify_step import compare, diversify
+from pacorl.dataset.embed import embedder, unit
+from pacorl.dataset.records import PromptRecord, read_prompts
 from pacorl.types import Prompt
 
 pytest.importorskip("faiss", reason="faiss is not installed")
@@ -181,7 +181,7 @@ def test_transformer_embedders_load_and_pool(tmp_path, kind):
     import torch
     from transformers import BertConfig, BertModel, CLIPTextConfig, CLIPTextModelWithProjection
 
-    from pacorl.models.tiny import clip_tokenizer_of
+    from pacorl.twins import clip_tokenizer_of
 
     texts = ["a red fox in the snow", "a fox", "a blue ship at sea with seven old sailors"]
     tokenizer = clip_tokenizer_of(texts * 3)

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pacorl.curate.explain import explain
-from pacorl.curate.export import export
-from pacorl.curate.llm import ChatRefusedError
-from pacorl.curate.records import Answer, read_instances, read_pairs, write_answers
-from pacorl.data.files import read_jsonl
+from pacorl.dataset.explain import explain
+from pacorl.dataset.export import export
+from pacorl.dataset.llm import ChatRefusedError
+from pacorl.dataset.records import Answer, read_instances, read_pairs, write_answers
+from pacorl.io.files import read_jsonl
 
 
 @pytest.fixture

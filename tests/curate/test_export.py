@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
-from pacorl.curate.export import export, label
-from pacorl.curate.importing import import_folder
-from pacorl.curate.records import Answer, read_answers, read_instances, read_pairs, write_answers
 from pacorl.data.comparisons import answer_text, load_comparisons, load_sharegpt
-from pacorl.data.files import read_jsonl, write_jsonl
-from pacorl.data.images import open_image
+from pacorl.dataset.export import export, label
+from pacorl.dataset.importing import import_folder
+from pacorl.dataset.records import Answer, read_answers, read_instances, read_pairs, write_answers
+from pacorl.io.files import read_jsonl, write_jsonl
+from pacorl.io.images import open_image
 
 SHARES = {"train": 0.5, "test": 0.5}
 

@@ -6,12 +6,12 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from pacorl.curate.generate import generate
-from pacorl.curate.pair import pair
 from pacorl.data.characters import Panel, draw_grid, redrawn
-from pacorl.data.files import read_jsonl
-from pacorl.data.images import open_image
-from pacorl.data.pictures import png_text
+from pacorl.dataset.generate import generate
+from pacorl.dataset.pair import pair
+from pacorl.io.files import read_jsonl
+from pacorl.io.images import open_image
+from pacorl.io.png import png_text
 
 
 class Painter:
@@ -114,8 +114,8 @@ def test_impossible_shards(folder):
 
 def test_the_tiny_generator_paints_what_the_oracle_reads(folder):
     from pacorl.core.grid import parse_layout, split
-    from pacorl.curate.painter import policy_painter
     from pacorl.data.characters import Oracle
+    from pacorl.dataset.painter import policy_painter
     from pacorl.types import Size
 
     paint, named = policy_painter("tiny", size=Size(64, 64), steps=6, dtype="float32")
@@ -130,12 +130,12 @@ def test_a_policy_paints(folder):
     """A random FLUX of the tiny kind through the engine's loop, base and with an adapter."""
     import torch
 
-    from pacorl.curate.painter import policy_painter
     from pacorl.data.characters import vocabulary
-    from pacorl.models.adapters import adapter_state, add_lora
-    from pacorl.models.flux import FluxPolicy
-    from pacorl.models.lora_formats import save_lora
-    from pacorl.models.tiny import tiny_flux
+    from pacorl.dataset.painter import policy_painter
+    from pacorl.lora.adapters import adapter_state, add_lora
+    from pacorl.lora.formats import save_lora
+    from pacorl.policies.flux import FluxPolicy
+    from pacorl.twins import tiny_flux
     from pacorl.types import Size
 
     torch.manual_seed(0)
@@ -143,7 +143,7 @@ def test_a_policy_paints(folder):
     pipeline = tiny_flux(vocabulary())
     torch.nn.init.normal_(pipeline.transformer.proj_out.weight, std=0.1)
     pipeline.save_pretrained(checkpoint)
-    policy = FluxPolicy(pipeline, guidance=3.5, text_tokens=64)
+    policy = FluxPolicy(pipeline, guidance=3.5, max_sequence_length=64)
     targets = ["proj_out"]
     add_lora(policy.transformer, rank=2, alpha=4, targets=targets)
     state = {name: torch.randn_like(value) for name, value in adapter_state(policy.transformer).items()}
@@ -167,7 +167,7 @@ def test_every_kind_of_policy_paints(tmp_path):
     """Qwen-Image-Edit has no distilled guidance and no text length to be told."""
     from edit_twins import edit, picture, qwen_pipeline
 
-    from pacorl.curate.painter import policy_painter
+    from pacorl.dataset.painter import policy_painter
     from pacorl.types import Size
 
     qwen_pipeline().save_pretrained(tmp_path / "qwen")
@@ -175,7 +175,7 @@ def test_every_kind_of_policy_paints(tmp_path):
     options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 2, "dtype": "float32"}
     paint, named = policy_painter(str(tmp_path / "qwen"), **options)
     assert "guidance" not in named
-    assert "text_tokens" not in named
+    assert "max_sequence_length" not in named
     (image,) = paint([prompt], [0])
     assert image.size == (64, 64)
     hasty, _ = policy_painter(str(tmp_path / "qwen"), **{**options, "steps": 1})

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pacorl.curate.manifest import Step
-from pacorl.curate.records import read_answers, read_instances, read_pairs, read_prompts
-from pacorl.data.files import Journal, inside, read_jsonl, read_keyed, safe_name, write_atomic, write_jsonl
+from pacorl.dataset.manifest import Step
+from pacorl.dataset.records import read_answers, read_instances, read_pairs, read_prompts
+from pacorl.io.files import Journal, inside, read_jsonl, read_keyed, safe_name, write_atomic, write_jsonl
 
 
 def step(folder, **options):

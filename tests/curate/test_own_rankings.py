@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from pacorl.bench.consistency_rank import read_rank_data
 from pacorl.cli.dataset import app
 from pacorl.core import questions
-from pacorl.curate.export import export
-from pacorl.curate.importing import import_folder
-from pacorl.curate.records import read_answers
 from pacorl.data.comparisons import comparisons_from, load_comparisons
+from pacorl.dataset.export import export
+from pacorl.dataset.importing import import_folder
+from pacorl.dataset.records import read_answers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rankings" / "rankings.csv"
 HALF = {"train": 0.5, "test": 0.5}

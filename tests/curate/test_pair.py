@@ -5,10 +5,10 @@ import json
 import pytest
 
 from pacorl.core.grid import parse_layout, split
-from pacorl.curate.pair import instances_of, pair, panel_path
-from pacorl.curate.records import PromptRecord, read_instances
-from pacorl.data.files import read_jsonl, write_atomic, write_jsonl
-from pacorl.data.images import open_image
+from pacorl.dataset.pair import instances_of, pair, panel_path
+from pacorl.dataset.records import PromptRecord, read_instances
+from pacorl.io.files import read_jsonl, write_atomic, write_jsonl
+from pacorl.io.images import open_image
 from pacorl.types import Prompt
 
 

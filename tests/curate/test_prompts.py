@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
-from pacorl.curate.llm import ChatRefusedError, parse
-from pacorl.curate.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
-from pacorl.curate.records import read_prompts
-from pacorl.curate.taxonomy import PAPER, TINY, Order, Subject, orders, read_taxonomy
-from pacorl.data.files import read_jsonl
+from pacorl.dataset.llm import ChatRefusedError, parse
+from pacorl.dataset.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
+from pacorl.dataset.records import read_prompts
+from pacorl.dataset.taxonomy import PAPER, TINY, Order, Subject, orders, read_taxonomy
+from pacorl.io.files import read_jsonl
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from pacorl.core import questions
-from pacorl.curate.records import Answer
-from pacorl.curate.rules import best_worst, halves, in_either_order, label_pairs, mean_rankings, split_groups
+from pacorl.dataset.records import Answer
+from pacorl.dataset.rules import best_worst, halves, in_either_order, label_pairs, mean_rankings, split_groups
 
 
 def answer(annotator: str, order: str, reference: str = "r", instance: str = "") -> Answer:

@@ -10,10 +10,10 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from pacorl.annotate.simulate import read, shared
 from pacorl.cli.dataset import app
-from pacorl.curate.annotate.simulate import read, shared
 from pacorl.data.characters import Panel, draw_grid, redrawn
-from pacorl.data.files import read_jsonl
+from pacorl.io.files import read_jsonl
 
 pytest.importorskip("faiss", reason="faiss is not installed")
 
@@ -38,10 +38,10 @@ def serve_and_simulate(folder, people):
     """People rank through a real server; returns how many rankings each made."""
     import uvicorn
 
-    from pacorl.curate.annotate.assign import Sharing
-    from pacorl.curate.annotate.desk import open_desk
-    from pacorl.curate.annotate.server import make_app
-    from pacorl.curate.annotate.store import Store
+    from pacorl.annotate.assign import Sharing
+    from pacorl.annotate.launch import open_desk
+    from pacorl.annotate.server import make_app
+    from pacorl.annotate.store import Store
 
     with Store(folder / "annotations.db") as store:
         links = open_desk(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
@@ -118,9 +118,9 @@ STEPS = {
 @pytest.fixture
 def halfway(dataset):
     """A folder in the middle of everything: people have ranked and go on, and a kill tore two journals' last lines."""
-    from pacorl.curate.annotate.assign import Sharing
-    from pacorl.curate.annotate.desk import open_desk
-    from pacorl.curate.annotate.store import Store, public_key
+    from pacorl.annotate.assign import Sharing
+    from pacorl.annotate.launch import open_desk
+    from pacorl.annotate.store import Store, public_key
 
     folder = dataset(prompts=3, grids=2)
     (folder / "manifests").mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.data.images import ImageError, check_readable, open_image
+from pacorl.io.images import ImageError, check_readable, open_image
 
 PICTURE = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
 

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pacorl.data.images import open_image
 from pacorl.data.published import load_gedit
 from pacorl.data.records import load_prompts, prompts_from
+from pacorl.io.images import open_image
 
 
 def picture(colour: str, kind: str = "PNG") -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from pacorl.config import PolicyRun
+    from pacorl.config.policy_run import PolicyRun
 
 KEPT = "kept"
 """The folder in a run's that holds what is kept of it."""
@@ -18,9 +18,9 @@ KEPT = "kept"
 
 def train(overrides: Sequence[str], resume: str = "") -> None:
     """The run, and nothing else."""
-    from pacorl import config as configs
-    from pacorl.app.quickstart import recipe
-    from pacorl.train.policy import train_policy
+    from pacorl.config import base as configs
+    from pacorl.quickstart import recipe
+    from pacorl.train.trainer import train_policy
 
     train_policy(configs.load(configs.PolicyRun, recipe(), list(overrides)), resume=resume)
 
@@ -29,7 +29,7 @@ def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> No
     """Several runs, each by a config file (or none) and overrides, in the same processes: to start those costs most."""
     from accelerate.state import AcceleratorState
 
-    from pacorl import config as configs
+    from pacorl.config import base as configs
 
     for path, overrides in runs:
         AcceleratorState._reset_state()  # FSDP2's plugin keeps the block classes of the first model
@@ -39,8 +39,8 @@ def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> No
 def train_and_keep(config: PolicyRun) -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
     from pacorl.engine.runtime import Runtime
-    from pacorl.models.adapters import whole_state
-    from pacorl.train import policy as loop
+    from pacorl.lora.adapters import full_state
+    from pacorl.train import trainer as loop
 
     kept = config.out / KEPT
     kept.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def train_and_keep(config: PolicyRun) -> None:
         return found
 
     def keep_gradients(runtime, optimizer, parameters, *, max_norm):  # type: ignore[no-untyped-def]
-        gradients = whole_state({str(n): p.grad for n, p in enumerate(parameters) if p.grad is not None})
+        gradients = full_state({str(n): p.grad for n, p in enumerate(parameters) if p.grad is not None})
         if runtime.is_main:
             torch.save(gradients, kept / f"gradients-{len(list(kept.glob('gradients-*')))}.pt")
         return step(runtime, optimizer, parameters, max_norm=max_norm)

@@ -45,7 +45,7 @@ class Model(nn.Module):
 def train(out: Path) -> None:
     """Three steps with painting between them; state is saved, spoilt and put back; one more forward."""
     from pacorl.engine.runtime import Runtime, optimizer_tensors, set_optimizer_tensors
-    from pacorl.models.adapters import MovingAverage, adapter_state, set_adapter_state, whole_state
+    from pacorl.lora.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
 
     torch.manual_seed(0)
     machine, model = Runtime(), Model()
@@ -63,14 +63,14 @@ def train(out: Path) -> None:
             with machine.accumulating(model, last=last):
                 machine.backward(model(batch).square().mean() / len(own), last=last)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradients = whole_state({str(n): p.grad for n, p in enumerate(parameters) if p.grad is not None})
+        gradients = full_state({str(n): p.grad for n, p in enumerate(parameters) if p.grad is not None})
         norms.append(machine.step(optimizer, parameters, max_norm=0.5))
         average.follow(step + 1)
     with torch.no_grad():
         model(batches[0])
 
     named = {name: p for name, p in machine.bare(model).named_parameters() if p.requires_grad}
-    kept = {name: value.clone() for name, value in whole_state(adapter_state(machine.bare(model))).items()}
+    kept = {name: value.clone() for name, value in full_state(adapter_state(machine.bare(model))).items()}
     moments = {name: value.clone() for name, value in optimizer_tensors(optimizer, list(named)).items()}
     set_adapter_state(machine.bare(model), {name: torch.zeros_like(value) for name, value in kept.items()})
     set_adapter_state(machine.bare(model), kept)
@@ -79,7 +79,7 @@ def train(out: Path) -> None:
     assert all(torch.equal(again[name], value) for name, value in moments.items())
     with torch.no_grad():
         output = model(batches[0])
-    followed = whole_state(average.state)
+    followed = full_state(average.state)
     if machine.is_main:
         parts = {"adapter": kept, "average": followed, "optimizer": moments, "gradients": gradients}
         torch.save(parts | {"norms": torch.tensor(norms), "output": output}, out)

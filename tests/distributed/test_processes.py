@@ -11,8 +11,8 @@ import worlds
 from runs import KEPT, train, train_and_keep_each, write_edit_twins
 from safetensors.torch import load_file
 
-from pacorl.app.quickstart import recipe
 from pacorl.engine.runtime import checkpoints
+from pacorl.quickstart import recipe
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def edit_settings(kind: str, folder: Path) -> list[str]:
         *SETTINGS,
         *CHEAP,
         f"model={{kind: {kind}, checkpoint: '{folder / kind}', dtype: float32, gradient_checkpointing: false}}",
-        "model.true_cfg=2.0" if kind.startswith("qwen") else "model.text_tokens=48",
+        "model.true_cfg_scale=2.0" if kind.startswith("qwen") else "model.max_sequence_length=48",
         "adapter={rank: 2, alpha: 4}",
         f"prompts.train={folder / 'train.jsonl'}",
         f"prompts.evaluation={folder / 'dev.jsonl'}",

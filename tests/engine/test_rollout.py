@@ -7,6 +7,7 @@ import torch
 from peft.tuners.lora import Linear
 from toy_world import ToyPolicy
 
+from pacorl import twins as tiny
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import (
@@ -14,22 +15,21 @@ from pacorl.engine.rollout import (
     Row,
     Sampler,
     assign_groups,
+    check_mixed_sizes,
     collect,
     epoch_rows,
     one_size_batches,
-    refuse_mixed_sizes,
     seed_of,
 )
 from pacorl.engine.runtime import Runtime
-from pacorl.models import tiny
-from pacorl.models.adapters import SamplingCopy, adapter_off, adapter_state, add_lora
-from pacorl.models.flux import LORA_TARGETS, FluxPolicy
-from pacorl.models.merging import Merged, can_merge
-from pacorl.train.update import Batch, Learner, update_policy
+from pacorl.lora.adapters import OldPolicy, adapter_off, adapter_state, add_lora
+from pacorl.lora.fuse import FusedLora, can_fuse_lora
+from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
+from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Prompt, Size
 
 PROMPTS = character_prompts("train", 4)
-SAMPLER = Sampler(size=Size(64, 64), steps=4, noise_steps=(1, 2))
+SAMPLER = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 2))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def policy() -> FluxPolicy:
     for parameter in pipeline.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    policy = FluxPolicy(pipeline, text_tokens=48)
+    policy = FluxPolicy(pipeline, max_sequence_length=48)
     add_lora(policy.transformer, rank=4, alpha=8, targets=LORA_TARGETS)
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():
@@ -63,9 +63,9 @@ def test_what_is_drawn_does_not_depend_on_the_batch(policy: FluxPolicy) -> None:
 
 
 def test_a_group_may_share_its_start(policy: FluxPolicy) -> None:
-    shared = Sampler(**{name: getattr(SAMPLER, name) for name in ("size", "steps", "noise_steps")}, shared_noise=True)
+    shared = Sampler(**{name: getattr(SAMPLER, name) for name in ("size", "steps", "sde_steps")}, shared_noise=True)
     rollout = collect(policy, rows(), sampler=shared, cache=ConditioningCache(policy), seed=1, epoch=0)
-    before = rollout.before_BSNC[:, 0]
+    before = rollout.latents_BSNC[:, 0]
     assert torch.equal(before[0], before[1])
     assert not torch.allclose(before[1], before[2], atol=1e-2)
     assert not torch.allclose(rollout.final_BNC[0], rollout.final_BNC[1], atol=1e-2)
@@ -75,13 +75,13 @@ def test_a_group_may_share_its_start(policy: FluxPolicy) -> None:
 def test_every_draw_has_its_own_noise(shared: bool) -> None:
     """Over seeds, epochs, rows and steps no two draws are alike; with a shared start those of one group start alike."""
     policy = ToyPolicy()
-    sampler = Sampler(size=Size(32, 32), steps=4, noise_steps=(0, 1, 2), shared_noise=shared, keeps_means=True)
+    sampler = Sampler(size=Size(32, 32), steps=4, sde_steps=(0, 1, 2), shared_noise=shared, keeps_means=True)
     cache, starts, steps = ConditioningCache(policy), [], []
     for seed, epoch in product((1, 2), (0, 1, 2)):
         rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=seed, epoch=epoch)
         assert rollout.mean_BSNC is not None
-        starts.append(rollout.before_BSNC[:, 0].flatten(1))
-        steps.append((rollout.after_BSNC - rollout.mean_BSNC).flatten(0, 1).flatten(1))
+        starts.append(rollout.latents_BSNC[:, 0].flatten(1))
+        steps.append((rollout.next_latents_BSNC - rollout.mean_BSNC).flatten(0, 1).flatten(1))
     draws = torch.cat(starts + steps)
     expected = torch.eye(len(draws), dtype=torch.bool)
     if shared:
@@ -106,7 +106,7 @@ class Counting:
 
 def test_a_shared_prefix_is_computed_once(policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     counting = Counting(policy, monkeypatch)
-    shared = Sampler(size=Size(64, 64), steps=4, noise_steps=(2,), shared_noise=True)
+    shared = Sampler(size=Size(64, 64), steps=4, sde_steps=(2,), shared_noise=True)
     cache, prefixes = ConditioningCache(policy), dict[int, torch.Tensor]()
     whole = collect(policy, rows(), sampler=shared, cache=cache, seed=1, epoch=0)
     assert counting.rows == [2, 2, 4, 4]
@@ -123,7 +123,9 @@ def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPoli
     before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
     cache = ConditioningCache(policy)
     plain = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0)
-    merged = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0, merged=Merged(policy.transformer))
+    merged = collect(
+        policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0, merged=FusedLora(policy.transformer)
+    )
     torch.testing.assert_close(merged.final_BNC, plain.final_BNC, rtol=0, atol=1e-5)
     after = policy.transformer.state_dict()
     assert before.keys() == after.keys()
@@ -135,7 +137,7 @@ def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPoli
 
 def test_in_bf16_nothing_is_merged(policy: FluxPolicy) -> None:
     """Rounding takes away the change of a young adapter, so that the merged model would be the base."""
-    assert can_merge(policy.transformer)
+    assert can_fuse_lora(policy.transformer)
     layer = next(module for module in policy.transformer.modules() if isinstance(module, Linear))
     weight = layer.base_layer.weight.data.bfloat16()
     change = (layer.get_delta_weight("default") * 1e-4).bfloat16()
@@ -143,7 +145,7 @@ def test_in_bf16_nothing_is_merged(policy: FluxPolicy) -> None:
     assert lost > 0.9
     layer.base_layer.weight.data = weight
     try:
-        assert not can_merge(policy.transformer)
+        assert not can_fuse_lora(policy.transformer)
     finally:
         layer.base_layer.weight.data = weight.float()
 
@@ -170,19 +172,19 @@ def test_batches_hold_one_size() -> None:
     wide, tall = Size(32, 64), Size(64, 32)
     mixed = TwoSizes([wide, tall, wide, wide])
     assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
-    refuse_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=3)
-    refuse_mixed_sizes(TwoSizes([wide] * 4), PROMPTS, size=Size(64, 64), group_size=6, batch=4)
+    check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=3)
+    check_mixed_sizes(TwoSizes([wide] * 4), PROMPTS, size=Size(64, 64), group_size=6, batch=4)
     with pytest.raises(ValueError, match=r"painted at 2 sizes .* set sampling\.batch to one of 1, 2, 3, 6"):
-        refuse_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=4)
+        check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=4)
 
 
 def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPolicy) -> None:
-    sampler = Sampler(size=Size(64, 64), steps=4, noise_steps=(1, 3), stochastic=False)
-    cache, old = ConditioningCache(policy), SamplingCopy(policy.transformer)
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 3), stochastic=False)
+    cache, old = ConditioningCache(policy), OldPolicy(policy.transformer)
     rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0)
-    assert rollout.before_BSNC.shape[1] == rollout.log_prob_BS.shape[1] == 0
+    assert rollout.latents_BSNC.shape[1] == rollout.log_prob_BS.shape[1] == 0
     settings = {"beta": 0.1, "advantage_clip": 5.0}
-    learner = Learner(policy, sampler, cache, OBJECTIVES["diffusion_nft"], settings, old=old, kl_weight=0.1)
+    learner = PolicyLoss(policy, sampler, cache, OBJECTIVES["diffusion_nft"], settings, old=old, kl_weight=0.1)
     batch = Batch(rollout, torch.tensor([5.0, -5.0, 1.0, 0.0]), torch.tensor([True, True, True, False]))
     before = {name: value.clone() for name, value in adapter_state(policy.transformer).items()}
     policy.transformer.zero_grad()
@@ -194,7 +196,7 @@ def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPoli
 
 
 def test_the_sampling_copy_lags_behind_as_published(policy: FluxPolicy) -> None:
-    old = SamplingCopy(policy.transformer)
+    old = OldPolicy(policy.transformer)
     first = {name: value.clone() for name, value in old.state.items()}
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():
@@ -223,7 +225,7 @@ def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
 def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpointing: bool, kernel: str) -> None:
     """Also where the adapter was in the weights at the steps without noise."""
-    sampler = Sampler(size=Size(64, 64), steps=4, noise_steps=(0, 2), kernel=kernel, keeps_means=True)
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(0, 2), kernel=kernel, keeps_means=True)
     toggle = (
         policy.transformer.enable_gradient_checkpointing
         if checkpointing
@@ -232,12 +234,12 @@ def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpoin
     toggle()
     policy.transformer.train()
     cache = ConditioningCache(policy)
-    merged = Merged(policy.transformer)
+    merged = FusedLora(policy.transformer)
     rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0, merged=merged)
     batch = Batch(rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.ones(4, dtype=torch.bool))
     for name in ("grpo_clip", "grpo_guard"):
         policy.transformer.zero_grad()
-        learner = Learner(policy, sampler, cache, OBJECTIVES[name], {"clip_range": 1e-4})
+        learner = PolicyLoss(policy, sampler, cache, OBJECTIVES[name], {"clip_range": 1e-4})
         metrics = update_policy(learner, [batch], runtime=Runtime(), draw=(1, 0, 0))
         assert metrics["ratio_deviation/0"] == 0.0
         assert metrics["ratio_deviation/2"] == 0.0

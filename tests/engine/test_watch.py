@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from pacorl.config import WatchConfig
+from pacorl.config.policy_run import MonitorConfig
 from pacorl.core.grid import join
 from pacorl.data import characters
 from pacorl.data.characters import VALUES, Panel, all_panels, draw
-from pacorl.engine.watch import (
+from pacorl.engine.monitor import (
     SAME_DISTANCE,
     SIDE,
+    HackingMonitor,
     Limit,
-    Watch,
     _distance,
     _pixels,
     alarm_values,
@@ -87,7 +87,7 @@ def test_a_fine_pattern_is_a_lattice(size: int, period: int) -> None:
     plain = np.mean([look_at(prompt(), image).lattice for image in map(sheet, (clean[:4], clean[4:]))])
     covered = [patterned(panel, period=period, amount=0.1) for panel in clean]
     found = np.mean([look_at(prompt(), image).lattice for image in map(sheet, (covered[:4], covered[4:]))])
-    assert found > plain + WatchConfig().lattice.at, (plain, found)
+    assert found > plain + MonitorConfig().lattice.at, (plain, found)
 
 
 def test_edges_textures_and_noise_are_no_lattice() -> None:
@@ -140,7 +140,7 @@ def test_a_healthy_world_has_low_signs() -> None:
 
 
 def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
-    watch = Watch({"duplicates": Limit(0.2)}, average=2)
+    watch = HackingMonitor({"duplicates": Limit(0.2)}, average=2)
     raised = [watch.see("epoch", {"watch/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
     alarm = raised[4][0]
@@ -150,7 +150,7 @@ def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
 
 
 def test_a_fall_is_a_share_of_the_best() -> None:
-    watch = Watch({"diversity": Limit(0.4, "stop"), "held_out": Limit(0.2)})
+    watch = HackingMonitor({"diversity": Limit(0.4, "stop"), "held_out": Limit(0.2)})
     first = {"watch/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
     assert watch.see("evaluation", first) == []
     assert watch.see("evaluation", {"watch/diversity": 0.31, "held_out/clip": 0.25}) == []
@@ -159,7 +159,7 @@ def test_a_fall_is_a_share_of_the_best() -> None:
 
 
 def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
-    watch = Watch({"held_out": Limit(0.2), "blank": Limit(0.1)}, average=2)
+    watch = HackingMonitor({"held_out": Limit(0.2), "blank": Limit(0.1)}, average=2)
     raised = [watch.see("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 1, 0]
     assert "held_out/clip went from 0.500 to 0.390" in str(raised[3][0])
@@ -170,7 +170,7 @@ def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
 
 
 def test_training_and_evaluation_have_starts_of_their_own() -> None:
-    watch = Watch({"lattice": Limit(0.1)}, average=1)
+    watch = HackingMonitor({"lattice": Limit(0.1)}, average=1)
     assert watch.see("evaluation", {"watch/lattice": 0.0}) == []
     assert watch.see("epoch", {"watch/lattice": 0.3}) == []
     assert watch.see("epoch", {"watch/lattice": 0.35}) == []
@@ -178,13 +178,13 @@ def test_training_and_evaluation_have_starts_of_their_own() -> None:
 
 
 def test_a_limit_that_is_off_raises_nothing() -> None:
-    watch = Watch({"blank": Limit(0.1, "off")}, average=1)
+    watch = HackingMonitor({"blank": Limit(0.1, "off")}, average=1)
     assert [watch.see("epoch", {"watch/blank": value}) for value in (0.0, 1.0)] == [[], []]
 
 
 def test_a_resumed_watch_goes_on() -> None:
     lines = [{"kind": "epoch", "epoch": n, "watch/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
-    whole, resumed = (Watch({"blank": Limit(0.1)}, average=2) for _ in range(2))
+    whole, resumed = (HackingMonitor({"blank": Limit(0.1)}, average=2) for _ in range(2))
     for line in lines:
         expected = whole.see("epoch", line)
     resumed.recall(lines[:-1])
@@ -193,4 +193,4 @@ def test_a_resumed_watch_goes_on() -> None:
 
 
 def test_the_config_s_watch_knows_every_sign() -> None:
-    assert set(Watch.of(WatchConfig()).limits) == {"duplicates", "blank", "lattice", "diversity", "held_out"}
+    assert set(HackingMonitor.of(MonitorConfig()).limits) == {"duplicates", "blank", "lattice", "diversity", "held_out"}

@@ -10,20 +10,20 @@ import pytest
 import torch
 from PIL import Image, ImageChops
 
+from pacorl import twins as tiny
 from pacorl.core.grid import split
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import Oracle, character_prompts, vocabulary
 from pacorl.data.records import prompts_from
+from pacorl.engine.generator import Generator, kind_of
 from pacorl.generate.files import read_recipe, save, save_pdf, write_page
-from pacorl.generate.generator import Generator, kind_of
 from pacorl.generate.ranking import best_first, judge_edits
 from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, paint_storyboard
-from pacorl.models import tiny
-from pacorl.models.adapters import adapter_state, add_lora, wear_lora
-from pacorl.models.flux import LORA_TARGETS, FluxPolicy
-from pacorl.models.kontext import KontextPolicy
-from pacorl.models.lora_formats import save_lora
+from pacorl.lora.adapters import adapter_state, add_lora, load_lora
+from pacorl.lora.formats import save_lora
+from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
+from pacorl.policies.kontext import KontextPolicy
 from pacorl.types import Prompt, Question, Size, Verdict
 
 SIZE, STEPS = Size(64, 64), 3
@@ -187,7 +187,7 @@ def test_an_adapter_without_its_config_says_alpha_itself(adapter, tmp_path):
     alone = tmp_path / "only.safetensors"
     alone.write_bytes((adapter / "pytorch_lora_weights.safetensors").read_bytes())
     transformer = FluxPolicy.from_pretrained("tiny").transformer
-    wear_lora(transformer, alone)
+    load_lora(transformer, alone)
     assert dict(transformer.named_modules())["transformer_blocks.0.attn.to_q"].scaling["default"] == 3
 
 
@@ -197,14 +197,14 @@ def test_a_checkpoint_is_worn_by_its_lora_folder(adapter, tmp_path):
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / "checkpoint-40" / "lora" / name).write_bytes((adapter / name).read_bytes())
     transformer = FluxPolicy.from_pretrained("tiny").transformer
-    wear_lora(transformer, tmp_path / "checkpoint-40")
+    load_lora(transformer, tmp_path / "checkpoint-40")
     assert adapter_state(transformer)["transformer_blocks.0.attn.to_q.lora_A.weight"].shape[0] == 2
 
 
 def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
     transformer = FluxPolicy.from_pretrained("tiny").transformer
     with pytest.raises(ValueError, match="no adapter in"):
-        wear_lora(transformer, tmp_path)
+        load_lora(transformer, tmp_path)
     strange = tmp_path / "strange"
     save_lora(
         strange,
@@ -214,7 +214,7 @@ def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
         targets=["to_q"],
     )
     with pytest.raises(ValueError, match=r"does not fit this model: it has no layer blocks.7.to_q"):
-        wear_lora(transformer, strange)
+        load_lora(transformer, strange)
     config = adapter / "adapter_config.json"
     (tmp_path / "dora").mkdir()
     (tmp_path / "dora" / "adapter_config.json").write_text(
@@ -223,7 +223,7 @@ def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
     weights = (adapter / "adapter_model.safetensors").read_bytes()
     (tmp_path / "dora" / "adapter_model.safetensors").write_bytes(weights)
     with pytest.raises(ValueError, match="use_dora is set"):
-        wear_lora(transformer, tmp_path / "dora")
+        load_lora(transformer, tmp_path / "dora")
 
 
 def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
@@ -272,7 +272,7 @@ def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
 
 def test_a_short_last_page_keeps_the_size_of_panels(prompts):
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
-    other = Generator(FluxPolicy.from_pretrained("tiny", text_tokens=96), model="another")
+    other = Generator(FluxPolicy.from_pretrained("tiny", max_sequence_length=96), model="another")
     first, second = paint_storyboard(other, board, size=SIZE, steps=1)
     assert (first.sheet.size, second.sheet.size) == ((64, 64), (64, 32))
     assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}
@@ -286,7 +286,7 @@ def editor() -> Generator:
     for parameter in pipeline.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    return Generator(KontextPolicy(pipeline, text_tokens=48), model="tiny-kontext", kind="kontext")
+    return Generator(KontextPolicy(pipeline, max_sequence_length=48), model="tiny-kontext", kind="kontext")
 
 
 def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from pacorl import twins as tiny
 from pacorl.data.characters import vocabulary
-from pacorl.models import tiny
-from pacorl.models.flux import FluxPolicy
+from pacorl.policies.flux import FluxPolicy
 
 
 @pytest.fixture(scope="session")
@@ -16,4 +16,4 @@ def flux() -> FluxPolicy:
     for parameter in pipeline.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    return FluxPolicy(pipeline, guidance=3.5, text_tokens=48)
+    return FluxPolicy(pipeline, guidance=3.5, max_sequence_length=48)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pacorl import twins as tiny
 from pacorl.data.characters import vocabulary
-from pacorl.models import tiny
 from pacorl.types import Prompt
 
 INSTRUCTIONS = ("Give the hero a crown.", "Change the scene to night.", "Paint the hero red.")

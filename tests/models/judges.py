@@ -18,8 +18,8 @@ from transformers import (
 
 from pacorl.core import questions
 from pacorl.data.characters import all_panels, draw, vocabulary
-from pacorl.models.processor import ImageTextProcessor, image_text_processor
-from pacorl.models.tiny import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
+from pacorl.io.processor import ImageTextProcessor, image_text_processor
+from pacorl.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
 from pacorl.types import Question
 
 PATCH = 8

@@ -6,11 +6,11 @@ import pytest
 import torch
 from edit_twins import edit, kontext_pipeline, picture, qwen_pipeline
 
-from pacorl.models.adapter_check import check_adapter
-from pacorl.models.adapters import add_lora
-from pacorl.models.kontext import KontextPolicy
-from pacorl.models.policy import Policy
-from pacorl.models.qwen_image import LORA_TARGETS, QwenEditPolicy
+from pacorl.engine.adapter_check import check_adapter
+from pacorl.lora.adapters import add_lora
+from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies.policy import Policy
+from pacorl.policies.qwen_image import LORA_TARGETS, QwenEditPolicy
 from pacorl.types import Size
 
 
@@ -33,7 +33,7 @@ def test_qwen_s_last_block_cannot_matter_to_the_picture(tmp_path: Path) -> None:
 
 
 def test_every_module_of_kontext_matters(tmp_path: Path) -> None:
-    policy = KontextPolicy(kontext_pipeline(), text_tokens=48)
+    policy = KontextPolicy(kontext_pipeline(), max_sequence_length=48)
     assert checked(policy, tmp_path, policy.lora_targets) == []
 
 
@@ -44,7 +44,7 @@ def test_the_released_feed_forward_names_match_nothing_of_qwen(tmp_path: Path) -
 
 
 def test_a_target_that_changes_nothing_is_refused(tmp_path: Path) -> None:
-    policy = KontextPolicy(kontext_pipeline(), text_tokens=48)
+    policy = KontextPolicy(kontext_pipeline(), max_sequence_length=48)
     torch.nn.init.zeros_(policy.transformer.proj_out.weight)
     with pytest.raises(ValueError, match=r"'attn\.to_q' changes nothing that FluxTransformer2DModel paints"):
         checked(policy, tmp_path, ("attn.to_q",))

@@ -9,19 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from pacorl import twins as tiny
 from pacorl.data.characters import character_prompts
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
-from pacorl.models import tiny
-from pacorl.models.adapters import (
-    MovingAverage,
-    adapter_off,
-    adapter_state,
-    add_lora,
-    set_adapter_state,
-    start_from,
-)
-from pacorl.models.flux import LORA_TARGETS, FluxPolicy
-from pacorl.models.lora_formats import read_lora, save_lora
+from pacorl.lora.adapters import MovingAverage, adapter_off, adapter_state, add_lora, set_adapter_state, start_from
+from pacorl.lora.formats import read_lora, save_lora
+from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
 from pacorl.types import Size
 
 SIZE = Size(64, 64)
@@ -145,7 +138,7 @@ def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp
         painted = pipeline(
             prompts[0].text,
             num_inference_steps=3,
-            max_sequence_length=flux.text_tokens,
+            max_sequence_length=flux.max_sequence_length,
             generator=torch.Generator().manual_seed(7),
             **settings,
         ).images[0]
@@ -153,7 +146,7 @@ def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp
         (base,) = pipeline(
             prompts[0].text,
             num_inference_steps=3,
-            max_sequence_length=flux.text_tokens,
+            max_sequence_length=flux.max_sequence_length,
             generator=torch.Generator().manual_seed(7),
             **settings,
         ).images

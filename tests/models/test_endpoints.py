@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pacorl.config import ConfigError
-from pacorl.models.endpoints import api_url, load_endpoints, root_url
+from pacorl.config.base import ConfigError
+from pacorl.judges.http.endpoints import api_url, load_endpoints, root_url
 
 TWO = """
 api_key_env: JUDGE_KEY

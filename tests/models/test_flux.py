@@ -6,7 +6,7 @@ from diffusers_own import diffusers_own
 
 from pacorl.data.characters import character_prompts
 from pacorl.engine.rollout import ConditioningCache, denoise
-from pacorl.models.flux import FluxPolicy
+from pacorl.policies.flux import FluxPolicy
 from pacorl.types import Size
 
 PROMPTS = character_prompts("dev", 3)

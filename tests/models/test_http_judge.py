@@ -10,9 +10,9 @@ import pytest
 from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
-from pacorl.core.pictures import ImageError
-from pacorl.models import http_judge
-from pacorl.models.http_judge import HttpJudge, JudgeRefusedError, read_p_yes
+from pacorl.io.pixels import ImageError
+from pacorl.judges.http import judge as http_judge
+from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError, read_p_yes
 from pacorl.types import Question
 
 RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))

@@ -16,11 +16,11 @@ from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.core.pictures import ImageError
 from pacorl.data import characters
-from pacorl.models.http_judge import VARIANTS
-from pacorl.models.judge import TINY_JUDGE, LocalJudge, single_token
-from pacorl.models.processor import ImageTextProcessor
+from pacorl.io.pixels import ImageError
+from pacorl.io.processor import ImageTextProcessor
+from pacorl.judges.http.judge import VARIANTS
+from pacorl.judges.judge import TINY_JUDGE, LocalJudge, single_token
 from pacorl.types import Question
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -13,9 +13,9 @@ from judges import build, pairs, plain_p_yes, processor_of_any_size
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from pacorl.models.judge import LocalJudge
-from pacorl.models.judge_adapter import merge_adapter
-from pacorl.models.processor import ImageTextProcessor
+from pacorl.io.processor import ImageTextProcessor
+from pacorl.judges.adapter import merge_adapter
+from pacorl.judges.judge import LocalJudge
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 

@@ -9,16 +9,18 @@ from diffusers_own import diffusers_own
 from edit_twins import INSTRUCTIONS, edit, kontext_pipeline, picture
 from PIL import Image
 
+from pacorl import twins as tiny
 from pacorl.data.characters import vocabulary
 from pacorl.engine.rollout import denoise
-from pacorl.models import tiny
-from pacorl.models.kontext import KontextPolicy
+from pacorl.policies.kontext import KontextPolicy
 from pacorl.types import Prompt, Size
 
 
 @pytest.fixture(scope="module")
 def kontext() -> KontextPolicy:
-    return KontextPolicy(kontext_pipeline(), guidance=2.5, text_tokens=48, true_cfg=3.0, negative_prompt="night")
+    return KontextPolicy(
+        kontext_pipeline(), guidance=2.5, max_sequence_length=48, true_cfg_scale=3.0, negative_prompt="night"
+    )
 
 
 def loop(policy: KontextPolicy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
@@ -33,12 +35,16 @@ def loop(policy: KontextPolicy, prompts: list[Prompt], size: Size, *, steps: int
         )
 
 
-@pytest.mark.parametrize("true_cfg", [1.0, 3.0])
+@pytest.mark.parametrize("true_cfg_scale", [1.0, 3.0])
 @pytest.mark.parametrize("shape", [(64, 64), (60, 92)], ids=str)
 def test_without_noise_the_loop_is_the_pipeline(
-    kontext: KontextPolicy, tmp_path: Path, shape: tuple[int, int], true_cfg: float, monkeypatch: pytest.MonkeyPatch
+    kontext: KontextPolicy,
+    tmp_path: Path,
+    shape: tuple[int, int],
+    true_cfg_scale: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kontext, "true_cfg", true_cfg)
+    monkeypatch.setattr(kontext, "true_cfg_scale", true_cfg_scale)
     path = picture(tmp_path / "source.png", height=shape[0], width=shape[1])
     prompts = [edit(path, number, text) for number, text in enumerate(INSTRUCTIONS[:2])]
     size = kontext.size_of(prompts[0], Size(64, 64))
@@ -47,7 +53,7 @@ def test_without_noise_the_loop_is_the_pipeline(
         Image.open(path).resize((size.width, size.height), Image.Resampling.LANCZOS),
         prompt=[prompt.text for prompt in prompts],
         negative_prompt=["night"] * 2,
-        true_cfg_scale=true_cfg,
+        true_cfg_scale=true_cfg_scale,
         height=size.height,
         width=size.width,
         max_area=size.height * size.width,
@@ -86,7 +92,7 @@ def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
     for parameter in flux.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    policy = KontextPolicy(tiny.tiny_kontext(flux), text_tokens=32)
+    policy = KontextPolicy(tiny.tiny_kontext(flux), max_sequence_length=32)
     path = picture(tmp_path / "source.png", height=208, width=320)
     size = policy.size_of(edit(path), Size(1024, 1024))
     assert size == Size(832, 1248)
@@ -162,6 +168,6 @@ def test_flux_weights_are_no_kontext(kontext: KontextPolicy, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"is a FluxPipeline, and this model\.kind needs a FluxKontextPipeline"):
         KontextPolicy.from_pretrained(tmp_path / "flux")
     kontext.pipeline.save_pretrained(tmp_path / "kontext")
-    loaded = KontextPolicy.from_pretrained(tmp_path / "kontext", text_tokens=48)
+    loaded = KontextPolicy.from_pretrained(tmp_path / "kontext", max_sequence_length=48)
     own = kontext.transformer.state_dict()
     assert all(torch.equal(value, own[name]) for name, value in loaded.transformer.state_dict().items())

@@ -10,9 +10,9 @@ from diffusers_own import diffusers_own
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pacorl.models.adapters import add_lora
-from pacorl.models.flux import FluxPolicy, flux_velocity, image_ids
-from pacorl.models.last_block import skip_unread_text
+from pacorl.lora.adapters import add_lora
+from pacorl.policies.flux import FluxPolicy, flux_velocity, image_ids
+from pacorl.policies.last_block import prune_last_block_text
 from pacorl.types import Conditioning
 
 TEXT, SIDE = 48, 4
@@ -46,14 +46,14 @@ def velocity(transformer: nn.Module) -> Tensor:
         conditioning,
         ids_N3=image_ids(SIDE, SIDE),
         guidance=3.5,
-        true_cfg=1.0,
+        true_cfg_scale=1.0,
     )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_velocity_and_gradients_are_the_whole_blocks(own: nn.Module, checkpointing: bool) -> None:
     spared = copy.deepcopy(own)
-    skip_unread_text(spared)
+    prune_last_block_text(spared)
     found = []
     for transformer in (own, spared):
         if checkpointing:
@@ -69,7 +69,7 @@ def test_velocity_and_gradients_are_the_whole_blocks(own: nn.Module, checkpointi
 
 
 def test_a_copy_computes_with_its_own_weights(own: nn.Module) -> None:
-    skip_unread_text(own)
+    prune_last_block_text(own)
     copied = copy.deepcopy(own)
     before = velocity(own)
     torch.nn.init.zeros_(copied.single_transformer_blocks[-1].proj_out.weight)
@@ -88,7 +88,7 @@ def test_what_is_spared_is_the_texts_part(own: nn.Module) -> None:
         return int(counter.get_total_flops())
 
     whole = flops()
-    skip_unread_text(own)
+    prune_last_block_text(own)
     rows, rank = 2 * TEXT, 4
     weights = 2 * rows * (width * width + width * mlp + (width + mlp) * width)
     adapter = 2 * rows * 2 * width * rank
@@ -102,5 +102,5 @@ def test_another_attention_is_left_alone(own: nn.Module) -> None:
 
     block = own.single_transformer_blocks[-1]
     block.attn.processor = Other()
-    skip_unread_text(own)
+    prune_last_block_text(own)
     assert "forward" not in vars(block)

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pacorl.models import tiny
-from pacorl.models.adapters import adapter_state, add_lora, start_from, wear_lora
-from pacorl.models.lora_formats import METADATA, Lora, adapter_file, read_lora, save_lora, write_lora
+from pacorl import twins as tiny
+from pacorl.lora.adapters import adapter_state, add_lora, load_lora, start_from
+from pacorl.lora.formats import METADATA, Lora, adapter_file, read_lora, save_lora, write_lora
 
 MODULES = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k")
 WIDTH, RANK, ALPHA = 16, 4, 8
@@ -311,5 +311,5 @@ def test_an_adapter_of_the_last_layer_alone_stays_there(tmp_path: Path) -> None:
         {f"proj_out.lora_{side}.weight": torch.ones(shape) for side, shape in shapes.items()}, {"proj_out": 4.0}
     )
     write_lora(tmp_path, lora)
-    wear_lora(transformer, tmp_path)
+    load_lora(transformer, tmp_path)
     assert sorted(adapter_state(transformer)) == sorted(lora.state)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from pacorl import config as configs
-from pacorl.config import PUBLISHED, ConfigError, ModelConfig, PolicyRun
-from pacorl.models.policies import POLICIES, policy_options
+from pacorl.config import base as configs
+from pacorl.config.base import ConfigError
+from pacorl.config.policy_run import PUBLISHED, ModelConfig, PolicyRun
+from pacorl.policies.table import POLICIES, policy_options
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -16,9 +17,9 @@ def test_a_kind_has_its_own_weights_unless_told_otherwise(kind: str) -> None:
 
 
 def test_every_kind_is_built_with_what_it_knows() -> None:
-    flux = policy_options(ModelConfig(kind="kontext", guidance=2.5, true_cfg=2, negative_prompt="blurred"))
-    assert flux == {"guidance": 2.5, "text_tokens": 512, "true_cfg": 2.0, "negative_prompt": "blurred"}
-    assert policy_options(ModelConfig(kind="qwen_edit")) == {"true_cfg": 1.0, "negative_prompt": " "}
+    flux = policy_options(ModelConfig(kind="kontext", guidance=2.5, true_cfg_scale=2, negative_prompt="blurred"))
+    assert flux == {"guidance": 2.5, "max_sequence_length": 512, "true_cfg_scale": 2.0, "negative_prompt": "blurred"}
+    assert policy_options(ModelConfig(kind="qwen_edit")) == {"true_cfg_scale": 1.0, "negative_prompt": " "}
     assert policy_options(ModelConfig(), record_sizes=True)["record_sizes"] is True
 
 
@@ -26,9 +27,9 @@ def test_every_kind_is_built_with_what_it_knows() -> None:
     ("override", "message"),
     [
         ("model.guidance=2.5", r"guidance 2\.5 says nothing to kind qwen_edit"),
-        ("model.text_tokens=64", "text_tokens 64 says nothing to kind qwen_edit"),
+        ("model.max_sequence_length=64", "max_sequence_length 64 says nothing to kind qwen_edit"),
         ("model.checkpoint=tiny", "checkpoint tiny: there is none of kind qwen_edit"),
-        ("model.true_cfg=0.5", "true_cfg"),
+        ("model.true_cfg_scale=0.5", "true_cfg_scale"),
     ],
 )
 def test_what_qwen_cannot_use_is_refused(override: str, message: str) -> None:

@@ -9,7 +9,7 @@ from edit_twins import INSTRUCTIONS, edit, picture, qwen_pipeline
 from PIL import Image
 
 from pacorl.engine.rollout import denoise
-from pacorl.models.qwen_image import CONDITION_AREA, QwenEditPolicy
+from pacorl.policies.qwen_image import CONDITION_AREA, QwenEditPolicy
 from pacorl.types import Prompt, Size
 
 EDIT = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit"
@@ -18,12 +18,12 @@ PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 @pytest.fixture(scope="module")
 def qwen() -> QwenEditPolicy:
-    return QwenEditPolicy(qwen_pipeline(), true_cfg=4.0)
+    return QwenEditPolicy(qwen_pipeline(), true_cfg_scale=4.0)
 
 
 @pytest.fixture(scope="module")
 def plus() -> QwenEditPolicy:
-    return QwenEditPolicy(qwen_pipeline(plus=True), true_cfg=4.0)
+    return QwenEditPolicy(qwen_pipeline(plus=True), true_cfg_scale=4.0)
 
 
 def loop(policy: QwenEditPolicy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
@@ -38,12 +38,14 @@ def loop(policy: QwenEditPolicy, prompts: list[Prompt], size: Size, *, steps: in
         )
 
 
-def by_pipeline(pipeline: Any, images: Any, text: str, *, seed: int, true_cfg: float, steps: int = 3) -> torch.Tensor:
+def by_pipeline(
+    pipeline: Any, images: Any, text: str, *, seed: int, true_cfg_scale: float, steps: int = 3
+) -> torch.Tensor:
     latents: torch.Tensor = pipeline(
         images,
         prompt=text,
         negative_prompt=" ",
-        true_cfg_scale=true_cfg,
+        true_cfg_scale=true_cfg_scale,
         num_inference_steps=steps,
         generator=torch.Generator().manual_seed(seed),
         output_type="latent",
@@ -51,22 +53,22 @@ def by_pipeline(pipeline: Any, images: Any, text: str, *, seed: int, true_cfg: f
     return latents
 
 
-@pytest.mark.parametrize("true_cfg", [1.0, 4.0])
+@pytest.mark.parametrize("true_cfg_scale", [1.0, 4.0])
 @pytest.mark.parametrize("shape", [(64, 64), (90, 140)], ids=str)
 def test_without_noise_the_loop_is_the_pipeline(
-    qwen: QwenEditPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], true_cfg: float
+    qwen: QwenEditPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], true_cfg_scale: float
 ) -> None:
     """A batch of two against the pipeline one by one, whose texts differ in length."""
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
 
     own = module.calculate_dimensions
     monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: own(96 * 96, ratio))
-    monkeypatch.setattr(qwen, "true_cfg", true_cfg)
+    monkeypatch.setattr(qwen, "true_cfg_scale", true_cfg_scale)
     path = picture(tmp_path / "source.png", height=shape[0], width=shape[1])
     prompts = [edit(path, number, text) for number, text in enumerate(INSTRUCTIONS[1:])]
     size = qwen.size_of(prompts[0], Size(96, 96))
     expected = [
-        by_pipeline(qwen.pipeline, Image.open(path), prompt.text, seed=seed, true_cfg=true_cfg)
+        by_pipeline(qwen.pipeline, Image.open(path), prompt.text, seed=seed, true_cfg_scale=true_cfg_scale)
         for seed, prompt in enumerate(prompts)
     ]
     found = loop(qwen, prompts, size)
@@ -87,7 +89,7 @@ def test_plus_is_its_pipeline_with_one_source_or_more(
     size = plus.size_of(prompt, Size(96, 96))
     own = module.calculate_dimensions
     monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: own(min(area, 96 * 96), ratio))
-    expected = by_pipeline(plus.pipeline, [Image.open(path) for path in paths], prompt.text, seed=0, true_cfg=4.0)
+    expected = by_pipeline(plus.pipeline, [Image.open(path) for path in paths], prompt.text, seed=0, true_cfg_scale=4.0)
     torch.testing.assert_close(loop(plus, [prompt], size), expected, rtol=0, atol=1e-5)
 
 
@@ -98,12 +100,12 @@ def test_at_its_own_size_the_pipeline_needs_no_help(
 ) -> None:
     """1024², nothing of the pipeline patched."""
     policy: QwenEditPolicy = request.getfixturevalue(kind)
-    monkeypatch.setattr(policy, "true_cfg", 1.0)
+    monkeypatch.setattr(policy, "true_cfg_scale", 1.0)
     path = picture(tmp_path / "source.png", height=200, width=300)
     size = policy.size_of(edit(path), Size(1024, 1024))
     assert size == Size(832, 1248)
     images = [Image.open(path)] if kind == "plus" else Image.open(path)
-    expected = by_pipeline(policy.pipeline, images, INSTRUCTIONS[0], seed=0, true_cfg=1.0, steps=2)
+    expected = by_pipeline(policy.pipeline, images, INSTRUCTIONS[0], seed=0, true_cfg_scale=1.0, steps=2)
     torch.testing.assert_close(loop(policy, [edit(path)], size, steps=2), expected, rtol=0, atol=1e-5)
 
 
@@ -166,7 +168,7 @@ def test_what_cannot_be_painted_is_refused(qwen: QwenEditPolicy, plus: QwenEditP
 
 def test_saved_and_loaded_it_is_the_same(qwen: QwenEditPolicy, tmp_path: Path) -> None:
     qwen.pipeline.save_pretrained(tmp_path / "qwen")
-    loaded = QwenEditPolicy.from_pretrained(tmp_path / "qwen", true_cfg=4.0)
+    loaded = QwenEditPolicy.from_pretrained(tmp_path / "qwen", true_cfg_scale=4.0)
     path = picture(tmp_path / "source.png", height=64, width=64)
     size = Size(64, 64)
     assert torch.equal(loop(loaded, [edit(path)], size, steps=2), loop(qwen, [edit(path)], size, steps=2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pacorl.models.sharing import Node, batches, can_share, prefix_forest
+from pacorl.judges.sharing import Node, batches, can_share, prefix_forest
 
 
 def paths(nodes: Sequence[Node], above: tuple[Node, ...] = ()) -> Iterator[tuple[int, list[Node]]]:

@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import CLIPModel, CLIPProcessor, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from pacorl.config import RewardConfig
+from pacorl.config.policy_run import RewardConfig
 from pacorl.core.grid import split
 from pacorl.rewards import check_rewards
 from pacorl.rewards.clip import Aesthetic, PanelClipImage, PanelClipText, PickScore, clip_encoder

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.config import RewardConfig
+from pacorl.config.policy_run import RewardConfig
 from pacorl.core import questions
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.edits import EditConsistency

@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from pacorl.config import RewardConfig
+from pacorl.config.policy_run import RewardConfig
 from pacorl.core.grid import join, split
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards import http as http_module
@@ -28,7 +28,7 @@ from pacorl.rewards.dream import DreamSim
 from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.rewards.ocr import Ocr, edits_to_substring, quoted, share_read
-from pacorl.rewards.reward import rehearse, score
+from pacorl.rewards.reward import score, smoke_test
 from pacorl.types import Grid, Prompt, Size
 
 # --- JPEG ------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_what_no_retry_mends_names_the_record(
 def test_a_service_that_is_not_there_is_named_before_the_first_rollout(service: Service) -> None:
     url = service.url.replace("/score", "").replace("127.0.0.1", "127.0.0.2")
     with pytest.raises(ValueError, match=r"'mine' has no score for a trial sheet of prompt 0.*127\.0\.0\.2"):
-        rehearse({"mine": HttpScorer(url, tries=2)}, [Prompt(id=0, text="a")], size=Size(16, 16))
+        smoke_test({"mine": HttpScorer(url, tries=2)}, [Prompt(id=0, text="a")], size=Size(16, 16))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_rehearsal_names_what_would_fail_later(own: Path) -> None:
     with pytest.raises(ValueError, match="'sure' returned nan for prompt 0"):
-        rehearse(build(f"{own}:sure"), [Prompt(id=0, text="a")], size=Size(16, 16))  # type: ignore[arg-type]
+        smoke_test(build(f"{own}:sure"), [Prompt(id=0, text="a")], size=Size(16, 16))  # type: ignore[arg-type]
 
 
 # --- DreamSim --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from pacorl.config import RewardConfig
+from pacorl.config.policy_run import RewardConfig
 from pacorl.core import questions
 from pacorl.core.grid import panel_texts, shared_text
 from pacorl.data import characters

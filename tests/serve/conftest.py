@@ -12,9 +12,9 @@ import torch
 import uvicorn
 
 from pacorl.data.characters import vocabulary
-from pacorl.models.judge import LocalJudge
-from pacorl.models.tiny import tiny_judge
+from pacorl.judges.judge import LocalJudge
 from pacorl.serve.builtin import create_app
+from pacorl.twins import tiny_judge
 
 
 @pytest.fixture(scope="session")

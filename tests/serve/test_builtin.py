@@ -15,8 +15,8 @@ from PIL import Image
 
 from pacorl.core.questions import consistent, shows_text
 from pacorl.data.characters import all_panels, draw
-from pacorl.models.http_judge import HttpJudge, JudgeRefusedError, encode
-from pacorl.models.judge import LocalJudge
+from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError, encode
+from pacorl.judges.judge import LocalJudge
 from pacorl.serve.builtin import Limits
 from pacorl.types import Question
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pacorl.models.http_judge import HttpJudge
-from pacorl.models.judge import LocalJudge
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import LocalJudge
 from pacorl.serve.probe import probe
 
 

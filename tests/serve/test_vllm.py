@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pacorl.config import ConfigError
-from pacorl.models.endpoints import Endpoints, load_endpoints
+from pacorl.config.base import ConfigError
+from pacorl.judges.http.endpoints import Endpoints, load_endpoints
 from pacorl.serve import vllm
 from pacorl.serve.servers import Server, describe, is_loopback, servers_of, write_endpoints
 from pacorl.serve.vllm import ServerFailedError, VllmOptions, run_vllm, vllm_command

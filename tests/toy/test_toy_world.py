@@ -7,16 +7,16 @@ from pathlib import Path
 
 from toy_world import ToyJudge, toy_config, toy_world
 
-from pacorl.models.judge import JUDGES
-from pacorl.models.policies import POLICIES
-from pacorl.train.policy import train_policy
+from pacorl.judges.judge import JUDGES
+from pacorl.policies.table import POLICIES
+from pacorl.train.trainer import train_policy
 
 LEARNING = [
     "epochs=8",
     "save_every=8",
     "group_size=16",
     "sampling.batch=16",
-    "sampling.noise_steps=[0,1]",
+    "sampling.sde_steps=[0,1]",
     "sampling.shared_noise=true",
     "evaluation.every=0",
     "optimizer.lr=0.05",

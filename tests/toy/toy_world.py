@@ -26,11 +26,11 @@ from einops import rearrange, repeat
 from PIL import Image
 from torch import Tensor, nn
 
-from pacorl import config as configs
-from pacorl.config import PolicyRun
-from pacorl.models.judge import JUDGES
-from pacorl.models.latents import check_multiple, join, token_grid
-from pacorl.models.policies import POLICIES
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
+from pacorl.judges.judge import JUDGES
+from pacorl.policies.table import POLICIES
+from pacorl.policies.tokens import check_multiple, join, token_grid
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
 
 TOKEN_PIXELS = 4
@@ -114,7 +114,7 @@ class ToyTransformer(nn.Module):
 
 
 class ToyPolicy:
-    """Sets of images as coarse mosaics, behind the seam of `models.policy.Policy`."""
+    """Sets of images as coarse mosaics, behind the seam of `policies.policy.Policy`."""
 
     lora_targets: tuple[str, ...] = ("into", "hidden", "out")
 
@@ -181,7 +181,7 @@ class ToyJudge:
     """P(Yes) = exp(−STRICTNESS·distance): of several images from each other, of one from the colour that its text
     stands for.
 
-    Behind the seam of `models.judge.Judge`.
+    Behind the seam of `judges.judge.Judge`.
     """
 
     @classmethod

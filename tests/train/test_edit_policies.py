@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.data.character_edits import character_edits, write_edits
-from pacorl.models.sources import source_size
+from pacorl.policies.sources import source_size
 from pacorl.types import Size
 
 KINDS = ("kontext", "qwen_edit", "qwen_edit_plus")
@@ -45,7 +45,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
             "kind": request.param,
             "checkpoint": str(checkpoints / request.param),
             "dtype": "float32",
-            "true_cfg": 2.0,
+            "true_cfg_scale": 2.0,
             "gradient_checkpointing": True,
         },
         "adapter": {"rank": 2, "alpha": 4},
@@ -53,7 +53,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
             "train": str(train),
             "evaluation": str(write_edits(tmp_path, character_edits("dev", 2), name="dev")),
         },
-        "sampling": {"size": [64, 64], "steps": 3, "noise_steps": [1], "batch": 2},
+        "sampling": {"size": [64, 64], "steps": 3, "sde_steps": [1], "batch": 2},
         "evaluation": {"size": [96, 96], "steps": 2, "batch": 2},
         "judge": {"checkpoint": "tiny", "dtype": "float32"},
         # A judge of sets says the same of whatever random weights paint; the size of the file tells them apart.
@@ -98,9 +98,9 @@ def test_one_epoch_through_the_command(recipe: Path) -> None:
 def test_a_bad_source_is_named_before_weights_load(
     recipe: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pacorl import config as configs
-    from pacorl.config import PolicyRun
-    from pacorl.train import policy as loop
+    from pacorl.config import base as configs
+    from pacorl.config.policy_run import PolicyRun
+    from pacorl.train import trainer as loop
 
     (recipe.parent / "broken.png").write_text("no picture")
     with (recipe.parent / "train.jsonl").open("a") as file:
@@ -112,11 +112,11 @@ def test_a_bad_source_is_named_before_weights_load(
 
 @pytest.mark.parametrize(("scale", "forwards"), [(1.0, 1), (2.0, 2)])
 def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int) -> None:
-    from pacorl.models.kontext import KontextPolicy
+    from pacorl.policies.kontext import KontextPolicy
     from pacorl.types import Prompt
 
     source = picture(tmp_path / "source.png", height=64, width=64)
-    policy = KontextPolicy(kontext_pipeline(), text_tokens=48, true_cfg=scale)
+    policy = KontextPolicy(kontext_pipeline(), max_sequence_length=48, true_cfg_scale=scale)
     calls: list[int] = []
     policy.transformer.register_forward_hook(lambda *_: calls.append(1))
     conditioning = policy.collate(policy.encode([Prompt(0, "red", sources=(source,))], Size(64, 64)))

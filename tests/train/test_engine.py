@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.engine import runtime
 from pacorl.engine.rollout import epoch_rows
 from pacorl.engine.scoring import Scorer
-from pacorl.models.adapters import SamplingCopy, adapter_state
-from pacorl.models.flux import FluxPolicy
-from pacorl.train import policy as loop
+from pacorl.lora.adapters import OldPolicy, adapter_state
+from pacorl.policies.flux import FluxPolicy
+from pacorl.quickstart import recipe
+from pacorl.train import trainer as loop
 from pacorl.train.evaluate import evaluate
-from pacorl.train.policy import prepare, train_policy
+from pacorl.train.trainer import prepare, train_policy
 from pacorl.train.training import Training
 from pacorl.types import Prompt, Question, Size, Verdict
 
@@ -67,7 +67,7 @@ SETTINGS = [
     "sampling.size=[32,32]",
     "sampling.steps=4",
     "sampling.batch=2",
-    "sampling.noise_steps=[1,2]",
+    "sampling.sde_steps=[1,2]",
     "sampling.shared_noise=false",
     "evaluation.size=[64,64]",
     "evaluation.steps=2",
@@ -128,7 +128,7 @@ def test_the_work_of_an_epoch(
     """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
     endpoints, 1 of the base for the KL."""
     training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
-    training.old = SamplingCopy(training.bare) if training.objective.needs == "endpoint" else None
+    training.old = OldPolicy(training.bare) if training.objective.needs == "endpoint" else None
     sampled, trained, extra = forwards
     known, work = len(ENCODED), Work(training, monkeypatch)
     loop.run_epoch(training)
@@ -151,7 +151,7 @@ def test_a_shared_start_is_computed_once_per_group_across_batches(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training.config = load(
-        [*SETTINGS, f"out={training.config.out}", "sampling.shared_noise=true", "sampling.noise_steps=[2]"]
+        [*SETTINGS, f"out={training.config.out}", "sampling.shared_noise=true", "sampling.sde_steps=[2]"]
     )
     training.old = None
     work = Work(training, monkeypatch)
@@ -251,7 +251,7 @@ def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
             "sampling.curriculum=[[1,[64,64]]]",
             "sampling.shift=evaluation",
             "sampling.window={kind: sliding, size: 1}",
-            "sampling.noise_steps=[0,1]",
+            "sampling.sde_steps=[0,1]",
             "objective.name=grpo_guard",
             "evaluation.every=1",
             "evaluation.compare_sizes=true",

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from toy_world import toy_config, toy_world
 
-from pacorl.models.adapters import adapter_state
+from pacorl.lora.adapters import adapter_state
 from pacorl.train.evaluate import _surely_below, evaluate
-from pacorl.train.policy import prepare, run_epoch
+from pacorl.train.trainer import prepare, run_epoch
 from pacorl.train.training import Training
 from pacorl.types import Size
 

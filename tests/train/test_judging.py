@@ -7,11 +7,11 @@ import torch
 from fake_server import FakeServer, p_of_images
 from PIL import Image
 
-from pacorl.config import JudgeConfig
+from pacorl.config.policy_run import JudgeConfig
 from pacorl.core.questions import consistent
 from pacorl.data.characters import all_panels, draw
-from pacorl.models.http_judge import VARIANTS
-from pacorl.models.judge import LocalJudge
+from pacorl.judges.http.judge import VARIANTS
+from pacorl.judges.judge import LocalJudge
 from pacorl.train.judging import close_judge, load_judge, reach_judge
 from pacorl.types import Question
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts
 from pacorl.data.records import save_prompts
+from pacorl.quickstart import recipe
 from pacorl.report import write_report
 from pacorl.train import page
-from pacorl.train.policy import prepare, train_policy
+from pacorl.train.trainer import prepare, train_policy
 from pacorl.types import Size
 
 

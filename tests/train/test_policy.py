@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import load_file
 from toy_world import toy_config, toy_world
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.config import ConfigError, PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.base import ConfigError
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import advantages
 from pacorl.engine import runtime
 from pacorl.engine.runtime import Interrupted
+from pacorl.quickstart import recipe
 from pacorl.rewards.reward import score
-from pacorl.train import policy as loop
-from pacorl.train.policy import train_policy
+from pacorl.train import trainer as loop
+from pacorl.train.trainer import train_policy
 from pacorl.train.update import Batch
 
 

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from pacorl.core import questions
-from pacorl.data.characters import EDITS, INSTRUCTIONS, all_panels, split_of
-from pacorl.data.records import load_prompts
-from pacorl.models.flux import TINY_FLUX
-from pacorl.models.sources import source_size
-from pacorl.train.pretrain_edits import (
+from tools.tiny.pretrain_edits import (
     COUNTS,
     PIXELS,
-    EditLesson,
+    EditExample,
     draw_edits,
     edit_lessons,
     painted_edits,
     pretrain_kontext,
 )
+
+from pacorl.core import questions
+from pacorl.data.characters import EDITS, INSTRUCTIONS, all_panels, split_of
+from pacorl.data.records import load_prompts
+from pacorl.policies.flux import TINY_FLUX
+from pacorl.policies.sources import source_size
 from pacorl.types import Size
 
 PANELS = all_panels()
@@ -52,7 +52,7 @@ def test_the_world_s_edits_are_drawn_for_every_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("spoil", "ignore"), [(0.0, 0.0), (0.2, 0.1)])
 def test_the_teacher_errs_as_often_as_it_is_told(spoil: float, ignore: float) -> None:
-    lesson = EditLesson(steps=1, spoil=spoil, ignore=ignore)
+    lesson = EditExample(steps=1, spoil=spoil, ignore=ignore)
     drawn = list(islice(painted_edits(random.Random(0), lesson), 4000))
     followed = sum(getattr(seen, edit.attribute) == edit.value for edit, seen in drawn) / len(drawn)
     differing = [getattr(seen, name) != getattr(edit.before, name) for edit, seen in drawn for name in edit.others]
@@ -96,8 +96,8 @@ def _others(name: str) -> list[str]:
 def test_a_few_steps_train_the_transformer_and_nothing_that_flux_shares(tmp_path: Path) -> None:
     from diffusers import FluxKontextPipeline, FluxPipeline
 
-    lesson = EditLesson(steps=2, spoil=0.0)
-    pretrain_kontext(tmp_path / "kontext", start=TINY_FLUX, lessons=[lesson], batch=4, text_tokens=24)
+    lesson = EditExample(steps=2, spoil=0.0)
+    pretrain_kontext(tmp_path / "kontext", start=TINY_FLUX, lessons=[lesson], batch=4, max_sequence_length=24)
     (line,) = [json.loads(line) for line in (tmp_path / "kontext" / "log.jsonl").read_text().splitlines()]
     assert line["step"] == 2
     made = FluxKontextPipeline.from_pretrained(tmp_path / "kontext")

@@ -10,12 +10,12 @@ import torch
 from edit_twins import kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 
-from pacorl import config as configs
-from pacorl.app.plan import plan
-from pacorl.config import PUBLISHED, PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PUBLISHED, PolicyRun
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import vocabulary
-from pacorl.train.policy import train_policy
+from pacorl.plan.plan import plan
+from pacorl.train.trainer import train_policy
 
 FOLDER = Path(__file__).parents[2] / "configs"
 SETS, EDITS = ("flux_t2is",), ("kontext_edit", "qwen_edit")
@@ -38,10 +38,10 @@ PAPER = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_the_papers(name: str) -> None:
     run = recipe(name)
-    kind, side, steps, noise, noise_steps, rewards = PAPER[name.removesuffix("_1gpu")]
+    kind, side, steps, noise, sde_steps, rewards = PAPER[name.removesuffix("_1gpu")]
     assert (run.model.kind, run.model.checkpoint) == (kind, PUBLISHED[kind])
     assert (run.sampling.size, run.evaluation.size) == ((side, side), (1024, 1024))
-    assert (run.sampling.steps, run.sampling.noise_level, run.sampling.noise_steps) == (steps, noise, noise_steps)
+    assert (run.sampling.steps, run.sampling.noise_level, run.sampling.sde_steps) == (steps, noise, sde_steps)
     assert {reward.name for reward in run.rewards} == rewards
     assert (run.optimizer.lr, run.objective.clip_range, run.objective.kl_weight, run.group_size) == (3e-4, 1e-4, 0, 16)
     assert (run.advantages.std, run.advantages.clip, run.prompts.leaks) == ("group", 5.0, "refuse")
@@ -99,7 +99,7 @@ def save_clip(folder: Path) -> None:
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    from pacorl.models.tiny import clip_tokenizer_of
+    from pacorl.twins import clip_tokenizer_of
 
     tokenizer = clip_tokenizer_of(vocabulary())
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -142,7 +142,7 @@ def twin(name: str, parts: Path, out: Path, url: str) -> PolicyRun:
         "evaluation.compare_sizes": "false",
     }
     if kind != "qwen_edit":
-        small["model.text_tokens"] = 48
+        small["model.max_sequence_length"] = 48
     if kind == "flux":
         clip = f"{{name: panel_clip_text, weight: 0.8, args: {{checkpoint: {parts / 'clip'}}}}}"
         small["rewards"] = f"[{{name: consistency, weight: 0.2}}, {clip}]"
@@ -160,9 +160,7 @@ def test_the_tiny_twin_of_a_recipe_trains_an_epoch(name: str, parts: Path, tmp_p
     train_policy(run)
     before, epoch, after = (json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines())
     assert (before["kind"], epoch["kind"], after["kind"]) == ("evaluation", "epoch", "evaluation")
-    assert [epoch[f"ratio_deviation/{step}"] for step in run.sampling.noise_steps] == [0.0] * len(
-        run.sampling.noise_steps
-    )
+    assert [epoch[f"ratio_deviation/{step}"] for step in run.sampling.sde_steps] == [0.0] * len(run.sampling.sde_steps)
     assert epoch["samples/missing"] == 0.0
     assert epoch["grad_norm"] > 0
     assert epoch["step"] == 2

@@ -19,21 +19,22 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
 
-from pacorl.app.reward_plan import plan_reward
-from pacorl.config import ConfigError, RewardRun, RewardTuningConfig, dump, load
+from pacorl.config.base import ConfigError, dump, load
+from pacorl.config.judge_run import RewardRun, RewardTuningConfig
 from pacorl.core.objectives import decision_weighted
 from pacorl.core.questions import consistent
 from pacorl.data.comparisons import comparisons_from, save_comparisons
-from pacorl.data.images import ImageError, open_image
 from pacorl.engine.runtime import Interrupted
-from pacorl.models.judge import LocalJudge
-from pacorl.models.processor import load_processor
-from pacorl.train import reward
-from pacorl.train.reward import gather, micro_batches, train_reward, training_arguments
-from pacorl.train.reward_callbacks import complete_checkpoints
-from pacorl.train.reward_data import Collator, Rows, in_both_orders, in_order
-from pacorl.train.reward_model import load_model, processor_of, save_processor, source_of, tune
-from pacorl.train.reward_trainer import OURS, JudgeTrainer, Tally, read_answers
+from pacorl.io.images import ImageError, open_image
+from pacorl.io.processor import load_processor
+from pacorl.judges.judge import LocalJudge
+from pacorl.plan.judge_plan import plan_reward
+from pacorl.train_judge import run as reward
+from pacorl.train_judge.callbacks import complete_checkpoints
+from pacorl.train_judge.data import Collator, Rows, in_both_orders, in_order
+from pacorl.train_judge.model import load_model, processor_of, save_processor, source_of, tune
+from pacorl.train_judge.run import gather, micro_batches, train_reward, training_arguments
+from pacorl.train_judge.trainer import OURS, JudgeTrainer, Tally, read_answers
 from pacorl.types import Question
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"

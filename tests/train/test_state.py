@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.runtime import checkpoints
-from pacorl.models.lora_formats import read_lora
-from pacorl.train.policy import train_policy
+from pacorl.lora.formats import read_lora
+from pacorl.quickstart import recipe
+from pacorl.train.trainer import train_policy
 
 
 def load(overrides: list[str]) -> PolicyRun:

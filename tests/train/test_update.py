@@ -13,8 +13,8 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.characters import character_prompts
 from pacorl.engine.rollout import ConditioningCache, Row, Sampler, collect
 from pacorl.engine.runtime import Runtime
-from pacorl.models.adapters import SamplingCopy, adapter_state, add_lora
-from pacorl.train.update import Batch, Learner, update_policy
+from pacorl.lora.adapters import OldPolicy, adapter_state, add_lora
+from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Size
 
 SETTINGS = {
@@ -42,15 +42,15 @@ def at_step(batch: Batch, place: int) -> Batch:
     kept = dataclasses.replace(
         rollout,
         steps_S=rollout.steps_S[one],
-        before_BSNC=rollout.before_BSNC[:, one],
-        after_BSNC=rollout.after_BSNC[:, one],
+        latents_BSNC=rollout.latents_BSNC[:, one],
+        next_latents_BSNC=rollout.next_latents_BSNC[:, one],
         log_prob_BS=rollout.log_prob_BS[:, one],
         mean_BSNC=None if rollout.mean_BSNC is None else rollout.mean_BSNC[:, one],
     )
     return dataclasses.replace(batch, rollout=kept)
 
 
-def gradient(learner: Learner, batches: Sequence[Batch]) -> torch.Tensor:
+def gradient(learner: PolicyLoss, batches: Sequence[Batch]) -> torch.Tensor:
     learner.policy.transformer.zero_grad()
     update_policy(learner, batches, runtime=Runtime(), draw=(1, 0, 0))
     learning = [p for p in learner.policy.transformer.parameters() if p.requires_grad]
@@ -61,9 +61,9 @@ def gradient(learner: Learner, batches: Sequence[Batch]) -> torch.Tensor:
 def test_an_update_is_the_mean_over_batches_and_trained_steps(policy: ToyPolicy, objective: str) -> None:
     chosen, cache = OBJECTIVES[objective], ConditioningCache(policy)
     path = chosen.needs == "path"
-    sampler = Sampler(size=Size(16, 16), steps=4, noise_steps=(0, 1, 2), stochastic=path, keeps_means=chosen.means)
-    old = None if path else SamplingCopy(policy.transformer)
-    learner = Learner(policy, sampler, cache, chosen, SETTINGS[objective], kl_weight=0.1, old=old)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 1, 2), stochastic=path, keeps_means=chosen.means)
+    old = None if path else OldPolicy(policy.transformer)
+    learner = PolicyLoss(policy, sampler, cache, chosen, SETTINGS[objective], kl_weight=0.1, old=old)
     prompts, advantage_B = character_prompts("train", 2), torch.tensor([1.0, -0.5])
     batches = [
         Batch(

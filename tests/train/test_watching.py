@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl import config as configs
-from pacorl.app.quickstart import recipe
-from pacorl.config import PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
 from pacorl.engine import runtime
-from pacorl.models.flux import FluxPolicy
-from pacorl.train.policy import train_policy
-from pacorl.train.watching import HackingSuspectedError
+from pacorl.policies.flux import FluxPolicy
+from pacorl.quickstart import recipe
+from pacorl.train.alarms import HackingSuspectedError
+from pacorl.train.trainer import train_policy
 
 OWN = """
 def brightness(prompts, images):

@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pacorl import config as configs
-from pacorl.app.plan import plan
-from pacorl.app.quickstart import recipe
 from pacorl.cli import app
-from pacorl.config import ConfigError, PolicyRun
+from pacorl.config import base as configs
+from pacorl.config.base import ConfigError
+from pacorl.config.policy_run import PolicyRun
 from pacorl.engine import runtime
-from pacorl.models.judge import TINY_JUDGE
+from pacorl.judges.judge import TINY_JUDGE
+from pacorl.plan.plan import plan
+from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
 from pacorl.report.gallery import match
 from pacorl.train import judging
 from pacorl.train.evaluate import evaluate
 from pacorl.train.judging import without_idle_judges
-from pacorl.train.policy import prepare, train_policy
+from pacorl.train.trainer import prepare, train_policy
 
 JPEG = "{name: jpeg_size, args: {prefer: large}}"
 UNREACHABLE = "judge={backend: http, checkpoint: 'http://127.0.0.1:9/v1', model: paco, retries: 0, timeout: 1}"

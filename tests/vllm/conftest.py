@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacorl.config import RewardTuningConfig
+from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.data.characters import vocabulary
-from pacorl.models.judge import LocalJudge
-from pacorl.models.tiny import tiny_judge
+from pacorl.judges.judge import LocalJudge
 from pacorl.serve import vllm
 from pacorl.serve.servers import Server
 from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command
-from pacorl.train.reward_model import save_processor, tune
+from pacorl.train_judge.model import save_processor, tune
+from pacorl.twins import tiny_judge
 
 ROOT = Path(__file__).parents[2]
 SHIMS = Path(__file__).with_name("shims")

@@ -9,8 +9,8 @@ import pytest
 
 from pacorl.core.questions import consistent, same_theme
 from pacorl.data.characters import all_panels, draw
-from pacorl.models.http_judge import HttpJudge, JudgeRefusedError
-from pacorl.models.judge import LocalJudge
+from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError
+from pacorl.judges.judge import LocalJudge
 from pacorl.serve.probe import probe
 from pacorl.types import Question
 

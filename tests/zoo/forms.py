@@ -13,7 +13,7 @@ from diffusers import FluxTransformer2DModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from pacorl.models.lora_formats import save_lora
+from pacorl.lora.formats import save_lora
 
 State = dict[str, Tensor]
 

@@ -21,14 +21,14 @@ from forms import FORMS, Adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
+from pacorl import twins as tiny
 from pacorl.data.characters import character_prompts, vocabulary
-from pacorl.models import tiny
-from pacorl.models.adapters import wear_lora
-from pacorl.models.flux import FluxPolicy
-from pacorl.models.kontext import KontextPolicy
-from pacorl.models.lora_formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
-from pacorl.models.policy import Policy
-from pacorl.models.qwen_image import QwenEditPolicy
+from pacorl.lora.adapters import load_lora
+from pacorl.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
+from pacorl.policies.flux import FluxPolicy
+from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies.policy import Policy
+from pacorl.policies.qwen_image import QwenEditPolicy
 from pacorl.types import Size
 
 RANK, ALPHA = 4, 8
@@ -91,8 +91,8 @@ def flux_pipeline() -> Any:
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "flux": lambda: FluxPolicy(flux_pipeline(), guidance=3.5, text_tokens=48),
-    "kontext": lambda: KontextPolicy(tiny.tiny_kontext(flux_pipeline()), guidance=2.5, text_tokens=48),
+    "flux": lambda: FluxPolicy(flux_pipeline(), guidance=3.5, max_sequence_length=48),
+    "kontext": lambda: KontextPolicy(tiny.tiny_kontext(flux_pipeline()), guidance=2.5, max_sequence_length=48),
     "qwen_edit": lambda: QwenEditPolicy(qwen_pipeline()),
     "qwen_edit_plus": lambda: QwenEditPolicy(qwen_pipeline(plus=True)),
 }
@@ -110,7 +110,7 @@ def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def by_ours(zoo: Zoo, path: Path) -> nn.Module:
     transformer: nn.Module = zoo.fresh()
-    wear_lora(transformer, path)
+    load_lora(transformer, path)
     return transformer
 
 

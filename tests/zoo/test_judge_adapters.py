@@ -21,13 +21,13 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from test_image_adapters import TOOLS
 
-from pacorl.app.score import PacoReward
-from pacorl.config import RewardTuningConfig
-from pacorl.models.judge import LocalJudge
-from pacorl.models.judge_adapter import merge_adapter
-from pacorl.models.lora_formats import METADATA
-from pacorl.models.processor import ImageTextProcessor
-from pacorl.train.reward_model import save_processor, tune
+from pacorl.config.judge_run import RewardTuningConfig
+from pacorl.io.processor import ImageTextProcessor
+from pacorl.judges.adapter import merge_adapter
+from pacorl.judges.judge import LocalJudge
+from pacorl.lora.formats import METADATA
+from pacorl.score.reward import PacoReward
+from pacorl.train_judge.model import save_processor, tune
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 

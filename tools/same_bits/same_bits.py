@@ -63,7 +63,7 @@ STORIES: dict[str, list[list[str]]] = {
 }  # fmt: skip
 """Story → its commands, one after the other; `{out}` is the story's folder."""
 
-MOVED: dict[tuple[str, ...], list[str]] = {}
+MOVED: dict[tuple[str, ...], list[str]] = {("dataset", "story"): ["-m", "tools.tiny", "dataset-story"]}
 """Commands that are no longer `pacorl …` → the arguments of `python` that run them now; tried if the first refuses."""
 
 

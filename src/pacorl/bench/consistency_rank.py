@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from pacorl.bench.images import Album
 from pacorl.bench.pairs import PairScorer, Ranked, Score
-from pacorl.bench.pictures import Album
 from pacorl.bench.published import CONSISTENCY_RANK, PAPER
 from pacorl.bench.suite import BadItemError, Row, evenly, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
-from pacorl.data.files import inside, read_jsonl, read_keyed
+from pacorl.io.files import inside, read_jsonl, read_keyed
 
 IMAGES, PROMPTS, RANKS = "images", "prompt_data.jsonl", "consistency_full_rank.jsonl"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pacorl.bench.pictures import Album
+from pacorl.bench.images import Album
 from pacorl.bench.published import EDIT_REWARD_BENCH, PAPER
 from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
 from pacorl.bench.suite import BadItemError, Row, evenly, refuse
@@ -27,7 +27,7 @@ from pacorl.types import Question, Verdict
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.judge import Judge
+    from pacorl.judges.judge import Judge
 
 TEXTS = ("key", "instruction", "task_type", "dimension")
 DIMENSIONS = ("prompt_following", "consistency", "overall")

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pacorl.bench.painting import Job, Studio, paint_missing
-from pacorl.bench.pictures import Album
+from pacorl.bench.images import Album
 from pacorl.bench.published import GEDIT, PAPER
 from pacorl.bench.rating import Rating, Rubric, UnratedError, rate
 from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
-from pacorl.bench.suite import BadItemError, Row, Shard, evenly, refuse
+from pacorl.bench.suite import BadItemError, Row, evenly, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.data.files import safe_name, write_atomic
-from pacorl.data.pictures import png_bytes
+from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
+from pacorl.io.files import safe_name, write_atomic
+from pacorl.io.png import png_bytes
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.judge import Judge
+    from pacorl.judges.judge import Judge
 
 TEXTS = ("task_type", "key", "instruction", "instruction_language", "Intersection_exist")
 NEEDED = TEXTS[:4]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pacorl.bench.suite import BadItemError
 from pacorl.core import questions
 from pacorl.core.grid import join
-from pacorl.data.files import read_jsonl
+from pacorl.io.files import read_jsonl
 from pacorl.types import Grid, Prompt, Question, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.judge import Judge
+    from pacorl.judges.judge import Judge
     from pacorl.rewards.reward import Reward
 
 Wording = Literal["criteria", "word", "reasons"]

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from pacorl.bench.tables import Line, Table, as_dict, html_rows, markdown
 from pacorl.core.ranking import Interval
-from pacorl.data.files import Journal, write_atomic
+from pacorl.engine.image_queue import Shard
+from pacorl.io.files import Journal, write_atomic
 from pacorl.report import render
 
 Row = dict[str, Any]
@@ -60,26 +61,6 @@ class Benchmark(Protocol):
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         """Tables by category, task or language."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """This process's share of the items: every `count`-th, from `index` on."""
-
-    index: int = 0
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """`0/4` is the first of four. Raises ValueError for others."""
-        index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-            raise ValueError(f"shard {text!r} is not of the form INDEX/COUNT with INDEX from 0, e.g. 0/4")
-        return cls(int(index), int(count))
-
-    @property
-    def file(self) -> str:
-        return "results.jsonl" if self.count == 1 else f"results-{self.index}-of-{self.count}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

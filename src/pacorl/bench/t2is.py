@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.bench.painting import Job, Studio, paint_missing
+from pacorl.bench.images import Album
 from pacorl.bench.pairs import Score
-from pacorl.bench.pictures import Album
 from pacorl.bench.published import PAPER, T2IS, T2IS_GEMMA
 from pacorl.bench.rows import fingerprint
-from pacorl.bench.suite import BadItemError, Row, Shard, evenly, refuse
+from pacorl.bench.suite import BadItemError, Row, evenly, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.data.files import read_jsonl, safe_name, write_atomic
 from pacorl.data.leaks import id_text
-from pacorl.data.pictures import TYPES, png_bytes
 from pacorl.data.records import load_prompts
+from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
+from pacorl.io.files import read_jsonl, safe_name, write_atomic
+from pacorl.io.png import TYPES, png_bytes
 from pacorl.types import Prompt, Question
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    from pacorl.models.judge import Judge
+    from pacorl.judges.judge import Judge
     from pacorl.rewards.reward import Reward
 
 CASES, CRITERIA, ALIGNMENT = "T2IS-Bench.json", "prompt_consistency.json", "prompt_alignment.json"

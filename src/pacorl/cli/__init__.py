@@ -23,7 +23,6 @@ from pacorl.cli import (
     score,
     serve,
     studio,
-    tiny,
 )
 
 app = typer.Typer(
@@ -31,7 +30,7 @@ app = typer.Typer(
     help="Make image generators consistent: judge sets of pictures, and train generators on the judgement.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
 )
 quickstart.register(app)
 policy.register(app)
@@ -46,7 +45,6 @@ doctor.register(app)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(benchmark.app, name="benchmark")
-app.add_typer(tiny.app, name="tiny")
 
 
 def _show_version(asked: bool) -> None:

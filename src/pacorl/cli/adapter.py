@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pacorl.models.lora_formats import Lora
+    from pacorl.lora.formats import Lora
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def adapter(
     out: Path | None = typer.Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
 ) -> None:
     """Say what an adapter is; with --out, write it so that pacorl, PEFT, diffusers and ComfyUI all read it."""
-    from pacorl.models.lora_formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
+    from pacorl.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
     lora = read_lora(source)
     typer.echo(f"{source}: {_summary(lora)}")

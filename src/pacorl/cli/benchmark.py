@@ -12,7 +12,7 @@ import typer
 from pacorl.cli.dataset import progress
 
 if TYPE_CHECKING:
-    from pacorl.app.benchmarks import Painter, Running
+    from pacorl.bench.build import Painter, Running
     from pacorl.bench.suite import Outcome
 
 INCOMPLETE = 3
@@ -58,7 +58,7 @@ def consistency_rank(
     """Does a scorer rank sub-figures as people do?"""
     from contextlib import nullcontext
 
-    from pacorl.app import benchmarks
+    from pacorl.bench import build as benchmarks
     from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
 
     words = _one_of(wording, "--wording", ("reasons", "word", "criteria"))
@@ -103,7 +103,7 @@ def edit_reward_bench(
     as_json: bool = AS_JSON,
 ) -> None:
     """Does a judge prefer the edit that people prefer?"""
-    from pacorl.app import benchmarks
+    from pacorl.bench import build as benchmarks
     from pacorl.bench.edit_reward_bench import EditRewardBench, read_edit_data
 
     held = read_edit_data(data, limit=limit, skip_bad=skip_bad)
@@ -170,7 +170,7 @@ def t2is(
     as_json: bool = AS_JSON,
 ) -> None:
     """Paint sets, then measure alignment, consistency and aesthetics."""
-    from pacorl.app import benchmarks
+    from pacorl.bench import build as benchmarks
     from pacorl.bench.t2is import T2isBench, paint_sets, prompts_by_case, read_cases, set_jobs
 
     held = read_cases(data, limit=limit, skip_bad=skip_bad)
@@ -230,7 +230,7 @@ def gedit(
     as_json: bool = AS_JSON,
 ) -> None:
     """Paint edits, then have them rated by a rubric."""
-    from pacorl.app import benchmarks
+    from pacorl.bench import build as benchmarks
     from pacorl.bench.gedit import LANGUAGES, GeditBench, paint_edits, read_edits
     from pacorl.bench.rating import RUBRIC, read_rubric
 
@@ -276,9 +276,9 @@ def _running(
     adapter: str,
     skip_bad: bool,
 ) -> Running:
-    from pacorl.app.benchmarks import Running, shard_of
-    from pacorl.app.quiet import quiet_loading
-    from pacorl.app.threads import use_cores
+    from pacorl.bench.build import Running, shard_of
+    from pacorl.engine.threads import use_cores
+    from pacorl.io.quiet_loading import quiet_loading
 
     quiet_loading()
     use_cores()

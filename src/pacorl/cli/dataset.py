@@ -41,8 +41,8 @@ def prompts(
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
-    from pacorl.curate.prompts import TOKENS_PER_RECORD, make_writer, write_all
-    from pacorl.curate.taxonomy import PAPER, TINY, read_taxonomy
+    from pacorl.dataset.prompts import TOKENS_PER_RECORD, make_writer, write_all
+    from pacorl.dataset.taxonomy import PAPER, TINY, read_taxonomy
 
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     options = {"writer": writer, "model": model, "taxonomy": path.read_text(encoding="utf-8")}
@@ -86,8 +86,8 @@ def diversify(
     as_json: bool = AS_JSON,
 ) -> None:
     """Keep prompts that differ."""
-    from pacorl.curate.diversify import Goal
-    from pacorl.curate.thinning import diversify as run
+    from pacorl.dataset.diversify import Goal
+    from pacorl.dataset.diversify_step import diversify as run
 
     goal = Goal(number=number, distance=distance)
     with progress("thinning") as advance:
@@ -118,8 +118,8 @@ def compare_diversity(
     """Compare every selection with random choices of the same size, also in an embedding that did not select."""
     from dataclasses import asdict
 
-    from pacorl.curate.records import read_prompts
-    from pacorl.curate.thinning import compare, table
+    from pacorl.dataset.diversify_step import compare, table
+    from pacorl.dataset.records import read_prompts
 
     records = [record for path in files for record in read_prompts(path)]
     rows = compare(records, number=number, embeds=names(embeds), measures=names(measures), draws=draws, seed=seed)
@@ -140,7 +140,9 @@ def generate(
     size: str = typer.Option("", help="HEIGHTxWIDTH of a grid; empty for the records' own."),
     steps: int = typer.Option(20, help="Sampling steps."),
     guidance: float = typer.Option(3.5),
-    text_tokens: int = typer.Option(None, help="T5 tokens per prompt.  [default: 512, or the tiny checkpoint's 48]"),
+    max_sequence_length: int = typer.Option(
+        None, help="T5 tokens per prompt.  [default: 512, or the tiny checkpoint's 48]"
+    ),
     dtype: str = typer.Option("", help="float32 or bfloat16; bfloat16 unless the checkpoint is tiny."),
     batch: int = typer.Option(4, help="Grids at a time."),
     shard: str = typer.Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
@@ -151,15 +153,15 @@ def generate(
 ) -> None:
     """Paint grids of every prompt, going on where an earlier call stopped."""
     from pacorl.core.grid import parse_layout
-    from pacorl.curate.generate import generate as run
+    from pacorl.dataset.generate import generate as run
     from pacorl.types import Size
 
     share = two(shard, "--shard", int)
     sides = parse_layout(size) if size else None
     wanted = Size(sides.rows, sides.cols) if sides else None
     paint, generator = painter(
-        checkpoint, adapter=adapter, size=wanted, steps=steps, guidance=guidance, text_tokens=text_tokens, batch=batch,
-        dry_run=dry_run,
+        checkpoint, adapter=adapter, size=wanted, steps=steps, guidance=guidance,
+        max_sequence_length=max_sequence_length, batch=batch, dry_run=dry_run,
         dtype=dtype or ("float32" if checkpoint == "tiny" else "bfloat16"),
     )  # fmt: skip
     with progress("painting") as advance:
@@ -180,7 +182,7 @@ def generate(
 
 def painter(checkpoint: str, *, dry_run: bool, batch: int, **options: Any) -> tuple[Any, dict[str, Any]]:
     """The painter and its name; a dry run loads no weights."""
-    from pacorl.curate.painter import describe, policy_painter
+    from pacorl.dataset.painter import describe, policy_painter
 
     if dry_run:
         return None, describe(checkpoint, **options)
@@ -196,7 +198,7 @@ def pair(
     as_json: bool = AS_JSON,
 ) -> None:
     """Cut the grids and combine their sub-figures into questions for people."""
-    from pacorl.curate.pair import pair as run
+    from pacorl.dataset.pair import pair as run
 
     with progress("cutting") as advance:
         counts = run(folder, prompts=prompts, dry_run=dry_run, progress=advance)
@@ -224,8 +226,8 @@ def annotate(
 
     How the work is shared is remembered with the database: without these options a later start changes nothing.
     """
-    from pacorl.curate.annotate import desk
-    from pacorl.curate.annotate.assign import Sharing
+    from pacorl.annotate import launch as desk
+    from pacorl.annotate.assign import Sharing
 
     wishes: dict[str, Any] = {
         "overlap": overlap,
@@ -256,7 +258,7 @@ def simulate(
     as_json: bool = AS_JSON,
 ) -> None:
     """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
-    from pacorl.curate.annotate.simulate import simulate as run
+    from pacorl.annotate.simulate import simulate as run
 
     tokens = {name: link.rpartition("/")[2] for name, _, link in (one.partition("=") for one in links)}
     tell(dict(run(url, tokens, noise=noise, attend=names(attend))), as_json=as_json)
@@ -278,7 +280,7 @@ def explain(
     as_json: bool = AS_JSON,
 ) -> None:
     """Write reasons for the labelled pairs."""
-    from pacorl.curate.explain import explain as run
+    from pacorl.dataset.explain import explain as run
 
     prices = two(price, "--price", float)
     with progress("explaining") as advance:
@@ -310,7 +312,7 @@ def export(
     as_json: bool = AS_JSON,
 ) -> None:
     """Turn rankings into training pairs and a held-out benchmark."""
-    from pacorl.curate.export import export as run
+    from pacorl.dataset.export import export as run
 
     shares = {"train": 1 - test_share, "test": test_share}
     with progress("exporting") as advance:
@@ -341,43 +343,16 @@ def import_(
     as_json: bool = AS_JSON,
 ) -> None:
     """Bring in rankings of your own, or what others published."""
-    from pacorl.curate.importing import import_folder
+    from pacorl.dataset.importing import import_folder
 
     with progress("importing") as advance:
         counts = import_folder(folder, source, kind=kind, name=name, dry_run=dry_run, progress=advance)
     tell(counts, as_json=as_json, dry_run=dry_run)
 
 
-@app.command()
-def story(
-    folder: Path = typer.Argument(help="A new folder, or one in which a story was interrupted."),
-    *,
-    prompts: int = typer.Option(24, help="Prompts that are kept, of four times as many."),
-    grids: int = typer.Option(4, help="Grids of each prompt."),
-    judge_steps: int = typer.Option(60, help="Steps of the judge's training."),
-    seed: int = SEED,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Everything in small, on the tiny world: a dataset, the judge that learns from it, a policy that it rewards."""
-    import sys
-    from contextlib import redirect_stdout
-
-    from pacorl.app.dataset_story import Scale, run_story
-    from pacorl.app.threads import use_cores
-
-    use_cores()
-    scale = Scale(prompts=prompts, grids=grids, judge_steps=judge_steps)
-    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the training's bars too
-        summary = run_story(folder, scale=scale, seed=seed)
-    if as_json:
-        tell(summary, as_json=True)
-    else:
-        typer.echo(folder / "summary.json")
-
-
 def chat(model: str, endpoint: str, key_env: str) -> Any:
     """The model that a command asks."""
-    from pacorl.curate.llm import ChatModel
+    from pacorl.dataset.llm import ChatModel
 
     return ChatModel(model, base_url=endpoint or None, key_variable=key_env)
 

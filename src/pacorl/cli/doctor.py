@@ -32,7 +32,7 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Check a whole run, or a judge alone. Exit code 0: fine; 1: something deserves a look; 2: it would not run."""
-    from pacorl.app.threads import use_cores
+    from pacorl.engine.threads import use_cores
 
     use_cores()
     try:
@@ -69,9 +69,10 @@ def _is_run(target: str) -> bool:
 def _run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) -> int:
     from rich.console import Console
 
-    from pacorl.app.doctor import EXIT_CODES, examine
-    from pacorl.app.plan import print_components
-    from pacorl.config import PolicyRun, load
+    from pacorl.config.base import load
+    from pacorl.config.policy_run import PolicyRun
+    from pacorl.plan.doctor import EXIT_CODES, examine
+    from pacorl.plan.plan import print_components
 
     found = examine(load(PolicyRun, path, overrides), ask=ask)
     if as_json:
@@ -88,8 +89,8 @@ def _judge(judge: str, *, model: str, adapter: str, api_key_env: str, as_json: b
     """Names served, a real question either way, token ids, versions, memory."""
     import json
 
-    from pacorl.app.doctor import EXIT_CODES, judge_severity
-    from pacorl.app.score import PacoReward
+    from pacorl.plan.doctor import EXIT_CODES, judge_severity
+    from pacorl.score.reward import PacoReward
     from pacorl.serve.probe import probe
 
     with PacoReward.from_pretrained(judge, model=model, adapter=adapter, api_key_env=api_key_env) as reward:

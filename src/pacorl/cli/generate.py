@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from pacorl.app.score import PacoReward
+    from pacorl.engine.generator import Generator
     from pacorl.generate.files import Saved
-    from pacorl.generate.generator import Generator
     from pacorl.generate.sets import Made
+    from pacorl.score.reward import PacoReward
     from pacorl.types import Prompt
 
 
@@ -46,9 +46,13 @@ def generate(
     size: str = typer.Option("", help="HEIGHTxWIDTH of a sheet; the record's, 128x128 for tiny, else 1024x1024."),
     steps: int | None = typer.Option(None, min=1, help="Denoising steps; 10 for tiny, else 20."),
     guidance: float | None = typer.Option(None, min=0, help="Guidance scale; the model's own default."),
-    true_cfg: float | None = typer.Option(None, min=1, help="True guidance, with a second pass; the model's default."),
+    true_cfg_scale: float | None = typer.Option(
+        None, min=1, help="True guidance, with a second pass; the model's default."
+    ),
     negative_prompt: str | None = typer.Option(None, help="What true guidance steers away from."),
-    text_tokens: int | None = typer.Option(None, min=1, help="Text tokens per prompt; the model's own default."),
+    max_sequence_length: int | None = typer.Option(
+        None, min=1, help="Text tokens per prompt; the model's own default."
+    ),
     seed: int = typer.Option(0, min=0, help="Of the first picture; the next ones count on from it."),
     count: int = typer.Option(1, min=1, help="Pictures per prompt."),
     best_of: int = typer.Option(1, min=1, help="Paint so many candidates for each, and keep the judge's best."),
@@ -83,8 +87,8 @@ def generate(
     if storyboard and count > 1:
         raise ValueError(f"--count {count} and --storyboard do not go together; give another --seed instead")
 
-    from pacorl.app.quiet import quiet_loading
-    from pacorl.app.threads import use_cores
+    from pacorl.engine.threads import use_cores
+    from pacorl.io.quiet_loading import quiet_loading
 
     quiet_loading()
     use_cores()
@@ -94,9 +98,9 @@ def generate(
         kind=kind,
         adapter=adapter,
         guidance=guidance,
-        true_cfg=true_cfg,
+        true_cfg_scale=true_cfg_scale,
         negative_prompt=negative_prompt,
-        text_tokens=text_tokens,
+        max_sequence_length=max_sequence_length,
     )
     options: dict[str, Any] = {"size": painted_size, "steps": steps, "seed": seed, "best_of": best_of, "ask": ask}
     if not wanted.board:
@@ -157,8 +161,8 @@ def _set(prompt: str, panels: Sequence[str], layout: str, model: str) -> Prompt:
 
 
 def _edit(images: Sequence[Path], instruction: str, model: str) -> Prompt:
-    from pacorl.data.images import open_image
     from pacorl.generate.compose import check_for
+    from pacorl.io.images import open_image
     from pacorl.types import Prompt
 
     for path in images:
@@ -194,7 +198,7 @@ def _size(text: str) -> Any:
 
 
 def _load(model: str, images: Sequence[Path], **options: Any) -> Generator:
-    from pacorl.generate.generator import Generator, kind_of
+    from pacorl.engine.generator import Generator, kind_of
 
     options["kind"] = options["kind"] or kind_of(model, edit=bool(images))
     return Generator.load(model, **options)
@@ -211,7 +215,7 @@ class _Judging:
 
     def open(self, **options: Any) -> PacoReward | None:
         if self.source:
-            from pacorl.app.score import PacoReward
+            from pacorl.score.reward import PacoReward
 
             self.reward = PacoReward.from_pretrained(self.source, **options)
         return self.reward

@@ -31,19 +31,20 @@ def train_policy(
     as_json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
 ) -> None:
     """Train a generator with PaCo-GRPO."""
-    from pacorl.config import PolicyRun, load
+    from pacorl.config.base import load
+    from pacorl.config.policy_run import PolicyRun
 
     run = load(PolicyRun, config, overrides or [])
     if dry_run:
-        from pacorl.app.plan import plan, print_plan
+        from pacorl.plan.plan import plan, print_plan
 
         found = plan(run)
         print(found.to_json()) if as_json else print_plan(found)
         raise typer.Exit(found.exit_code)
-    from pacorl.app.threads import use_cores
     from pacorl.engine.runtime import leave
+    from pacorl.engine.threads import use_cores
     from pacorl.report import write_report
-    from pacorl.train.policy import train_policy as train
+    from pacorl.train.trainer import train_policy as train
 
     use_cores()
     folder = train(run, resume=resume)

@@ -21,7 +21,7 @@ def publish(
     public: bool = typer.Option(False, "--public", help="Let everybody see the repository; else it is private."),
 ) -> None:
     """Write a run's model card; upload adapter and card only with --push-to-hub."""
-    from pacorl.app.publish import push, write_card
+    from pacorl.report.publish import push, write_card
 
     folder = write_card(run, licence=licence, benchmarks=benchmark)
     typer.echo(f"card: {folder / 'README.md'}")

@@ -17,8 +17,8 @@ def quickstart(
     out: Path = typer.Option(Path("runs/quickstart"), help="The run's folder."),
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
-    from pacorl.app.quickstart import run_quickstart
-    from pacorl.app.threads import use_cores
+    from pacorl.engine.threads import use_cores
+    from pacorl.quickstart import run_quickstart
 
     use_cores()
     page, verdict = run_quickstart(out, overrides=overrides or [])

@@ -28,8 +28,9 @@ def train_reward(
     """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
     from transformers.utils import logging
 
-    from pacorl.app.threads import use_cores
-    from pacorl.config import RewardRun, load
+    from pacorl.config.base import load
+    from pacorl.config.judge_run import RewardRun
+    from pacorl.engine.threads import use_cores
 
     if resume not in {"", AUTO}:
         raise ValueError(
@@ -39,12 +40,12 @@ def train_reward(
     use_cores()
     logging.disable_progress_bar()  # of loading weights; training has its own
     if dry_run:
-        from pacorl.app.reward_plan import plan_reward
+        from pacorl.plan.judge_plan import plan_reward
 
         plan = plan_reward(run)
         typer.echo(plan.to_json() if as_json else "\n".join(plan.lines()))
         raise typer.Exit(plan.exit_code)
-    from pacorl.train.reward import train_reward as train
+    from pacorl.train_judge.run import train_reward as train
 
     folder = train(run, resume=bool(resume))
     typer.echo(f"done: {folder / 'summary.json'}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from pacorl.app.score import Scores
+    from pacorl.score.reward import Scores
 
 INCOMPLETE = 3
 """Exit code where --keep-going left a picture out, or a pair has no score."""
@@ -42,10 +42,10 @@ def score(
     keep_going: bool = typer.Option(False, "--keep-going", help="Leave out what cannot be used; exit with code 3."),
 ) -> None:
     """Score how well pictures belong together: P(Yes) for two, a matrix and the odd one out for more."""
-    from pacorl.app import score as scoring
-    from pacorl.app.score_page import table, write_page
-    from pacorl.app.threads import use_cores
     from pacorl.core.grid import parse_layout
+    from pacorl.engine.threads import use_cores
+    from pacorl.score import reward as scoring
+    from pacorl.score.page import table, write_page
 
     use_cores()
     asked = scoring.questions_about(theme, scoring.read_criteria(criteria))

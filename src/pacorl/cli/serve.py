@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from pacorl.models.endpoints import Endpoints
+    from pacorl.judges.http.endpoints import Endpoints
     from pacorl.serve.servers import Server
 
 KEY_VARIABLE = "PACORL_API_KEY"
@@ -72,7 +72,7 @@ def serve(
 def _description(
     source: str, *, name: str, adapters: list[str], host: str, port: int, replicas: int, has_key: bool
 ) -> Endpoints:
-    from pacorl.models.endpoints import load_endpoints
+    from pacorl.judges.http.endpoints import load_endpoints
     from pacorl.serve.servers import describe
 
     if source.endswith((".yaml", ".yml")):
@@ -100,7 +100,7 @@ def _key_of(description: Endpoints) -> str:
 
 
 def _run_builtin(servers: list[Server], limits: object, *, dtype: str, api_key: str, allow_urls: bool) -> None:
-    from pacorl.app.threads import use_cores
+    from pacorl.engine.threads import use_cores
     from pacorl.serve.builtin import Limits, load_judges, run_builtin
 
     if len(servers) != 1:

@@ -25,9 +25,9 @@ def studio(
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own pictures."""
     try:
-        from pacorl.app.studio.desk import serve
-        from pacorl.app.studio.work import Models
         from pacorl.serve.servers import is_loopback
+        from pacorl.studio.launch import serve
+        from pacorl.studio.work import Models
 
         import_check()
     except ModuleNotFoundError as error:

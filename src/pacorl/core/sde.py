@@ -50,7 +50,7 @@ def cps(
     The log-probability is the true Gaussian's; the published code leaves out 1/(2s²), so clip ranges differ.
     """
     if sigma_next == 0:
-        raise ValueError("cps adds no noise where the next sigma is 0; leave the last step out of sampling.noise_steps")
+        raise ValueError("cps adds no noise where the next sigma is 0; leave the last step out of sampling.sde_steps")
     std = sigma_next * math.sin(noise_level * math.pi / 2)
     clean = x_BNC - sigma * velocity_BNC
     noise = x_BNC + (1 - sigma) * velocity_BNC
@@ -60,9 +60,9 @@ def cps(
 KERNELS: dict[str, Callable[..., Transition]] = {"flow_sde": flow_sde, "cps": cps}
 
 
-def log_prob(after_BNC: Tensor, transition: Transition) -> Tensor:
+def log_prob(next_latents_BNC: Tensor, transition: Transition) -> Tensor:
     """(B,) Gaussian log-density of x', averaged (not summed) over tokens and channels, as the field does."""
-    scaled = (after_BNC - transition.mean_BNC) / transition.std
+    scaled = (next_latents_BNC - transition.mean_BNC) / transition.std
     density = -0.5 * scaled**2 - math.log(transition.std) - 0.5 * math.log(2 * math.pi)
     return density.flatten(1).mean(1)
 

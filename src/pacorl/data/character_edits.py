@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, all_panels, draw, split_of
-from pacorl.data.images import open_image
+from pacorl.io.images import open_image
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

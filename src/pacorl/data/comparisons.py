@@ -28,7 +28,7 @@ from typing import Any
 from pacorl.core.questions import meets_criterion
 from pacorl.data import characters
 from pacorl.data.characters import IDENTITY, VALUES, Panel, Split
-from pacorl.data.files import inside, write_atomic, write_jsonl
+from pacorl.io.files import inside, write_atomic, write_jsonl
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pacorl.data.images import open_image
+from pacorl.io.images import open_image
 from pacorl.types import Prompt
 
 

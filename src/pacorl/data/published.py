@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pacorl.data.files import inside, write_atomic
-from pacorl.data.images import open_image
+from pacorl.io.files import inside, write_atomic
+from pacorl.io.images import open_image
 from pacorl.types import Prompt
 
 LANGUAGES = ("en", "cn")

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from pacorl.core.sde import KERNELS, Transition, log_prob, ode
-from pacorl.models.merging import Merged, merged_or_not
+from pacorl.lora.fuse import FusedLora, maybe_fused
 from pacorl.types import Conditioning, Prompt, Rollout, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.policy import Policy
+    from pacorl.policies.policy import Policy
 
 
 Item = TypeVar("Item")
@@ -36,7 +36,7 @@ class Sampler:
     steps: int
     kernel: str = "flow_sde"
     noise_level: float = 0.7
-    noise_steps: tuple[int, ...] = ()
+    sde_steps: tuple[int, ...] = ()
     """Indices of the trained steps; none for pictures that are only looked at."""
     stochastic: bool = True
     """Whether the trained steps add noise (paths), or sampling is the plain ODE (endpoints)."""
@@ -113,7 +113,7 @@ def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, b
     return [part[start : start + batch] for part in by_size.values() for start in range(0, len(part), batch)]
 
 
-def refuse_mixed_sizes(policy: Policy, prompts: Sequence[Prompt], *, size: Size, group_size: int, batch: int) -> None:
+def check_mixed_sizes(policy: Policy, prompts: Sequence[Prompt], *, size: Size, group_size: int, batch: int) -> None:
     """Raises ValueError where a training batch would cross from one group to the next and their sizes differ."""
     sizes = {policy.size_of(prompt, size) for prompt in prompts}
     if len(sizes) > 1 and group_size % batch:
@@ -169,7 +169,7 @@ def collect(
     seed: int,
     epoch: int,
     prefixes: dict[int, Tensor] | None = None,
-    merged: Merged | None = None,
+    merged: FusedLora | None = None,
 ) -> Rollout:
     """Draws one micro-batch of training samples and keeps its stochastic steps.
 
@@ -197,7 +197,7 @@ def collect(
         conditioning=cache.batch(prompts, size),
         sigmas=sigmas,
         stochastic=stochastic,
-        noise_steps=sampler.noise_steps if sampler.stochastic else (),
+        sde_steps=sampler.sde_steps if sampler.stochastic else (),
         prefixes=prefixes if sampler.shared_noise else None,
         merged=merged,
     )
@@ -207,9 +207,9 @@ def collect(
         row_B=[row.number for row in rows],
         size=size,
         sigmas_T=sigmas,
-        steps_S=list(sampler.noise_steps),
-        before_BSNC=_kept(before, final),
-        after_BSNC=_kept(after, final),
+        steps_S=list(sampler.sde_steps),
+        latents_BSNC=_kept(before, final),
+        next_latents_BSNC=_kept(after, final),
         log_prob_BS=torch.stack(chances, 1).cpu() if chances else torch.empty(len(rows), 0),
         final_BNC=final.cpu(),
         images=policy.decode(final, size),
@@ -231,7 +231,7 @@ def sample_images(
     cache: ConditioningCache,
     seeds: Sequence[int],
     batch: int,
-    merged: Merged | None = None,
+    merged: FusedLora | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Image]:
     """Paints one picture per (prompt, seed) without noise; `progress` hears of each batch's size."""
@@ -272,18 +272,18 @@ def denoise(
     conditioning: Conditioning,
     sigmas: Tensor,
     stochastic: Callable[[Tensor, Tensor, int], Tensor] | None = None,
-    noise_steps: Sequence[int] = (),
+    sde_steps: Sequence[int] = (),
     prefixes: dict[int, Tensor] | None = None,
-    merged: Merged | None = None,
+    merged: FusedLora | None = None,
 ) -> Tensor:
     """From noise (one seed per row) to endpoints (B, N, C).
 
-    `stochastic` takes the steps of `noise_steps`; all others are Euler's. Rows that start from one noise (and so have
+    `stochastic` takes the steps of `sde_steps`; all others are Euler's. Rows that start from one noise (and so have
     one prompt) are computed once until noise parts them.
     """
 
     def euler(x_BNC: Tensor, conditioning: Conditioning, steps: Iterable[int]) -> Tensor:
-        with merged_or_not(merged):
+        with maybe_fused(merged):
             for step in steps:
                 velocity_BNC = velocity(x_BNC, conditioning, step)
                 x_BNC = ode(x_BNC, velocity_BNC, sigma=float(sigmas[step]), sigma_next=float(sigmas[step + 1]))
@@ -292,7 +292,7 @@ def denoise(
     def velocity(x_BNC: Tensor, conditioning: Conditioning, step: int) -> Tensor:
         return policy.velocity(x_BNC, sigmas[step].to(x_BNC.device).expand(len(x_BNC)), conditioning, size)
 
-    last, parting = len(sigmas) - 1, noise_steps[0] if noise_steps else 0
+    last, parting = len(sigmas) - 1, sde_steps[0] if sde_steps else 0
     known = {} if prefixes is None else prefixes
     unknown = list(dict.fromkeys(start for start in starts if start not in known))
     if unknown:
@@ -300,11 +300,11 @@ def denoise(
         x_BNC = euler(policy.noise(unknown, size), _rows(conditioning, first), range(parting))
         known |= dict(zip(unknown, x_BNC, strict=True))
     x_BNC = torch.stack([known[start] for start in starts])
-    for step, following in pairwise([*noise_steps, last]):
+    for step, following in pairwise([*sde_steps, last]):
         assert stochastic is not None
         x_BNC = stochastic(x_BNC, velocity(x_BNC, conditioning, step), step)
         x_BNC = euler(x_BNC, conditioning, range(step + 1, following))
-    return x_BNC if noise_steps else euler(x_BNC, conditioning, range(last))
+    return x_BNC if sde_steps else euler(x_BNC, conditioning, range(last))
 
 
 def _rows(conditioning: Conditioning, rows: Sequence[int]) -> Conditioning:

@@ -31,8 +31,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pacorl.models.damage import weights_of
-from pacorl.models.shards import placed_like, settle, whole
+from pacorl.io.weights import weights_of
+from pacorl.lora.shards import settle, shard_like, whole
 
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 
@@ -129,7 +129,7 @@ class Runtime:
         """Each rank's value, on every rank."""
         return list(gather_object([value]))
 
-    def from_main(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The main process's value, on every rank."""
         return broadcast_object_list([value])[0]
 
@@ -143,7 +143,7 @@ class Runtime:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
                 outcome = (None, _portable(error))
-        result, failure = self.from_main(outcome)
+        result, failure = self.broadcast(outcome)
         if failure is not None:
             raise failure
         return result  # type: ignore[no-any-return]
@@ -313,7 +313,7 @@ def set_optimizer_tensors(
         kind, _, name = key.partition("/")
         if name not in numbers:
             raise ValueError(f"the optimizer's state is of a weight that this run does not train: {name}")
-        fitting = placed_like(named[name], value) if value.dim() else value
+        fitting = shard_like(named[name], value) if value.dim() else value
         state.setdefault(numbers[name], {})[kind] = fitting
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

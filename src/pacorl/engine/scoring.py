@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from pacorl.models.http_judge import HttpJudge
+from pacorl.judges.http.judge import HttpJudge
 from pacorl.rewards.reward import Explains, Reward, scores_of
 from pacorl.types import Rollout
 

@@ -22,8 +22,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pacorl.engine.generator import Generator
     from pacorl.generate.compose import prompt_from
-    from pacorl.generate.generator import Generator
     from pacorl.generate.sets import Made, generate_sets
     from pacorl.generate.storyboard import Storyboard, paint_storyboard, read_storyboard
 

@@ -7,9 +7,8 @@ from math import isqrt
 
 from pacorl.core.grid import PANEL_TAG, panel_texts
 from pacorl.generate.tiny_words import check_tiny, check_tiny_edit, tiny_prompt
-from pacorl.types import Grid, Prompt
+from pacorl.types import TINY, Grid, Prompt
 
-TINY = "tiny"
 NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image
 
-from pacorl.data.pictures import png_bytes
 from pacorl.generate.sets import Made
+from pacorl.io.png import png_bytes
 from pacorl.report import pair_matrix_svg, render
-from pacorl.report.pictures import Picture, show
+from pacorl.report.images import Picture, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def recipe_texts(made: Made, *, judge: str = "") -> dict[str, str]:
         "size": str(recipe.size),
         "steps": str(recipe.steps),
         "guidance": "" if recipe.guidance is None else f"{recipe.guidance:g}",
-        "true_cfg": "" if recipe.true_cfg is None else f"{recipe.true_cfg:g}",
+        "true_cfg_scale": "" if recipe.true_cfg_scale is None else f"{recipe.true_cfg_scale:g}",
         "version": recipe.version,
         "score": "" if judged is None or judged.score is None else f"{judged.score:.6f}",
         "judge": judge if judged else "",

@@ -12,7 +12,7 @@ from PIL.Image import Resampling
 
 from pacorl.core import questions
 from pacorl.core.grid import shared_text, split
-from pacorl.data.images import open_image
+from pacorl.io.images import open_image
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import mean_of
 from pacorl.types import Prompt, Question, Verdict
@@ -20,7 +20,7 @@ from pacorl.types import Prompt, Question, Verdict
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.judge import Judge
+    from pacorl.judges.judge import Judge
 
 Ask = Literal["theme", "criteria"]
 Matrix = tuple[tuple[float | None, ...], ...]

@@ -11,14 +11,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from pacorl.core.grid import split
-from pacorl.generate.generator import Generator, Step
+from pacorl.engine.generator import Generator, Step
 from pacorl.generate.ranking import Ask, Judged, best_first, judge_edits, judge_sets
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.models.judge import Judge
+    from pacorl.judges.judge import Judge
 
 Rank = Callable[[Sequence[Prompt], Sequence["Image"]], list[Judged]]
 """Candidates of one prompt → what is said of each."""
@@ -34,7 +34,7 @@ class Recipe:
     size: Size
     steps: int
     guidance: float | None
-    true_cfg: float | None
+    true_cfg_scale: float | None
     version: str
 
 
@@ -108,7 +108,7 @@ def recipe_of(
         size=generator.size_of(prompt, size),
         steps=steps or generator.default_steps,
         guidance=generator.guidance,
-        true_cfg=generator.true_cfg,
+        true_cfg_scale=generator.true_cfg_scale,
         version=version("pacorl"),
     )
 

@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pacorl.core.grid import parse_layout
-from pacorl.generate.compose import TINY, prompt_from
-from pacorl.types import Grid, Prompt, Size
+from pacorl.generate.compose import prompt_from
+from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.generate.generator import Generator
+    from pacorl.engine.generator import Generator
     from pacorl.generate.ranking import Ask, Judged
     from pacorl.generate.sets import Made
-    from pacorl.models.judge import Judge
+    from pacorl.judges.judge import Judge
 
 KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
 PAGE = Grid(2, 2)

@@ -15,7 +15,7 @@ Points = list[tuple[float, float | None]]
 REWARDS, EVALUATION, WATCH, HEALTH, JUDGE, TIME, MORE = GROUPS = (
     "Rewards",
     "Evaluation",
-    "Watch on reward hacking",
+    "HackingMonitor on reward hacking",
     "Training health",
     "Judge",
     "Time",

@@ -13,8 +13,8 @@ from PIL import Image
 
 from pacorl.core.grid import panel_texts
 from pacorl.report.folder import Sample
+from pacorl.report.images import Picture, show
 from pacorl.report.matrix import pair_matrix_svg
-from pacorl.report.pictures import Picture, show
 
 Measure = Literal["consistency", "reward"]
 MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}

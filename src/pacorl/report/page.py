@@ -16,15 +16,7 @@ from pacorl.report.curves import charts
 from pacorl.report.folder import RunFolder, read_run
 from pacorl.report.gallery import MEASURES, Pair, Set, choose, match, measure_of, spread, training_sheets
 from pacorl.report.plots import line_chart_svg
-from pacorl.report.results import (
-    compared,
-    facts,
-    planned_epochs,
-    provenance,
-    results,
-    seconds,
-    seconds_so_far,
-)
+from pacorl.report.results import compared, facts, planned_epochs, provenance, results, seconds, seconds_so_far
 
 OPEN_SETS = 5
 """So many of the gallery's sets are open at once; the others wait behind a fold."""

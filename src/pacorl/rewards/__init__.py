@@ -26,8 +26,8 @@ from pacorl.rewards.user import UserMaker
 if TYPE_CHECKING:
     import torch
 
-    from pacorl.config import RewardConfig
-    from pacorl.models.judge import Judge
+    from pacorl.config.policy_run import RewardConfig
+    from pacorl.judges.judge import Judge
 
 REWARDS: dict[str, Callable[..., Reward]] = {
     "consistency": Consistency,
@@ -68,7 +68,7 @@ def asks_judge(config: RewardConfig) -> bool:
 def build_rewards(
     configs: Sequence[RewardConfig], *, judge: Judge | None, device: str | torch.device = "cpu"
 ) -> Mapping[str, Reward]:
-    """The configured rewards by their keys, in order; their weights are loaded later (`rewards.reward.rehearse`).
+    """The configured rewards by their keys, in order; their weights are loaded later (`rewards.reward.smoke_test`).
 
     Args:
         judge: None if no reward asks one, or if they are made to check prompts only.

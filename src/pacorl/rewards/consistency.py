@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pacorl.core import questions
 from pacorl.core.grid import shared_text, split
-from pacorl.models.judge import Judge
+from pacorl.judges.judge import Judge
 from pacorl.rewards.reward import RewardError, mean_of
 from pacorl.types import Prompt, Question, Verdict
 

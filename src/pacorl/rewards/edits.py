@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pacorl.core import questions
-from pacorl.data.images import open_image
-from pacorl.models.judge import Judge
+from pacorl.io.images import open_image
+from pacorl.judges.judge import Judge
 from pacorl.rewards.reward import RewardError, named, tempered
 from pacorl.types import Prompt, Question, Verdict
 

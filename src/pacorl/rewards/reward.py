@@ -78,7 +78,7 @@ def scores_of(
     return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
 
 
-def rehearse(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
+def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
     """Makes every reward ready and has it score one sheet of noise, before anything is painted.
 
     Raises RewardError where a reward raises, counts wrong, returns what is no number, or has no score to give.

@@ -23,16 +23,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pacorl import __version__
-from pacorl.data.images import MAX_PIXELS
-from pacorl.models.judge import LocalJudge
-from pacorl.models.prompting import ChatPrompt
+from pacorl.io.images import MAX_PIXELS
+from pacorl.judges.judge import LocalJudge
+from pacorl.judges.placement import placement
+from pacorl.judges.prompting import ChatPrompt
 from pacorl.serve.batcher import Batcher, QueueFullError
-from pacorl.serve.body_limit import BodyLimit
 from pacorl.serve.conversation import Continuation, Conversations, pick_token
 from pacorl.serve.fetch import fetch_image
 from pacorl.serve.metrics import Metrics
 from pacorl.serve.schema import ChatRequest, ImagePart, TokenizeRequest
-from pacorl.serve.servers import Server, placement
+from pacorl.serve.servers import Server
+from pacorl.web.body_limit import BodyLimit
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pacorl.models.judge import LocalJudge, log_softmax
-from pacorl.models.prompting import ChatPrompt, Picture
+from pacorl.judges.judge import LocalJudge, log_softmax
+from pacorl.judges.prompting import ChatPrompt, Picture
 from pacorl.serve.schema import ImagePart, Message
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import binascii
 import urllib.request
 from typing import TYPE_CHECKING
 
-from pacorl.core.pictures import ImageError
-from pacorl.data.images import open_image
+from pacorl.io.images import open_image
+from pacorl.io.pixels import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

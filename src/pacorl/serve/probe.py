@@ -12,8 +12,8 @@ from typing import Any
 from pacorl import __version__
 from pacorl.core.questions import same_theme
 from pacorl.data.characters import Panel, draw
-from pacorl.models.http_judge import HttpJudge
-from pacorl.models.judge import Judge, LocalJudge
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import Judge, LocalJudge
 from pacorl.types import Question, Verdict
 
 PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the picture as it is

@@ -6,11 +6,10 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from pacorl.config import ConfigError, dump
-from pacorl.models.endpoints import Endpoints, ServedJudge
+from pacorl.config.base import ConfigError, dump
+from pacorl.judges.http.endpoints import Endpoints, ServedJudge
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +67,6 @@ def describe(
 def write_endpoints(description: Endpoints, path: Path) -> None:
     """Writes what `HttpJudge.connect(path)` reads."""
     path.write_text(dump(description), encoding="utf-8")
-
-
-def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
-    """Where a judge in this process runs: `dtype` and `device` of `LocalJudge.from_pretrained`.
-
-    "auto" is bfloat16 on a GPU and float32 elsewhere, and float32 for the tiny judge everywhere.
-    """
-    import torch
-
-    on_gpu = torch.cuda.is_available()
-    best = "bfloat16" if on_gpu and checkpoint != "tiny" else "float32"
-    return {"dtype": best if dtype == "auto" else dtype, "device": "cuda" if on_gpu else "cpu"}
 
 
 def is_loopback(host: str) -> bool:

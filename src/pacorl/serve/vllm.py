@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from pacorl.models.endpoints import root_url
+from pacorl.judges.http.endpoints import root_url
 from pacorl.serve.servers import Server
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
@@ -232,7 +232,7 @@ def _shares(gpus: Sequence[str], servers: int) -> list[tuple[str, ...]]:
 def _folder(checkpoint: str) -> str:
     if checkpoint != "tiny":
         return checkpoint
-    from pacorl.models.judge import TINY_JUDGE
+    from pacorl.judges.judge import TINY_JUDGE
 
     return str(TINY_JUDGE)
 

@@ -15,18 +15,18 @@ import torch
 
 from pacorl.engine.rollout import Sampler, one_size_batches, sample_images, seed_of
 from pacorl.engine.runtime import SharedFault
-from pacorl.models.merging import Merged, merge
+from pacorl.lora.fuse import FusedLora, merge
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
-from pacorl.train.state import save
+from pacorl.train.alarms import panel_statistics_of, watched
+from pacorl.train.checkpointing import save
 from pacorl.train.training import Grade, Training
-from pacorl.train.watching import looks_of, watched
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.config import RewardConfig
+    from pacorl.config.policy_run import RewardConfig
 
 
 Job = tuple[Prompt, int]
@@ -115,7 +115,7 @@ def _painted(
     training: Training,
     jobs: Sequence[Job],
     sampler: Sampler,
-    merged: Merged | None,
+    merged: FusedLora | None,
     advance: Callable[[int], None],
     *,
     judged: Judging,
@@ -243,7 +243,7 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
     }
     by_image = [{name: column[row] for name, column in scores.items()} for row in range(len(images))]
     held_out = {name: _known(name, reward, prompts, images) for name, reward in training.held_out.items()}
-    looks = looks_of(prompts, images)
+    looks = panel_statistics_of(prompts, images)
     return [
         {
             "prompt_id": prompt.id,

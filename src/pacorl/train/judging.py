@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pacorl.config import ConfigError, JudgeConfig, PolicyRun
-from pacorl.models.http_judge import HttpJudge
-from pacorl.models.judge import JUDGES, Judge
+from pacorl.config.base import ConfigError
+from pacorl.config.policy_run import JudgeConfig, PolicyRun
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import JUDGES, Judge
 from pacorl.rewards import asks_judge
 
 if TYPE_CHECKING:

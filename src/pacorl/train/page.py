@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pacorl.models.http_judge import HttpJudge
+from pacorl.judges.http.judge import HttpJudge
 from pacorl.report import write_report
 
 if TYPE_CHECKING:

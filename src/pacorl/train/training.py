@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pacorl.config import PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES, Objective
 from pacorl.core.windows import NoiseWindow, stage_size
 from pacorl.engine.logbook import Logbook
+from pacorl.engine.monitor import Alarm, HackingMonitor
 from pacorl.engine.progress import Bars
 from pacorl.engine.rollout import ConditioningCache, Sampler
 from pacorl.engine.runtime import Runtime
-from pacorl.engine.watch import Alarm, Watch
-from pacorl.models.adapters import MovingAverage, SamplingCopy
-from pacorl.models.judge import Judge
-from pacorl.models.policy import Policy
+from pacorl.judges.judge import Judge
+from pacorl.lora.adapters import MovingAverage, OldPolicy
+from pacorl.policies.policy import Policy
 from pacorl.rewards.reward import Reward
 from pacorl.types import Prompt, Size
 
@@ -55,8 +55,8 @@ class Training:
     """Measured in evaluations and never rewarded."""
     held_out_judge: Judge | None
     """Who answers for them; `judge` if no other is named."""
-    watch: Watch
-    old: SamplingCopy | None = None
+    watch: HackingMonitor
+    old: OldPolicy | None = None
     """The adapter that samples, where it is not the trained one."""
     epoch: int = 0
     """Finished epochs."""
@@ -79,7 +79,7 @@ class Training:
         """Of the epoch that comes next."""
         sampling, window = self.config.sampling, self.config.sampling.window
         chosen = NoiseWindow(
-            sampling.noise_steps,
+            sampling.sde_steps,
             kind=window.kind,
             size=window.size,
             stride=window.stride,
@@ -91,7 +91,7 @@ class Training:
             steps=sampling.steps,
             kernel=sampling.kernel,
             noise_level=sampling.noise_level,
-            noise_steps=chosen,
+            sde_steps=chosen,
             stochastic=self.objective.needs == "path",
             shared_noise=sampling.shared_noise,
             keeps_means=self.objective.means,

@@ -15,11 +15,11 @@ from pacorl.core.objectives import Endpoint, Loss, Objective, Step
 from pacorl.core.sde import kl, log_prob
 from pacorl.engine.rollout import ConditioningCache, Sampler, seed_of, transition_at
 from pacorl.engine.runtime import Runtime
-from pacorl.models.adapters import AdapterCopy, adapter_off
+from pacorl.lora.adapters import AdapterCopy, adapter_off
 from pacorl.types import Conditioning, Rollout
 
 if TYPE_CHECKING:
-    from pacorl.models.policy import Policy
+    from pacorl.policies.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class PolicyLoss:
     """What turns a batch into a loss."""
 
     policy: Policy
@@ -67,7 +67,7 @@ class Learner:
 
 
 def update_policy(
-    learner: Learner, batches: Sequence[Batch], *, runtime: Runtime, draw: tuple[int, ...]
+    learner: PolicyLoss, batches: Sequence[Batch], *, runtime: Runtime, draw: tuple[int, ...]
 ) -> dict[str, float]:
     """Adds the gradient of the mean loss over all batches and trained steps; returns metrics.
 
@@ -91,11 +91,11 @@ def update_policy(
     }
 
 
-def _path_loss(learner: Learner, batch: Batch, place: int, *, draw: tuple[int, ...]) -> Loss:
+def _path_loss(learner: PolicyLoss, batch: Batch, place: int, *, draw: tuple[int, ...]) -> Loss:
     """The objective at one stochastic step of one micro-batch."""
     rollout, device = batch.rollout, next(learner.policy.transformer.parameters()).device
     step, conditioning = rollout.steps_S[place], learner.cache.batch(rollout.prompts, rollout.size)
-    before, after = rollout.before_BSNC[:, place].to(device), rollout.after_BSNC[:, place].to(device)
+    before, after = rollout.latents_BSNC[:, place].to(device), rollout.next_latents_BSNC[:, place].to(device)
     velocity = learner.velocity(before, step, conditioning, rollout)
     transition = transition_at(learner.sampler, rollout.sigmas_T, step, before, velocity)
     loss, noted = learner.objective.loss(
@@ -117,7 +117,7 @@ def _path_loss(learner: Learner, batch: Batch, place: int, *, draw: tuple[int, .
     return loss, noted
 
 
-def _endpoint_loss(learner: Learner, batch: Batch, place: int, *, draw: tuple[int, ...]) -> Loss:
+def _endpoint_loss(learner: PolicyLoss, batch: Batch, place: int, *, draw: tuple[int, ...]) -> Loss:
     """The objective at one sigma, to which the endpoints of one micro-batch are noised again.
 
     The divergence from the base is the mean squared difference of velocities, to which the KL of flow matching is

@@ -1,0 +1,440 @@
+"""The database behind the page: SQLite in WAL mode, one server at a time.
+
+A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL). Every submission carries a
+request id of the client's own: sent again after a lost answer, it is acknowledged again and counted once. The table
+`events` keeps everything that ever happened, undone answers too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+from pacorl.annotate.assign import Sharing, share_out
+from pacorl.dataset.records import Answer, Instance
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS people (
+    name TEXT PRIMARY KEY, token_hash TEXT UNIQUE NOT NULL, expires REAL NOT NULL, is_admin INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS instances (
+    id TEXT PRIMARY KEY, key TEXT UNIQUE NOT NULL, content TEXT NOT NULL, is_control INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS assignments (
+    person TEXT NOT NULL, place INTEGER NOT NULL, instance TEXT NOT NULL REFERENCES instances(id),
+    is_open INTEGER NOT NULL, PRIMARY KEY (person, place), UNIQUE (person, instance)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS open_assignments ON assignments (person, place) WHERE is_open;
+CREATE TABLE IF NOT EXISTS answers (
+    person TEXT NOT NULL, instance TEXT NOT NULL, ranking TEXT, skipped TEXT, at REAL NOT NULL,
+    seconds REAL, number INTEGER NOT NULL, PRIMARY KEY (person, instance)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS answers_in_order ON answers (person, number);
+CREATE TABLE IF NOT EXISTS events (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, request TEXT UNIQUE NOT NULL, person TEXT NOT NULL,
+    kind TEXT NOT NULL, instance TEXT NOT NULL, content TEXT, at REAL NOT NULL);
+"""
+
+MAX_REASON = 500
+
+
+class RefusedError(ValueError):
+    """A request that the store does not carry out; nothing has changed. `status` is its HTTP status."""
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who a token belongs to."""
+
+    name: str
+    is_admin: bool
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a person is shown next."""
+
+    instance: Instance
+    slots: tuple[int, ...]
+    """The candidates in the order in which they are shown; drawn anew for each person, so that no place is favoured."""
+    previous: tuple[int, ...] | None = None
+    """After an undo: the slots as they were ranked."""
+
+
+def _uri(path: Path) -> str:
+    return f"file:{quote(str(path))}"
+
+
+def _read_only(path: Path) -> str:
+    """The address under which SQLite makes no file: without a log beside the database, nobody is writing to it."""
+    return f"{_uri(path)}?{'mode=ro' if path.with_name(f'{path.name}-wal').exists() else 'immutable=1'}"
+
+
+class Store:
+    """The database of one dataset folder. Methods may be called from any thread.
+
+    With `read_only` the folder stays as it is, to the byte; the database must be there.
+    """
+
+    def __init__(self, path: Path, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        if read_only:
+            address, setup = _read_only(path), "SELECT 1 FROM answers"
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            address, setup = _uri(path), "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA
+        self._db = sqlite3.connect(address, uri=True, timeout=wait_seconds, check_same_thread=False,
+                                   isolation_level=None)  # fmt: skip
+        try:
+            self._db.executescript(setup)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise ValueError(f"{path} cannot be used as a database ({error}); move it away or restore a copy") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    # --- people and work -------------------------------------------------------------------------------------
+
+    def add_person(self, name: str, *, is_admin: bool = False, days: float = 30) -> str:
+        """Makes a token for someone new, or a fresh one for someone known; the old one ends. Returns it, once.
+
+        Only its hash is stored.
+        """
+        if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
+            raise ValueError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
+        token = secrets.token_urlsafe(24)
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO people VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                "token_hash = excluded.token_hash, expires = excluded.expires, is_admin = excluded.is_admin",
+                (name, _hash(token), time.time() + days * 86_400, is_admin),
+            )
+        return token
+
+    def people(self) -> list[str]:
+        """The annotators, administrators aside."""
+        return [name for (name,) in self._all("SELECT name FROM people WHERE NOT is_admin ORDER BY name")]
+
+    def has_admin(self) -> bool:
+        return bool(self._all("SELECT 1 FROM people WHERE is_admin"))
+
+    def who(self, token: str) -> Person:
+        """Raises RefusedError (401) for a token that is unknown or has expired."""
+        rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", _hash(token))
+        if not rows:
+            raise RefusedError("this link is not known here; ask for a new one", status=401)
+        name, is_admin, expires = rows[0]
+        if expires < time.time():
+            raise RefusedError(f"the link of {name} has expired; ask for a new one. Nothing is lost", status=401)
+        return Person(name, bool(is_admin), expires)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Keeps a setting with the database."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+    def remembered(self, key: str) -> Any:
+        """A setting that was kept, or None."""
+        rows = self._all("SELECT value FROM meta WHERE key = ?", key)
+        return json.loads(rows[0][0]) if rows else None
+
+    def answered(self) -> dict[str, set[str]]:
+        """Instance id → who has answered it, skips included."""
+        found: dict[str, set[str]] = {}
+        for person, instance in self._all("SELECT person, instance FROM answers"):
+            found.setdefault(instance, set()).add(person)
+        return found
+
+    def share(self, instances: Sequence[Instance], sharing: Sharing) -> None:
+        """Shares the instances out among the people. What has been answered stays; the rest is dealt anew.
+
+        The same instances, people and sharing again change nothing.
+        """
+        plan = share_out(instances, self.people(), sharing, answered=self.answered())
+        with self._transaction() as db:
+            known = {row[0]: row[1] for row in db.execute("SELECT id, content FROM instances")}
+            for one in instances:
+                content = json.dumps(asdict(one), ensure_ascii=False)
+                if known.get(one.id, content) != content:
+                    raise ValueError(
+                        f"instance {one.id} is in {self.path} with other pictures; "
+                        "export what it holds and begin a new database"
+                    )
+                row = (one.id, public_key(one.id), content, one.is_control)
+                db.execute("INSERT OR IGNORE INTO instances VALUES (?, ?, ?, ?)", row)
+            for person, own in plan.items():
+                self._deal(db, person, own)
+
+    def _deal(self, db: sqlite3.Connection, person: str, own: Sequence[str]) -> None:
+        answered = [
+            row[0] for row in db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,))
+        ]
+        rest = [instance for instance in own if instance not in set(answered)]
+        db.execute("DELETE FROM assignments WHERE person = ?", (person,))
+        db.executemany(
+            "INSERT INTO assignments VALUES (?, ?, ?, ?)",
+            [(person, place, instance, place >= len(answered)) for place, instance in enumerate([*answered, *rest])],
+        )
+
+    # --- ranking -----------------------------------------------------------------------------------------------
+
+    def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
+        """The first unanswered instances, none where all is done. After an undo, the one that was undone is first."""
+        rows = self._all(
+            "SELECT i.content FROM assignments a JOIN instances i ON i.id = a.instance "
+            "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?",
+            person,
+            limit,
+        )
+        found = [_instance(content) for (content,) in rows]
+        return [Task(one, shown_order(person, one), self._undone(person, one)) for one in found]
+
+    def _undone(self, person: str, instance: Instance) -> tuple[int, ...] | None:
+        rows = self._all(
+            "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1",
+            person,
+            instance.id,
+        )
+        ranking = json.loads(rows[0][1]) if rows and rows[0][0] == "undo" and rows[0][1] else None
+        if ranking is None:
+            return None
+        slots = shown_order(person, instance)
+        return tuple(slots.index(candidate) for candidate in ranking)
+
+    def instance_for(self, person: Person, key: str) -> Instance:
+        """The instance of a public key, if this person may see it. Raises RefusedError (404)."""
+        rows = self._all(
+            "SELECT i.content FROM instances i WHERE i.key = ? AND (? OR EXISTS "
+            "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))",
+            key,
+            person.is_admin,
+            person.name,
+        )
+        if not rows:
+            raise RefusedError(f"there is no instance {key[:80]!r} for {person.name}", status=404)
+        return _instance(rows[0][0])
+
+    def rank(
+        self, person: Person, key: str, slots: Sequence[int], *, request: str, seconds: float | None = None
+    ) -> None:
+        """Stores a ranking: `slots`, as they were shown, best first. Returns when it is on the disk.
+
+        Raises RefusedError where it is no order of all slots, or where the instance has another answer already.
+        """
+        one = self.instance_for(person, key)
+        if sorted(slots) != list(range(len(one.candidates))):
+            raise RefusedError(f"a ranking names each of the {len(one.candidates)} candidates once, got {list(slots)}")
+        shown = shown_order(person.name, one)
+        ranking = json.dumps([shown[slot] for slot in slots])
+        self._answer(person.name, kind="rank", instance=one.id, content=ranking, request=request, seconds=seconds)
+
+    def skip(self, person: Person, key: str, reason: str, *, request: str) -> None:
+        """Stores that this person cannot rank it, and why."""
+        reason = reason.strip()
+        if not reason or len(reason) > MAX_REASON:
+            raise RefusedError(f"say why, in 1 to {MAX_REASON} characters")
+        one = self.instance_for(person, key)
+        self._answer(person.name, kind="skip", instance=one.id, content=reason, request=request)
+
+    def _answer(
+        self, person: str, *, kind: str, instance: str, content: str, request: str, seconds: float | None = None
+    ) -> None:
+        with self._transaction() as db:
+            if _seen(db, request, (person, kind, instance)):
+                return
+            known = db.execute("SELECT 1 FROM answers WHERE person = ? AND instance = ?", (person, instance)).fetchone()
+            if known:
+                raise RefusedError("this one is answered already; undo it to change it", status=409)
+            ranking, skipped = (content, None) if kind == "rank" else (None, content)
+            db.execute(
+                "INSERT INTO answers SELECT ?, ?, ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM answers "
+                "WHERE person = ?",
+                (person, instance, ranking, skipped, time.time(), seconds, person),
+            )
+            db.execute("UPDATE assignments SET is_open = 0 WHERE person = ? AND instance = ?", (person, instance))
+            _log(db, request, person=person, kind=kind, instance=instance, content=content)
+
+    def undo(self, person: Person, *, request: str) -> str:
+        """Takes this person's last answer back; returns its instance, which comes next again.
+
+        Raises RefusedError (409) where there is none.
+        """
+        with self._transaction() as db:
+            if _seen(db, request, (person.name, "undo", None)):
+                return str(db.execute("SELECT instance FROM events WHERE request = ?", (request,)).fetchone()[0])
+            row = db.execute(
+                "SELECT instance, ranking FROM answers WHERE person = ? ORDER BY number DESC LIMIT 1", (person.name,)
+            ).fetchone()
+            if row is None:
+                raise RefusedError("there is nothing to undo", status=409)
+            instance, ranking = row
+            db.execute("DELETE FROM answers WHERE person = ? AND instance = ?", (person.name, instance))
+            first = db.execute("SELECT MIN(place) FROM assignments WHERE person = ?", (person.name,)).fetchone()[0]
+            # It comes before everything unanswered; answered ones are never shown, so any place before them will do.
+            db.execute(
+                "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?",
+                (first - 1, person.name, instance),
+            )
+            _log(db, request, person=person.name, kind="undo", instance=instance, content=ranking)
+            return str(instance)
+
+    def progress(self, person: str) -> dict[str, int]:
+        """How many instances a person has, has ranked and has skipped."""
+        (total,) = self._all("SELECT COUNT(*) FROM assignments WHERE person = ?", person)[0]
+        ranked, skipped = self._all("SELECT COUNT(ranking), COUNT(skipped) FROM answers WHERE person = ?", person)[0]
+        return {"total": total, "ranked": ranked, "skipped": skipped}
+
+    # --- results -----------------------------------------------------------------------------------------------
+
+    def answers(self, *, controls: bool = False) -> list[Answer]:
+        """Every ranking as it stands, best first; with `controls`, only those of control questions."""
+        rows = self._all(
+            "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
+            "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
+            controls,
+        )
+        return [_to_answer(person, json.loads(ranking), _instance(content)) for person, ranking, content in rows]
+
+    def skips(self) -> list[dict[str, str]]:
+        """Who skipped what, and why."""
+        rows = self._all("SELECT person, instance, skipped FROM answers WHERE skipped IS NOT NULL ORDER BY at")
+        return [{"annotator": person, "instance": instance, "reason": reason} for person, instance, reason in rows]
+
+    def controls_passed(self) -> dict[str, tuple[int, int]]:
+        """person → (control questions passed, answered): passed where every known order holds."""
+        rows = self._all(
+            "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
+            "WHERE b.ranking IS NOT NULL AND i.is_control"
+        )
+        result: dict[str, tuple[int, int]] = {}
+        for person, ranking, content in rows:
+            order = json.loads(ranking)
+            held = all(order.index(better) < order.index(worse) for better, worse in _instance(content).must)
+            passed, answered = result.get(person, (0, 0))
+            result[person] = (passed + held, answered + 1)
+        return result
+
+    def median_seconds(self, person: str) -> float | None:
+        """The median time of a ranking, as the page measured it."""
+        rows = self._all(
+            "SELECT seconds FROM answers WHERE person = ? AND seconds IS NOT NULL ORDER BY seconds", person
+        )
+        return float(rows[len(rows) // 2][0]) if rows else None
+
+    def version(self) -> int:
+        """Grows with every event: what was computed from an older one is stale."""
+        return int(self._all("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
+
+
+@contextmanager
+def only_server(database: Path, *, url: str) -> Iterator[None]:
+    """Holds the database for one server. Raises ValueError that names the server which has it already.
+
+    The lock is the operating system's, so it ends with its process, however that ends.
+    """
+    path = database.with_name(database.name + ".server")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.seek(0)
+            raise ValueError(
+                f"{database} is already served ({handle.read().strip()}); stop that server first"
+            ) from None
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} at {url}")
+        handle.flush()
+        yield
+
+
+def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
+    """The candidates in this person's order: the same at every visit, another for everyone."""
+    order = list(range(len(instance.candidates)))
+    random.Random(f"{person}\n{instance.id}").shuffle(order)
+    return tuple(order)
+
+
+def public_key(instance: str) -> str:
+    """What people's browsers see instead of the id, which would tell control questions from others."""
+    return hashlib.sha256(instance.encode()).hexdigest()[:20]
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _instance(content: str) -> Instance:
+    row: Mapping[str, Any] = json.loads(content)
+    must = tuple((better, worse) for better, worse in row["must"])
+    return Instance(**{**row, "candidates": tuple(row["candidates"]), "must": must})
+
+
+def _to_answer(person: str, ranking: Sequence[int], one: Instance) -> Answer:
+    return Answer(
+        instance=one.id,
+        annotator=person,
+        group=one.group,
+        reference=one.reference,
+        candidates=tuple(one.candidates[index] for index in ranking),
+        theme=one.theme,
+        category=one.category,
+    )
+
+
+def _seen(db: sqlite3.Connection, request: str, wanted: tuple[str, str, str | None]) -> bool:
+    """Whether this very request was carried out before. Raises RefusedError where its id was another request's."""
+    if not 8 <= len(request) <= 64:
+        raise RefusedError(f"a request id has 8 to 64 characters, this has {len(request)}")
+    row = db.execute("SELECT person, kind, instance FROM events WHERE request = ?", (request,)).fetchone()
+    if row is None:
+        return False
+    if row[:2] != wanted[:2] or wanted[2] not in (None, row[2]):
+        raise RefusedError("this request id was used for something else", status=409)
+    return True
+
+
+def _log(db: sqlite3.Connection, request: str, *, person: str, kind: str, instance: str, content: str | None) -> None:
+    db.execute(
+        "INSERT INTO events (request, person, kind, instance, content, at) VALUES (?, ?, ?, ?, ?, ?)",
+        (request, person, kind, instance, content, time.time()),
+    )

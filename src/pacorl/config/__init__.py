@@ -1,0 +1,1 @@
+"""Run configs: sparse YAML over the vetted recipes."""

@@ -1,0 +1,60 @@
+"""A config section whose keys depend on one of them: `model.kind`, `objective.name`, `judge.backend`.
+
+    model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default="flux")]
+
+The options model of each kind stands in the kind's own file. Only the file of the kind that a config names is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from pacorl.core.table import Table
+
+
+class HasOptions(Protocol):
+    """A spec with a section of its own; the section's `key` field is a Literal of the spec's name."""
+
+    @property
+    def options(self) -> type[BaseModel]: ...
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Validates a section by the options of the table entry that it names: a discriminated union, imported lazily."""
+
+    table: Table[Any]
+    key: str
+    default: str
+    """The entry of a section that does not say `key`."""
+
+    def options_of(self, section: Any) -> type[BaseModel]:
+        """The options model that a section's own `key` asks for.
+
+        Raises:
+            ValueError: if the table has no such entry.
+        """
+        name = section.get(self.key, self.default) if isinstance(section, Mapping) else self.default
+        options: type[BaseModel] = self.table.named(str(name)).options
+        return options
+
+    def validate(self, section: Any) -> BaseModel:
+        """The section as its entry's options; an options object passes as it is."""
+        if isinstance(section, BaseModel):
+            return section
+        return self.options_of(section).model_validate(section)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        dump = core_schema.plain_serializer_function_ser_schema(
+            lambda section, info: section.model_dump(mode=info.mode), info_arg=True
+        )
+        return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Every entry's schema: this imports all of them, for documentation."""
+        return {"oneOf": [self.table[name].options.model_json_schema() for name in self.table]}

@@ -1,0 +1,477 @@
+"""A PaCo-GRPO run: the sections of its config and their defaults, the paper's for FLUX.1-dev."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from pacorl.config.base import Positive, Section, Share, TrackerName, Word
+
+NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
+"""A section that may be `none`, which YAML reads as a text."""
+
+
+PUBLISHED = {
+    "flux": "black-forest-labs/FLUX.1-dev",
+    "kontext": "black-forest-labs/FLUX.1-Kontext-dev",
+    "qwen_edit": "Qwen/Qwen-Image-Edit",
+    "qwen_edit_plus": "Qwen/Qwen-Image-Edit-2509",
+}
+"""Kind of generator → its released weights."""
+
+
+class ModelConfig(Section):
+    """The generator."""
+
+    kind: Literal["flux", "kontext", "qwen_edit", "qwen_edit_plus"] = "flux"
+    """flux paints sets; the others edit a source."""
+    checkpoint: str = "black-forest-labs/FLUX.1-dev"
+    """A diffusers folder, a hub name, or `tiny` for the committed checkpoint; else the published one of `kind`."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
+    """Of the frozen weights; latents and log-probabilities are always fp32, adapters too (fp64 with float64, which is
+    for comparing machines to the last digits)."""
+    guidance: float = Field(3.5, ge=0)
+    """The distilled guidance of FLUX; Qwen-Image has none."""
+    max_sequence_length: Positive = 512
+    """T5 tokens per prompt of FLUX; Qwen-Image reads any length."""
+    true_cfg_scale: float = Field(1.0, ge=1)
+    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
+    negative_prompt: str = " "
+    gradient_checkpointing: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_checkpoint(cls, section: Any) -> Any:
+        if isinstance(section, dict) and section.get("kind") in PUBLISHED:
+            return {"checkpoint": PUBLISHED[section["kind"]], **section}
+        return section
+
+    @model_validator(mode="after")
+    def _tiny_is_committed(self) -> ModelConfig:
+        if self.checkpoint == "tiny" and self.kind.startswith("qwen"):
+            raise ValueError(f"checkpoint tiny: there is none of kind {self.kind}; name a folder or a hub name")
+        return self
+
+    @model_validator(mode="after")
+    def _flux_alone_is_distilled(self) -> ModelConfig:
+        for key in ("guidance", "max_sequence_length"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if self.kind.startswith("qwen") and value != default:
+                raise ValueError(
+                    f"{key} {value} says nothing to kind {self.kind}; leave it out (true_cfg_scale guides it)"
+                )
+        return self
+
+
+class AdapterConfig(Section):
+    """The LoRA that is trained."""
+
+    rank: Positive = 64
+    alpha: Positive = 128
+    targets: tuple[str, ...] = ()
+    """Module name suffixes; empty for the policy's own (the released ones)."""
+    start: str = ""
+    """An adapter to go on from, in PEFT or diffusers form."""
+
+
+class PromptsConfig(Section):
+    """What is painted."""
+
+    train: str = "data/t2is/train.jsonl"
+    """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
+    evaluation: str = "data/t2is/test.jsonl"
+    evaluation_limit: Positive = 64
+    """At most so many evaluation prompts, evenly spread over the file."""
+    benchmarks: tuple[str, ...] = ()
+    """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
+    leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
+    """What happens where a training prompt is among the evaluation's or a benchmark's."""
+    near: Share | None = None
+    """The share of word triples from which two texts count as one; None for equal texts only."""
+    record_sizes: bool = False
+    """flux: whether records that say a height and width are painted at these, in training and in evaluation, and only
+    others at sampling.size and evaluation.size."""
+
+
+class WindowConfig(Section):
+    """Which of `sde_steps` are stochastic, and trained, in an epoch; the same ones for all groups."""
+
+    kind: Literal["fixed", "random", "sliding"] = "fixed"
+    """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move
+    (MixGRPO, arXiv 2507.21802)."""
+    size: Positive = 1
+    stride: Positive = 1
+    """Places by which a progressive window moves."""
+    interval: Positive = 1
+    """Epochs for which a sliding window stays."""
+    order: Literal["progressive", "random"] = "progressive"
+    """Whether a sliding window goes from noise to picture and stays at the end, or jumps."""
+
+
+class SamplingConfig(Section):
+    """How training samples are drawn: at a low resolution, with a few stochastic steps."""
+
+    size: tuple[Positive, Positive] = (512, 512)
+    """Height and width."""
+    curriculum: tuple[tuple[Annotated[int, Field(ge=0)], tuple[Positive, Positive]], ...] = ()
+    """[epoch, [height, width]] …: from each of these epochs on (the first is 0) that size replaces `size`."""
+    shift: Literal["training", "evaluation"] = "training"
+    """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
+    steps: Positive = 10
+    kernel: Literal["flow_sde", "cps"] = "flow_sde"
+    noise_level: float = Field(0.7, gt=0)
+    """a in σ_t = a·√(t/(1−t))."""
+    sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
+    """Indices of the sampling steps that are stochastic, and trained; for diffusion_nft, whose sampling is without
+    noise, those whose sigmas endpoints are noised to."""
+    window: WindowConfig = WindowConfig()
+    shared_noise: bool = False
+    """Whether all samples of a group start from one noise, so that they differ by the stochastic steps alone."""
+    batch: Positive = 1
+    """Samples per forward."""
+    merge: bool = True
+    """Whether the adapter is added to the weights for forwards that are not trained on, evaluation included. Faster,
+    for one more copy of the adapted weights; only done where it is exact up to rounding (fp32 weights, not sharded)."""
+
+    @model_validator(mode="after")
+    def _noise_steps_exist(self) -> SamplingConfig:
+        if not self.sde_steps:
+            raise ValueError("sde_steps is empty, so nothing would be trained; name at least one step, e.g. [1]")
+        if list(self.sde_steps) != sorted(set(self.sde_steps)):
+            raise ValueError(f"sde_steps {list(self.sde_steps)} must be ascending and distinct")
+        if self.sde_steps[-1] >= self.steps:
+            raise ValueError(f"sde_steps {list(self.sde_steps)} reach beyond the {self.steps} sampling steps")
+        if self.window.kind != "fixed" and self.window.size > len(self.sde_steps):
+            raise ValueError(
+                f"window.size {self.window.size} exceeds the {len(self.sde_steps)} sde_steps that it is chosen from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_ascend(self) -> SamplingConfig:
+        starts = [epoch for epoch, _ in self.curriculum]
+        if starts != sorted(set(starts)):
+            raise ValueError(f"curriculum's epochs {starts} must be ascending and distinct")
+        return self
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Every size that is trained at."""
+        return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
+
+
+class RewardConfig(Section):
+    """One reward by name, its weight, and its arguments (checked by the reward itself)."""
+
+    name: str
+    """One of `rewards.REWARDS`, or `path/to/file.py:Name`."""
+    label: str = Field("", pattern=r"^[\w.-]*$")
+    """What its curves are called; the name where empty. Two rewards of one name need labels."""
+    weight: float = 1.0
+    args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """What it is called in tables and logs."""
+        return self.label or self.name.rpartition(":")[2]
+
+
+class JudgeConfig(Section):
+    """Who answers the questions."""
+
+    backend: Literal["local", "http"] = "local"
+    """In this process, or behind an OpenAI-compatible API."""
+    checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
+    """local: a transformers folder, a hub name, or `tiny` for the committed judge. http: a URL, or a YAML file of
+    endpoints."""
+    model: str = ""
+    """http: the model's name there."""
+    api_key_env: str = ""
+    """http: the environment variable that holds the key."""
+    concurrency: Positive = 32
+    """http: requests that an endpoint is sent at a time, by all processes together."""
+    timeout: float = Field(60.0, gt=0)
+    """http: seconds for an answer."""
+    retries: int = Field(6, ge=0)
+    """http: further attempts before a verdict is missing."""
+    symmetric: bool = False
+    """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
+    variants: bool = False
+    """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
+    overlap: bool | Literal["auto"] = "auto"
+    """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
+    CPU cores; so it is without a judge too. Scores are the same either way."""
+    adapter: str = ""
+    """local: a LoRA on top of the checkpoint, a folder or a hub name."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    batch_tokens: Positive = 8192
+    """local: most tokens of one forward, padding included."""
+
+    @model_validator(mode="after")
+    def _http_has_an_address(self) -> JudgeConfig:
+        url = self.checkpoint.startswith(("http://", "https://"))
+        if self.backend == "http" and not url and not self.checkpoint.endswith((".yaml", ".yml")):
+            raise ValueError(
+                f"checkpoint {self.checkpoint!r} is no address; backend http needs a URL such as "
+                "http://127.0.0.1:8000/v1, or a YAML file of endpoints"
+            )
+        if self.backend == "http" and url and not self.model:
+            raise ValueError(f"model is empty; name the model to ask at {self.checkpoint}")
+        if self.backend == "local" and url:
+            raise ValueError(f"checkpoint {self.checkpoint} is a URL; set backend: http")
+        if self.backend == "http" and self.adapter:
+            raise ValueError(f"adapter {self.adapter} is a server's own affair; name it there, and here as the model")
+        return self
+
+
+class EvaluationConfig(Section):
+    """How the policy is judged: at full resolution, without noise."""
+
+    size: tuple[Positive, Positive] = (1024, 1024)
+    steps: Positive = 20
+    every: int = Field(10, ge=0)
+    """Epochs between evaluations; 0 for only before and after."""
+    samples_per_prompt: Positive = 1
+    batch: Positive = 1
+    rewards: tuple[RewardConfig, ...] = ()
+    """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
+    judge: Annotated[JudgeConfig | None, NoneWord] = None
+    """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
+    reached nor loaded if they ask no judge."""
+    compare_sizes: bool = True
+    """Whether each evaluation also paints its prompts at the training size, where that differs, to log how the rewards
+    at both sizes correlate."""
+    min_correlation: float = Field(0.3, ge=-1, le=1)
+    """Warns where the 95 % interval of a reward's correlation lies below: then what is learned at the training size may
+    not carry over."""
+    compare_trained: bool = True
+    """Whether each evaluation, once training has begun, also samples with the trained adapter, from the same prompts
+    and seeds, to log its scores beside the average's (trained/… and average/…). It costs the training size's share of
+    an evaluation once more; without `compare_sizes`, or where both sizes are equal, a quarter of an evaluation."""
+
+    @model_validator(mode="after")
+    def _judge_has_work(self) -> EvaluationConfig:
+        if self.judge and not self.rewards:
+            raise ValueError("evaluation.judge is given and evaluation.rewards is empty, so it would not be asked")
+        return self
+
+
+class LimitConfig(Section):
+    """How far a sign may move from where it stood at the start, and what happens beyond."""
+
+    at: float = Field(gt=0)
+    action: Annotated[Literal["off", "warn", "stop"], Word] = "warn"
+
+
+class MonitorConfig(Section):
+    """The watch on reward hacking (docs/rewards.md); its limits leave three times what a healthy run was seen to do."""
+
+    duplicates: LimitConfig = LimitConfig(at=0.2)
+    """Rise of the share of pairs of panels that are copies."""
+    blank: LimitConfig = LimitConfig(at=0.1)
+    """Rise of the share of panels without a picture."""
+    lattice: LimitConfig = LimitConfig(at=0.1)
+    """Rise of the share of fine detail that is a regular pattern."""
+    diversity: LimitConfig = LimitConfig(at=0.4)
+    """Fall, as a share of the best so far, of the mean distance between prompts' pictures."""
+    held_out: LimitConfig = LimitConfig(at=0.15)
+    """Fall, as a share of the best so far, of each measure of evaluation.rewards."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rest_of_a_limit(cls, document: Any) -> Any:
+        """A limit that says only `at` or only `action` keeps the other's default."""
+        if not isinstance(document, Mapping):
+            return document
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        return {
+            name: {**defaults[name].model_dump(), **value}
+            if isinstance(value, Mapping) and isinstance(defaults.get(name), LimitConfig)
+            else value
+            for name, value in document.items()
+        }
+
+    average: Positive = 3
+    """Epochs over which the signs of training pictures are averaged, since each has other prompts."""
+
+
+FLOOR_VALUES = {"none": 0.0, "max": 1e-6, "add": 1e-4}
+"""Form of the floor → its value unless one is given."""
+
+
+class FloorConfig(Section):
+    """What guards the division by a group's standard deviation."""
+
+    form: Literal["none", "max", "add"] = "none"
+    """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
+    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then teach nearly nothing."""
+    value: float = Field(0.0, ge=0)
+    """max: 1e-6 unless it is given; add: 1e-4."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _value_of_the_form(cls, section: Any) -> Any:
+        if isinstance(section, dict) and section.get("form") in FLOOR_VALUES:
+            return {"value": FLOOR_VALUES[section["form"]], **section}
+        return section
+
+    @model_validator(mode="after")
+    def _none_has_no_value(self) -> FloorConfig:
+        if (self.form == "none") != (self.value == 0):
+            fix = "leave value out, or take form max or add" if self.value else "set value above 0, or take form none"
+            raise ValueError(f"form {self.form} with value {self.value:g} is no floor; {fix}")
+        return self
+
+
+class AdvantageConfig(Section):
+    """How rewards become advantages."""
+
+    aggregate: Literal["log_tamed", "weighted_sum", "gdpo", "ranked"] = "log_tamed"
+    threshold: float | Literal["mean", "median"] = 0.2
+    """δ of Eq. 4: rewards whose std/mean exceeds it are passed through log(1+R)."""
+    std: Literal["group", "global"] = "group"
+    """Over what the standard deviation of Eq. 2 is taken."""
+    floor: FloorConfig = FloorConfig()
+    clip: float = Field(5.0, gt=0)
+    min_valid: Positive = 2
+    """Groups with fewer judged samples are dropped."""
+    max_missing: Share = 0.2
+    """The failure budget: the run saves and stops where a larger share of an epoch's scores is missing."""
+
+
+class ObjectiveConfig(Section):
+    """What is minimised."""
+
+    name: Literal["grpo_clip", "grpo_guard", "diffusion_nft"] = "grpo_clip"
+    clip_range: float = Field(1e-4, gt=0)
+    """ε of the clipped objectives; of grpo_guard's own ratio, which is smaller by the step's std."""
+    beta: float = Field(0.1, gt=0)
+    """diffusion_nft: how far the implicit good and bad policies lie from the one that sampled."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Of the divergence from the base."""
+    inner_epochs: Positive = 1
+    """How often an epoch's samples are trained on."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and the adapter's moving average."""
+
+    lr: float = Field(3e-4, gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps in which the rate rises to `lr`."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(1e-4, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    updates_per_epoch: Positive = 2
+    ema_decay: Share = 0.85
+    """Of the moving average that is evaluated and shipped, after its warm-up min((1+s)/(10+s), ema_decay) over its
+    updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs .04 at most."""
+    ema_interval: Positive = 1
+    """Optimizer steps between updates of the average."""
+    max_bad_steps: Positive = 10
+    """Consecutive steps with a non-finite loss or gradient after which the run stops."""
+
+
+class PolicyRun(Section):
+    """A PaCo-GRPO run."""
+
+    out: Path = Path("runs/policy")
+    seed: int = 42
+    epochs: Positive = 100
+    """The run ends after so many."""
+    max_steps: int = Field(0, ge=0)
+    """The run ends after so many optimizer steps, in the middle of an epoch if need be; 0 for no limit."""
+    prompts_per_epoch: Positive = 42
+    group_size: Annotated[int, Field(ge=2)] = 16
+    save_every: Positive = 10
+    """Epochs between checkpoints."""
+    report_every: int = Field(10, ge=0)
+    """Epochs after which report.html is built again, as it is after each evaluation; 0 for then alone."""
+    keep_checkpoints: Positive = 3
+    """So many of the newest are kept, and the best."""
+    best_by: str = "reward"
+    """The evaluation's measure that says which checkpoint is best: a reward's name, `p_yes`, or `reward` for the
+    weighted sum of the rewards; empty to keep none for it."""
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)
+
+    model: ModelConfig = ModelConfig()
+    adapter: AdapterConfig = AdapterConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    watch: MonitorConfig = MonitorConfig()
+    judge: Annotated[JudgeConfig | None, NoneWord] = JudgeConfig()
+    """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
+    evaluation or best_by asks it."""
+    rewards: tuple[RewardConfig, ...] = (
+        RewardConfig(name="consistency", weight=0.2),
+        RewardConfig(name="panel_match", weight=0.8),
+    )
+    advantages: AdvantageConfig = AdvantageConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @model_validator(mode="after")
+    def _rewards_make_sense(self) -> PolicyRun:
+        if not self.rewards:
+            raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
+        check_equal_keys("rewards", self.rewards)
+        check_equal_keys("evaluation.rewards", self.evaluation.rewards)
+        self._refuse_steps_without_noise()
+        self._refuse_two_masters_of_size()
+        self._refuse_turned_edits()
+        if self.advantages.min_valid > self.group_size:
+            raise ValueError(
+                f"advantages.min_valid {self.advantages.min_valid} exceeds group_size {self.group_size}, "
+                "so every group would be dropped"
+            )
+        return self
+
+    def _refuse_two_masters_of_size(self) -> None:
+        if self.prompts.record_sizes and self.model.kind != "flux":
+            raise ValueError(
+                f"prompts.record_sizes says nothing to kind {self.model.kind}, which paints in its source's shape; "
+                "leave it out"
+            )
+        if self.prompts.record_sizes and self.sampling.curriculum:
+            raise ValueError(
+                "prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out"
+            )
+
+    def _refuse_turned_edits(self) -> None:
+        for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
+            if judge and judge.symmetric and self.model.kind != "flux":
+                raise ValueError(
+                    f"{key}.symmetric with kind {self.model.kind}: questions about edits say which picture is the "
+                    "original, and must not be turned round; set it to false"
+                )
+
+    def _refuse_steps_without_noise(self) -> None:
+        sampling = self.sampling
+        if self.objective.name == "diffusion_nft":
+            if sampling.shared_noise:
+                raise ValueError(
+                    "sampling.shared_noise with diffusion_nft would paint every sample of a group alike, since it "
+                    "samples without noise; set it to false"
+                )
+        elif sampling.kernel == "cps":
+            if sampling.sde_steps[-1] == sampling.steps - 1:
+                raise ValueError(
+                    "sampling.sde_steps: cps adds no noise at the last step, so it cannot be trained; leave it out"
+                )
+            if sampling.noise_level > 1:
+                raise ValueError(
+                    f"sampling.noise_level {sampling.noise_level} is beyond 1, where all noise of cps is new; lower it"
+                )
+
+
+def check_equal_keys(key: str, rewards: Sequence[RewardConfig]) -> None:
+    """Raises ValueError where two rewards would share a curve."""
+    names = [reward.key for reward in rewards]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{key} {names} name one reward twice; give one of them another label")

@@ -1,0 +1,153 @@
+"""Reasons for labelled pairs from a vision-language model that is told the label (`pacorl dataset explain`).
+
+The judge is trained to say Yes or No and then why. An explanation that argues for the other label is asked for again,
+then flagged and left out; what failed is tried again by the next call.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pacorl.dataset.export import label
+from pacorl.dataset.llm import ChatError, ChatModel, estimate
+from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.records import LabelledPair
+from pacorl.io.files import Journal, inside, journalled
+from pacorl.io.png import TYPES
+
+DIMENSIONS = ("style", "identity", "logic")
+TOKENS_PER_PAIR = (2500, 200)
+"""What a pair takes, prompt (two pictures) and completion, for the estimate of a dry run."""
+
+
+class Explanation(BaseModel):
+    """What the model answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    answer: Literal["Yes", "No"]
+    style: str = Field(min_length=8, max_length=1000)
+    identity: str = Field(min_length=8, max_length=1000)
+    logic: str = Field(min_length=8, max_length=1000)
+
+    @property
+    def reasons(self) -> str:
+        return " ".join(f"{name.capitalize()}: {' '.join(getattr(self, name).split())}" for name in DIMENSIONS)
+
+
+def explain(
+    folder: Path,
+    model: ChatModel,
+    *,
+    rule: str = "best_worst",
+    question: str = "theme",
+    attempts: int = 3,
+    workers: int = 4,
+    price: tuple[float, float] = (0.0, 0.0),
+    limit: int | None = None,
+    dry_run: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """pairs.jsonl → explanations.jsonl; returns how many are explained, flagged and failed, and what it cost.
+
+    price: per million prompt and completion tokens. Raises ChatRefusedError at once; all else is recorded per pair.
+    """
+    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
+    pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
+    path = folder / "explanations.jsonl"
+    if dry_run:
+        known = journalled(path)
+        missing = [pair for pair in pairs if not _settled(known, pair)]
+        return {
+            "pairs": len(pairs),
+            "to_explain": len(missing),
+            "estimate": estimate(len(missing), TOKENS_PER_PAIR, price),
+        }
+    journal = Journal(path)
+    missing = [pair for pair in pairs if not _settled(journal.items, pair)]
+    _explain_missing(folder, model, missing, journal, attempts=attempts, workers=workers, progress=progress)
+    status = Counter(journal.items[pair.key]["status"] for pair in pairs)
+    counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
+    step = Step(
+        folder, "explain", inputs=[folder / "pairs.jsonl"], options={"model": model.model, "attempts": attempts}
+    )
+    used = {**model.usage.as_dict(), "cost": model.usage.cost(price)}
+    return step.finish(outputs=[path], counts={**counts, "usage": used})
+
+
+def _settled(journal: Mapping[str, Mapping[str, Any]], pair: LabelledPair) -> bool:
+    """Whether the journal has a final word on this pair with this label."""
+    row = journal.get(pair.key)
+    return row is not None and row["status"] != "failed" and row["consistent"] == pair.consistent
+
+
+def _explain_missing(
+    folder: Path,
+    model: ChatModel,
+    missing: Sequence[LabelledPair],
+    journal: Journal,
+    *,
+    attempts: int,
+    workers: int,
+    progress: Progress,
+) -> None:
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(explain_pair, folder, model, pair, attempts=attempts) for pair in missing]
+        try:
+            for done, future in enumerate(as_completed(running), 1):
+                journal.add(future.result())
+                progress(done, len(missing))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> dict[str, Any]:
+    """One row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed` with its error."""
+    row: dict[str, Any] = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
+    messages = [{"role": "user", "content": [*pictures(folder, pair), {"type": "text", "text": request_text(pair)}]}]
+    try:
+        for _ in range(attempts):
+            found = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
+            if (found.answer == "Yes") == pair.consistent:
+                return row | {"status": "explained", "reasons": found.reasons}
+            model.count_contradiction()
+    except ChatError as error:
+        model.count_failure()
+        return row | {"status": "failed", "error": str(error)}
+    return row | {"status": "contradicted", "error": f"{attempts} answers argued for the other label"}
+
+
+def request_text(pair: LabelledPair) -> str:
+    """What the model is asked, the label included."""
+    verdict = "consistent" if pair.consistent else "not consistent"
+    word = "Yes" if pair.consistent else "No"
+    dimensions = ", ".join(f'"{name}": "<one or two sentences>"' for name in DIMENSIONS)
+    return (
+        f"{pair.question}\n\n"
+        f"People compared these two images with others and found them {verdict}: the answer is {word}. "
+        "Say what can be seen that speaks for this, for style, for identity and for logic. Name concrete things in the "
+        "images; do not mention the people or this note. If you are sure that the answer is wrong, say so by answering "
+        "otherwise.\n"
+        f'Answer with one JSON object and nothing else: {{"answer": "Yes" or "No", {dimensions}}}'
+    )
+
+
+def pictures(folder: Path, pair: LabelledPair) -> list[dict[str, Any]]:
+    """The pair as parts of a chat message. Raises ValueError where a picture is gone."""
+    return [{"type": "image_url", "image_url": {"url": data_url(inside(folder, name))}} for name in pair.images]
+
+
+def data_url(path: Path) -> str:
+    """A picture as it lies on the disk, inside a URL."""
+    kind = TYPES.get(path.suffix.lower())
+    if kind is None or not path.is_file():
+        raise ValueError(f"{path} is missing or no picture; put it back, or export without its rankings")
+    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

@@ -1,0 +1,321 @@
+"""Rankings → files that others train and test on (`pacorl dataset export`).
+
+    dataset_info.json, consistency_SPLIT.json   LLaMA-Factory's sharegpt form       `sharegpt`
+    comparisons_SPLIT.jsonl                     the project's own                   `jsonl`
+    data/SPLIT-00000-of-00001.parquet           Hugging Face datasets               `parquet`
+    benchmark/                                  ConsistencyRank's layout, of `test` `consistency_rank`
+
+The folder stands alone: pictures are linked into it (copied where the file system cannot).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from pacorl.annotate.launch import rankings
+from pacorl.core.questions import same_theme
+from pacorl.data.comparisons import save_comparisons, save_sharegpt
+from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
+from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
+from pacorl.io.files import inside, journalled, read_jsonl, write_jsonl
+from pacorl.types import Comparison
+
+SHARES = {"train": 0.9, "test": 0.1}
+
+
+class Export:
+    """What is written: pairs and rankings, by split."""
+
+    def __init__(self, folder: Path, out: Path, *, pairs: list[LabelledPair], answers: list[Answer]) -> None:
+        self.folder, self.out, self.pairs, self.answers = folder, out, pairs, answers
+        self.split_of: dict[str, str] = {}
+
+    def deal(self, shares: Mapping[str, float], *, seed: int) -> None:
+        """Sends every group to a split; groups that share a theme or an image stay together.
+
+        Groups that were given with their rankings may share a theme. Raises ValueError if a split that has a share
+        gets nothing.
+        """
+        given = {answer.group for answer in self.answers if answer.own_group}
+        asked = (
+            (pair.group, pair.question)
+            for pair in self.pairs
+            if pair.group not in given and _names_a_theme(pair.question)
+        )
+        shown = ((pair.group, image) for pair in self.pairs for image in pair.images)
+        ranked = ((one.group, image) for one in self.answers for image in (one.reference, *one.candidates))
+        self.split_of = split_groups(chain(asked, shown, ranked), shares=shares, seed=seed)
+        empty = [name for name, share in shares.items() if share > 0 and name not in self.split_of.values()]
+        if empty:
+            raise ValueError(
+                f"nothing is left for {', '.join(empty)}: all {len(self.split_of)} groups hang together by themes or "
+                "images that they share; give rankings of more images or, if only their themes are shared, a 'group', "
+                "or train on all (--test-share 0)"
+            )
+
+    def splits(self) -> Iterator[tuple[str, list[LabelledPair]]]:
+        for name in sorted(set(self.split_of.values())):
+            yield name, [pair for pair in self.pairs if self.split_of[pair.group] == name]
+
+    def benchmark(self) -> tuple[list[Answer], int]:
+        """One ranking of each instance of the test split, by mean rank; and how many are left out for ties."""
+        return mean_rankings([answer for answer in self.answers if self.split_of.get(answer.group) == "test"])
+
+    def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
+        """Pairs as what a judge learns from, their pictures brought into the export."""
+        return [
+            Comparison(
+                images=tuple(self.out / self.picture(name) for name in pair.images),
+                question=pair.question,
+                consistent=pair.consistent,
+                reasons=pair.reasons,
+                category=pair.category,
+                group=pair.group,
+            )
+            for pair in pairs
+        ]
+
+    def picture(self, name: str) -> str:
+        """Brings a picture into the export; returns its path there."""
+        source, target = inside(self.folder, name), self.out / name
+        if not source.is_file():
+            raise ValueError(
+                f"{self.folder / name} is missing, and the export needs it; put it back or drop its rankings"
+            )
+        link_or_copy(source, target)
+        return name
+
+
+def _names_a_theme(question: str) -> bool:
+    return question != same_theme("") and question.startswith(same_theme("").partition('"')[0])
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """`target` becomes the same file as `source`, or a copy of it."""
+    if target.is_file() and target.samefile(source):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def write_sharegpt(export: Export) -> list[Path]:
+    """One JSON per split and dataset_info.json, as LLaMA-Factory reads them."""
+    named = {f"consistency_{split}": export.comparisons(pairs) for split, pairs in export.splits()}
+    return save_sharegpt(named, export.out)
+
+
+def write_comparisons(export: Export) -> list[Path]:
+    """The project's JSONL: one `Comparison` a line, pictures relative to the file."""
+    written = []
+    for split, pairs in export.splits():
+        written.append(export.out / f"comparisons_{split}.jsonl")
+        save_comparisons(export.comparisons(pairs), written[-1])
+    return written
+
+
+def write_parquet(export: Export) -> list[Path]:
+    """One parquet file per split, pictures inside, which `datasets.load_dataset(folder)` opens. Needs pyarrow."""
+    from pacorl.dataset.parquet import write_pairs_parquet
+
+    written = []
+    for split, pairs in export.splits():
+        written.append(export.out / "data" / f"{split}-00000-of-00001.parquet")
+        write_pairs_parquet(written[-1], pairs, root=export.folder)
+    return written
+
+
+def write_consistency_rank(export: Export) -> list[Path]:
+    """ConsistencyRank's folder of the test split: one ranking per instance, by mean rank; tied ones are left out."""
+    root = export.out / "benchmark"
+    rankings, _ = export.benchmark()
+    folders = _benchmark_folders(rankings)
+    prompts = {folders[answer.instance]: answer for answer in rankings}
+    criteria = _criteria(export.folder)
+    write_jsonl(
+        root / "prompt_data.jsonl",
+        [
+            {"idx": folder, "prompt": one.theme, "criteria": one.criteria or criteria.get(one.group, {})}
+            for folder, one in prompts.items()
+        ],
+    )
+    rows: list[dict[str, Any]] = []
+    files: dict[str, str] = {}
+    for answer in rankings:
+        folder = folders[answer.instance]
+        # Candidates in the order of their names: the order in which they are listed must not give the answer away.
+        names = {
+            name: _benchmark_picture(export, root, folder, name, files)
+            for name in (answer.reference, *sorted(answer.candidates))
+        }
+        rows.append(
+            {
+                "folder": folder,
+                "ref_image": names[answer.reference],
+                "comp_images": [names[name] for name in sorted(answer.candidates)],
+                "rank_images": [names[name] for name in answer.candidates],
+            }
+        )
+    write_jsonl(root / "consistency_full_rank.jsonl", rows)
+    return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
+
+
+def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
+    """instance → its folder in the benchmark: its group's, or, for a group with several themes, one for each."""
+    texts: dict[str, list[object]] = {}
+    folders = {}
+    for answer in rankings:
+        known = texts.setdefault(answer.group, [])
+        text = (answer.theme, answer.criteria)
+        if text not in known:
+            known.append(text)
+        number = known.index(text) + 1
+        folders[answer.instance] = answer.group if number == 1 else f"{answer.group}-{number}"
+    return folders
+
+
+def _benchmark_picture(export: Export, root: Path, folder: str, name: str, files: dict[str, str]) -> str:
+    """Brings an image into the benchmark's folder; returns its name there.
+
+    files: what each file of the benchmark shows so far. Images of one name from several folders get their whole path
+    as a name.
+    """
+    export.picture(name)
+    short = Path(name).name
+    if files.setdefault(f"{folder}/{short}", name) != name:
+        short = name.replace("/", "__")
+        files[f"{folder}/{short}"] = name
+    link_or_copy(export.out / name, root / "images" / folder / short)
+    return short
+
+
+def _criteria(folder: Path) -> dict[str, Any]:
+    path = folder / "diverse.jsonl"
+    return {str(row.get("idx")): row.get("criteria", {}) for row in read_jsonl(path)} if path.is_file() else {}
+
+
+FORMATS: dict[str, Callable[[Export], list[Path]]] = {
+    "sharegpt": write_sharegpt,
+    "jsonl": write_comparisons,
+    "parquet": write_parquet,
+    "consistency_rank": write_consistency_rank,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """What people and imports say."""
+
+    pairs: list[LabelledPair]
+    answers: list[Answer]
+    balance: dict[str, int]
+
+
+def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dry_run: bool = False) -> Labelled:
+    """Rankings → pairs.jsonl, imported rankings and pairs included; a dry run writes nothing.
+
+    Control questions never become pairs: their answers are known beforehand.
+    """
+    answers = rankings(folder, dry_run=dry_run)
+    others = sorted(folder.glob("imported/*/*.jsonl"))
+    if not answers and not others:
+        raise ValueError(
+            f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
+            f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
+        )
+    answers += [one for path in others if path.name == "rankings.jsonl" for one in read_answers(path)]
+    pairs, balance = label_pairs(answers, rule=rule, question=question)
+    imported = [one for path in others if path.name == "pairs.jsonl" for one in read_pairs(path)]
+    yes = sum(pair.consistent for pair in imported)
+    counts = {**balance.as_dict(), "imported_yes": yes, "imported_no": len(imported) - yes}
+    labelled = Labelled([*pairs, *imported], answers, counts)
+    if not dry_run:
+        sources = [path for path in (folder / "rankings.jsonl", *others) if path.is_file()]
+        step = Step(folder, "label", inputs=sources, options={"rule": rule, "question": question})
+        if step.counts_if_done() is None:
+            write_pairs(folder / "pairs.jsonl", labelled.pairs)
+            step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
+    return labelled
+
+
+def export(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    formats: Sequence[str] = ("sharegpt", "jsonl", "consistency_rank"),
+    shares: Mapping[str, float] = SHARES,
+    rule: str = "best_worst",
+    question: str = "theme",
+    seed: int = 0,
+    dry_run: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Writes every format of `formats`; returns counts per split and the balance of the labels.
+
+    What an earlier export wrote there and this one does not is removed, so that no split of old lies beside the new
+    ones. `progress` hears of formats. Raises ValueError for unknown formats, no rankings, or pictures that are gone.
+    """
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown:
+        raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
+    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
+    bundle = Export(
+        folder, out or folder / "export", pairs=with_reasons(folder, labelled.pairs), answers=labelled.answers
+    )
+    bundle.deal(shares, seed=seed)
+    counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
+    if "consistency_rank" in formats:
+        ranked, tied = bundle.benchmark()
+        counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
+    if dry_run:
+        return counts
+    written = []
+    for done, name in enumerate(formats, 1):
+        written += FORMATS[name](bundle)
+        progress(done, len(formats))
+    sources = [folder / name for name in ("pairs.jsonl", "rankings.jsonl", "explanations.jsonl")]
+    step = Step(
+        folder,
+        "export",
+        inputs=[path for path in sources if path.is_file()],
+        options={"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)},
+        seed=seed,
+    )
+    for path in {*step.known_outputs()} - {*written}:
+        if path.is_relative_to(bundle.out):
+            path.unlink(missing_ok=True)
+    return step.finish(outputs=written, counts=counts)
+
+
+def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:
+    """The pairs with the reasons of explanations.jsonl, where they have some that do not contradict the label."""
+    rows = journalled(folder / "explanations.jsonl")
+    reasons = {key: row["reasons"] for key, row in rows.items() if row["status"] == "explained"}
+    labels = {key: row["consistent"] for key, row in rows.items()}
+    return [
+        replace(pair, reasons=reasons[pair.key])
+        if pair.key in reasons and labels[pair.key] == pair.consistent
+        else pair
+        for pair in pairs
+    ]
+
+
+def _split_counts(pairs: Sequence[LabelledPair]) -> dict[str, Any]:
+    labels = Counter(pair.consistent for pair in pairs)
+    return {
+        "groups": len({pair.group for pair in pairs}),
+        "yes": labels[True],
+        "no": labels[False],
+        "with_reasons": sum(bool(pair.reasons) for pair in pairs),
+    }

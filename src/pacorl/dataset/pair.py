@@ -1,0 +1,120 @@
+"""Cut and combine: grids → sub-figures → the questions that people rank (`pacorl dataset pair`).
+
+For every sub-figure of every grid as the reference, and for every other position, the candidates are the sub-figures
+at that position in all grids of the prompt (arXiv 2512.04784, §3.1): 4 grids of 2×2 give 16 × 3 = 48 instances, and
+708 prompts 33,984.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pacorl.core.grid import shared_text, split
+from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.records import Instance, PromptRecord, read_prompts, write_instances
+from pacorl.io.files import digest, inside, read_jsonl, write_atomic
+from pacorl.io.images import open_image
+from pacorl.io.png import png_bytes
+from pacorl.types import Grid
+
+
+def panel_path(group: str, grid: int, position: int) -> str:
+    """Where sub-figure `position` of grid `grid` lies, relative to the dataset (the released benchmark's naming)."""
+    return f"images/{group}/{grid}_{position}.png"
+
+
+def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
+    """Every instance of one prompt: `grids` × positions × (positions − 1).
+
+    Raises ValueError where there is nothing to compare: fewer than two grids or positions.
+    """
+    positions = record.prompt.grid.count
+    if grids < 2 or positions < 2:
+        raise ValueError(
+            f"{record.idx}: {grids} grids of {record.prompt.grid} give nothing to rank; at least two of each are needed"
+        )
+    for grid in range(grids):
+        for position in range(positions):
+            for other in range(positions):
+                if other != position:
+                    yield _instance(record, grid=grid, position=position, other=other, grids=grids)
+
+
+def _instance(record: PromptRecord, *, grid: int, position: int, other: int, grids: int) -> Instance:
+    return Instance(
+        id=f"{record.idx}:{grid}_{position}:{other}",
+        group=record.idx,
+        reference=panel_path(record.idx, grid, position),
+        candidates=tuple(panel_path(record.idx, candidate, other) for candidate in range(grids)),
+        theme=shared_text(record.prompt.text),
+        category=record.prompt.category,
+        task=record.prompt.task,
+        criteria=record.prompt.criteria,
+    )
+
+
+def pair(
+    folder: Path, *, prompts: str = "diverse.jsonl", dry_run: bool = False, progress: Progress = silent
+) -> dict[str, int]:
+    """Cuts every grid that grids.jsonl lists and writes instances.jsonl; returns counts.
+
+    Raises ValueError for a prompt without grids, or a grid that is missing, changed, no picture, or too small to cut.
+    """
+    records = {record.idx: record for record in read_prompts(folder / prompts)}
+    grids = grids_of(folder)
+    absent = [idx for idx in records if idx not in grids]
+    if absent:
+        raise ValueError(
+            f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
+        )
+    instances = [one for idx, record in records.items() for one in instances_of(record, grids=len(grids[idx]))]
+    panels = sum(len(grids[idx]) * record.prompt.grid.count for idx, record in records.items())
+    counts = {"prompts": len(records), "panels": panels, "instances": len(instances)}
+    step = Step(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
+    if dry_run or (step.counts_if_done() == counts and _all_cut(folder, instances)):
+        return counts
+    for done, record in enumerate(records.values(), 1):
+        for number, name in enumerate(grids[record.idx]):
+            cut(folder, name, record.idx, number, grid=record.prompt.grid)
+        progress(done, len(records))
+    write_instances(folder / "instances.jsonl", instances)
+    return step.finish(outputs=[folder / "instances.jsonl"], counts=counts)
+
+
+def grids_of(folder: Path) -> dict[str, list[str]]:
+    """group → its grids' files in order, of those that grids.jsonl lists and that are unchanged.
+
+    Raises ValueError for one that is malformed, listed twice, changed, gone, or outside of the folder.
+    """
+    path, found = folder / "grids.jsonl", dict[str, dict[int, str]]()
+    for number, row in enumerate(read_jsonl(path), 1):
+        where = f"{path}, record {number}"
+        if not {"group", "number", "file", "sha256"} <= row.keys():
+            raise ValueError(f"{where}: a grid has group, number, file and sha256, this has {', '.join(row)}")
+        if digest(inside(folder, row["file"])) != row["sha256"]:
+            raise ValueError(
+                f"{folder / row['file']} is not the picture that was painted; run `pacorl dataset generate` again"
+            )
+        files = found.setdefault(row["group"], {})
+        if row["number"] in files:
+            raise ValueError(f"{where}: grid {row['number']} of {row['group']!r} is already taken by an earlier record")
+        files[row["number"]] = row["file"]
+    return {group: [files[number] for number in sorted(files)] for group, files in found.items()}
+
+
+def cut(folder: Path, name: str, group: str, number: int, *, grid: Grid) -> None:
+    """Writes the sub-figures of one grid; those that are there already stay untouched."""
+    sheet = open_image(folder / name)
+    try:
+        panels = split(sheet, grid)
+    except ValueError as error:
+        raise ValueError(f"{folder / name}: {error}") from None
+    for position, panel in enumerate(panels):
+        path, content = folder / panel_path(group, number, position), png_bytes(panel)
+        if not path.is_file() or path.read_bytes() != content:
+            write_atomic(path, content)
+
+
+def _all_cut(folder: Path, instances: Sequence[Instance]) -> bool:
+    return all((folder / name).is_file() for name in {instance.reference for instance in instances})

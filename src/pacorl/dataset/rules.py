@@ -1,0 +1,210 @@
+"""Rankings → labelled pairs by a named rule, and splits that nothing leaks through.
+
+A rule reads a ranking's tiers, best first, in which tied candidates stand together. The paper does not publish its
+rule. `best_worst` is the one that its numbers suggest: the best candidate of a ranking is consistent with the
+reference, the worst is not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from typing import TypeVar
+
+from pacorl.core import questions
+from pacorl.dataset.records import Answer, LabelledPair
+
+Choice = TypeVar("Choice")
+
+
+def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
+    """Yes for the best, No for the worst, nothing for those between; all of a tie are the best or the worst."""
+    return [(name, True) for name in tiers[0]] + [(name, False) for name in tiers[-1]]
+
+
+def halves(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
+    """Yes for the better half, No for the worse; those whose mean rank is the middle are left out."""
+    ranks = mean_ranks(tiers)
+    middle = (len(ranks) + 1) / 2
+    return [(name, rank < middle) for name, rank in ranks.items() if rank != middle]
+
+
+def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Candidate → rank from 1; tied ones share the mean of the ranks that they take up."""
+    ranks: dict[str, float] = {}
+    for tier in tiers:
+        ranks |= dict.fromkeys(tier, len(ranks) + (len(tier) + 1) / 2)
+    return ranks
+
+
+def _by_theme(answer: Answer) -> str:
+    if answer.theme or not answer.criteria:
+        return questions.same_theme(answer.theme) if answer.theme else questions.consistent()
+    return _by_criteria(answer)
+
+
+def _by_criteria(answer: Answer) -> str:
+    """All criteria in one question: people ranked by all of them, so a label says nothing about one alone."""
+    texts = [text.strip() for named in answer.criteria.values() for text in named.values()]
+    if not texts:
+        raise ValueError(
+            f"ranking {answer.instance} by {answer.annotator} has no criteria to ask for; give it some, or ask for its "
+            "theme (--question theme)"
+        )
+    return questions.meets_criterion(" ".join(text if text.endswith((".", "!", "?")) else f"{text}." for text in texts))
+
+
+RULES: dict[str, Callable[[Sequence[Sequence[str]]], list[tuple[str, bool]]]] = {
+    "best_worst": best_worst,
+    "halves": halves,
+}
+QUESTIONS: dict[str, Callable[[Answer], str]] = {
+    "theme": _by_theme,
+    "criteria": _by_criteria,
+    "plain": lambda answer: questions.consistent(),
+}
+"""What a judge is asked about a ranking's pairs. theme: its theme; without one its criteria; with neither, plainly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What became of the votes."""
+
+    rankings: int
+    annotators: int
+    votes: int
+    yes: int
+    no: int
+    tied: int
+    """Unordered pairs with as many votes for Yes as for No: dropped."""
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def label_pairs(
+    answers: Sequence[Answer], *, rule: str = "best_worst", question: str = "theme"
+) -> tuple[list[LabelledPair], Balance]:
+    """Every vote of every ranking goes to its question about its unordered pair; the majority labels it.
+
+    Pairs with as many votes for Yes as for No are dropped. Raises ValueError for an unknown rule or question, and for
+    rankings without criteria if these are to be asked for.
+    """
+    vote, ask = _choice(RULES, rule, "rule"), _choice(QUESTIONS, question, "question")
+    votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
+    first: dict[tuple[str, str], LabelledPair] = {}
+    for answer in answers:
+        text = ask(answer)
+        for candidate, consistent in vote(answer.tiers):
+            key = pair_key(answer.reference, candidate)
+            votes[key, text][consistent] += 1
+            images = in_either_order(answer.reference, candidate)
+            first.setdefault(
+                (key, text), LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
+            )
+    decided = [entry for entry in sorted(votes) if votes[entry][True] != votes[entry][False]]
+    asked = Counter(key for key, _ in votes)
+    pairs = [_labelled(first[entry], votes[entry], alone=asked[entry[0]] == 1) for entry in decided]
+    yes = sum(pair.consistent for pair in pairs)
+    balance = Balance(
+        rankings=len(answers),
+        annotators=len({answer.annotator for answer in answers}),
+        votes=sum(count.total() for count in votes.values()),
+        yes=yes,
+        no=len(pairs) - yes,
+        tied=len(votes) - len(pairs),
+    )
+    return pairs, balance
+
+
+def _labelled(pair: LabelledPair, votes: Counter[bool], *, alone: bool) -> LabelledPair:
+    """The pair with its majority's label. alone: no other question is asked about it."""
+    key = pair.key if alone else pair.key + question_suffix(pair.question)
+    return replace(pair, key=key, consistent=votes[True] > votes[False], votes=(votes[True], votes[False]))
+
+
+def question_suffix(question: str) -> str:
+    """Tells pairs of the same images with different questions apart."""
+    return "-" + pair_key(question, "")[:8]
+
+
+def pair_key(first: str, second: str) -> str:
+    """One name for both orders of a pair."""
+    return sha256("\n".join(sorted((first, second))).encode()).hexdigest()[:24]
+
+
+def in_either_order(first: str, second: str) -> tuple[str, str]:
+    """The pair in an order that its names decide like a coin, so that no judge can learn from the order."""
+    low, high = sorted((first, second))
+    return (low, high) if int(pair_key(low, high), 16) % 2 else (high, low)
+
+
+def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
+    """One ranking per instance, by mean rank over its annotators; and how many instances were dropped for ties."""
+    by_instance: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_instance[answer.instance].append(answer)
+    merged, dropped = [], 0
+    for _, group in sorted(by_instance.items()):
+        ranks = [mean_ranks(answer.tiers) for answer in group]
+        rank = {name: sum(one[name] for one in ranks) for name in group[0].candidates}
+        if len(set(rank.values())) < len(rank):
+            dropped += 1
+            continue
+        order = tuple(sorted(rank, key=lambda name: rank[name]))
+        merged.append(replace(group[0], annotator="mean", candidates=order, ranks=()))
+    return merged, dropped
+
+
+def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float], seed: int = 0) -> dict[str, str]:
+    """group → split, so that no tie runs between two splits.
+
+    ties: (group, anything it holds): groups that share a theme or a picture go to one split together.
+    shares: split → share of the groups; they sum to 1. A split with a share above 0 is empty only if there are too few
+    groups that may be parted. Deterministic, whatever the order of `ties`.
+    """
+    if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) < 0:
+        raise ValueError(f"the shares of the splits {dict(shares)} must be positive and sum to 1")
+    clusters = sorted(_clusters(ties))
+    random.Random(seed).shuffle(clusters)
+    total = sum(map(len, clusters))
+    dealt: dict[str, list[list[str]]] = {name: [] for name in shares}
+    for cluster in clusters:
+        # The split that is farthest behind its share takes the next cluster.
+        name = max(shares, key=lambda split: shares[split] * total - sum(map(len, dealt[split])))
+        dealt[name].append(cluster)
+    for name in (name for name in shares if shares[name] > 0 and not dealt[name]):
+        # Too few clusters for so small a share: it gets the smallest of whoever has several.
+        giver = max(dealt.values(), key=len)
+        if len(giver) > 1:
+            dealt[name].append(giver.pop(giver.index(min(giver, key=len))))
+    return {group: name for name, several in dealt.items() for cluster in several for group in cluster}
+
+
+def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Groups that share anything, together (union-find)."""
+    parent: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def root(node: tuple[str, str]) -> tuple[str, str]:
+        parent.setdefault(node, node)
+        while parent[node] != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for group, thing in ties:
+        parent[root(("group", group))] = root(("thing", thing))
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for node in sorted(parent):
+        if node[0] == "group":
+            found[root(node)].append(node[1])
+    return list(found.values())
+
+
+def _choice(table: Mapping[str, Choice], name: str, what: str) -> Choice:
+    if name not in table:
+        raise ValueError(f"unknown {what} {name!r}; there are {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,272 @@
+"""The watch on reward hacking: what a policy's pictures look like, against what they looked like at the start.
+
+A judge can be won by four equal panels, by nothing four times, by a fine regular pattern, by one picture for every
+prompt. None of this shows in the rewarded curves, which rise. So each epoch's and each evaluation's pictures are
+measured without a model, measures that nobody rewards (`held_out/…`) stand beside them, and a sign that moves beyond
+its limit from where it stood warns, or stops the run.
+
+    duplicates   share of a sheet's pairs of panels that are nearly the same picture, blank ones included
+    blank        share of panels without a picture: flat, or dark and nearly flat
+    lattice      share of a panel's fine detail that lies in isolated peaks of its spectrum: a regular pattern
+    diversity    mean distance, over pairs of prompts, of what their pictures have in common
+    held_out/…   an evaluation's measures that are not rewarded
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pacorl.core.grid import split
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from pacorl.config.policy_run import MonitorConfig
+
+Pixels = NDArray[np.float64]
+Kind = Literal["epoch", "evaluation"]
+
+PREFIX = "watch/"
+HELD_OUT = "held_out/"
+PICTURE_SIGNS = ("duplicates", "blank", "lattice", "diversity")
+
+SIDE = 32
+"""Panels are compared at this size, whatever theirs: noise and compression differ there little."""
+SAME_DISTANCE = 0.02
+"""Root mean squared difference (0..1) below which two panels are one picture: redrawing the smallest attribute of
+the tiny world changes more (`tests/engine/test_watch.py` measures it)."""
+FLAT_STD = 0.04
+"""A panel with less contrast than this shows nothing; at most twice as much where it is dark."""
+DARK_MEAN = 0.15
+THUMBNAIL = 8
+LEAST_PROMPTS = 4
+"""Fewer prompts say nothing of diversity: which ones an epoch drew would decide it."""
+FINE_PERIOD = 16
+"""Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide."""
+PEAK_FACTOR = 8.0
+"""A peak stands out of the spectrum around it by so much; in noise about one bin in 100,000 does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one sheet looks like."""
+
+    group: int
+    duplicates: float
+    blank: float
+    lattice: float
+    thumbnail: tuple[float, ...]
+    """The mean panel in small, RGB in 0..1: what the panels have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A sign beyond its limit."""
+
+    sign: str
+    reference: float
+    """Where a sign that should not rise started, or the best that one that should not fall has been."""
+    now: float
+    limit: float
+    action: Literal["warn", "stop"]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sign} went from {self.reference:.3f} to {self.now:.3f}, beyond the limit of {self.limit:g} "
+            f"({MEANINGS.get(self.sign, MEANINGS[HELD_OUT])})"
+        )
+
+
+MEANINGS = {
+    "duplicates": "panels of a sheet are becoming copies of each other",
+    "blank": "panels are becoming empty",
+    "lattice": "a fine regular pattern covers the pictures",
+    "diversity": "different prompts get the same picture",
+    HELD_OUT: "a measure that is not rewarded falls while the rewarded ones are trained",
+}
+
+
+# --- one sheet -------------------------------------------------------------------------------------------------
+
+
+def look_at(prompt: Prompt, image: Image.Image) -> Look:
+    """Measures one sheet without a model."""
+    panels = split(image.convert("RGB"), prompt.grid)
+    small = [_pixels(panel.resize((SIDE, SIDE), Image.Resampling.BOX)) for panel in panels]
+    return Look(
+        group=prompt.id,
+        duplicates=duplicate_share(small),
+        blank=fmean(is_blank(panel) for panel in small),
+        lattice=fmean(lattice_share(_pixels(panel).mean(2)) for panel in panels),
+        thumbnail=tuple(_thumbnail(panels).reshape(-1).tolist()),
+    )
+
+
+def duplicate_share(panels: Sequence[Pixels]) -> float:
+    """Share of pairs of (SIDE, SIDE, 3) panels that are nearly one picture; 0 where there is one panel."""
+    pairs = list(combinations(panels, 2))
+    return fmean(_distance(first, second) < SAME_DISTANCE for first, second in pairs) if pairs else 0.0
+
+
+def is_blank(panel: Pixels) -> bool:
+    """Whether a (SIDE, SIDE, 3) panel shows nothing."""
+    contrast = float(panel.std((0, 1)).mean())
+    return contrast < FLAT_STD or (float(panel.mean()) < DARK_MEAN and contrast < 2 * FLAT_STD)
+
+
+def lattice_share(grey: Pixels) -> float:
+    """Share of the power at periods up to FINE_PERIOD pixels that lies in isolated peaks; 0 for a flat picture.
+
+    A bin is such a peak where it exceeds PEAK_FACTOR times all bins at a distance of three: edges and textures
+    spread over many bins, a regular pattern does not. A Hann window keeps a peak within one bin of its place.
+    """
+    height, width = grey.shape
+    window = np.outer(np.hanning(height), np.hanning(width))
+    power = np.abs(np.fft.fft2((grey - grey.mean()) * window)) ** 2
+    fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]) >= 1 / FINE_PERIOD
+    total = float(power[fine].sum())
+    if total <= 1e-9 * power.size:
+        return 0.0
+    peaks = _widened(fine & (power > PEAK_FACTOR * _ring_maximum(power)))
+    return float(power[fine & peaks].sum()) / total
+
+
+def _ring_maximum(power: Pixels) -> Pixels:
+    """The largest value of each bin's square ring of radius three; the spectrum is periodic."""
+    beside, above = (_run_maximum(power, axis) for axis in (1, 0))  # the ring's sides are runs of seven bins
+    sides = [np.roll(beside, 3, 0), np.roll(beside, -3, 0), np.roll(above, 3, 1), np.roll(above, -3, 1)]
+    return np.asarray(np.max(sides, axis=0))
+
+
+def _run_maximum(power: Pixels, axis: int) -> Pixels:
+    """The largest of the seven bins around each along one axis."""
+    two = np.maximum(power, np.roll(power, 1, axis))
+    four = np.maximum(two, np.roll(two, 2, axis))
+    return np.roll(np.maximum(four, np.roll(four, 3, axis)), -3, axis)
+
+
+def _widened(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The mask with all neighbours of its bins."""
+    wide = mask.copy()
+    for row in (-1, 0, 1):
+        for col in (-1, 0, 1):
+            wide |= np.roll(mask, (row, col), (0, 1))
+    return wide
+
+
+def _thumbnail(panels: Sequence[Image.Image]) -> Pixels:
+    small = [_pixels(panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)) for panel in panels]
+    return np.asarray(np.mean(small, axis=0), dtype=np.float64)
+
+
+def _pixels(image: Image.Image) -> Pixels:
+    return np.asarray(image, dtype=np.float64) / 255
+
+
+def _distance(first: Pixels, second: Pixels) -> float:
+    return float(np.sqrt(((first - second) ** 2).mean()))
+
+
+# --- many sheets -----------------------------------------------------------------------------------------------
+
+
+def signs(looks: Sequence[Look]) -> dict[str, float]:
+    """The PICTURE_SIGNS of an epoch's or evaluation's sheets; diversity is absent where there are few prompts."""
+    found = {name: fmean(getattr(look, name) for look in looks) for name in ("duplicates", "blank", "lattice")}
+    spread = diversity(looks)
+    return found if spread is None else found | {"diversity": spread}
+
+
+def diversity(looks: Sequence[Look]) -> float | None:
+    """Mean distance of the groups' mean thumbnails, over pairs of groups; None for fewer than LEAST_PROMPTS."""
+    groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
+    for look in looks:
+        groups[look.group].append(look.thumbnail)
+    if len(groups) < LEAST_PROMPTS:
+        return None
+    means = [np.mean(thumbnails, axis=0) for thumbnails in groups.values()]
+    return fmean(_distance(first, second) for first, second in combinations(means, 2))
+
+
+# --- over time -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How far a sign may move from its reference, and what happens beyond."""
+
+    at: float
+    action: Literal["off", "warn", "stop"] = "warn"
+
+
+class HackingMonitor:
+    """Remembers every sign from the start of a run, and raises alarms.
+
+    A sign that should not rise is compared with its start, one that should not fall with the best that it has been:
+    what a run gained and loses again is lost as well. Training pictures and evaluations have references of their own,
+    since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs;
+    an evaluation always has the same prompts and seeds, and is taken as it is.
+    """
+
+    def __init__(self, limits: Mapping[str, Limit], *, average: int = 3) -> None:
+        self.limits = limits
+        self.average = average
+        self._seen: dict[tuple[Kind, str], list[float]] = defaultdict(list)
+
+    @classmethod
+    def of(cls, config: MonitorConfig) -> HackingMonitor:
+        """The configured one."""
+        names = (*PICTURE_SIGNS, HELD_OUT.rstrip("/"))
+        limits = {name: Limit(getattr(config, name).at, getattr(config, name).action) for name in names}
+        return cls(limits, average=config.average)
+
+    def see(self, kind: Kind, values: Mapping[str, float | None]) -> list[Alarm]:
+        """Takes in what a line of the log will hold (`watch/…` and `held_out/…`) and says what is beyond its limit."""
+        return [alarm for sign in self._taken_in(kind, values) for alarm in self._alarms(kind, sign)]
+
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Sees an earlier log again, without alarms, so that a resumed run goes on as if it had not been stopped."""
+        for line in lines:
+            self._taken_in(line["kind"], line)
+
+    def _taken_in(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
+        """The signs that are watched among the values, now remembered."""
+        taken = []
+        for name, value in values.items():
+            sign = name.removeprefix(PREFIX)
+            if value is not None and (name.startswith(HELD_OUT) or (name.startswith(PREFIX) and sign in self.limits)):
+                self._seen[kind, sign].append(value)
+                taken.append(sign)
+        return taken
+
+    def _alarms(self, kind: Kind, sign: str) -> list[Alarm]:
+        limit = self.limits["held_out" if sign.startswith(HELD_OUT) else sign]
+        seen, average = self._seen[kind, sign], self.average if kind == "epoch" else 1
+        if limit.action == "off" or len(seen) <= average:
+            return []
+        *before, now = (fmean(seen[end - average : end]) for end in range(average, len(seen) + 1))
+        reference = max(before) if falls(sign) else before[0]
+        beyond = _fall(reference, now) if falls(sign) else now - reference
+        return [Alarm(sign, reference, now, limit.at, limit.action)] if beyond > limit.at else []
+
+
+def falls(sign: str) -> bool:
+    """Whether a fall of this sign is bad (as a share of its best), not a rise (in its own unit, a share)."""
+    return sign == "diversity" or sign.startswith(HELD_OUT)
+
+
+def alarm_values(alarms: Sequence[Alarm]) -> dict[str, float]:
+    """What the log holds of alarms."""
+    return {f"alarm/{alarm.sign}": 1.0 for alarm in alarms}
+
+
+def _fall(best: float, now: float) -> float:
+    return (best - now) / abs(best) if best else 0.0

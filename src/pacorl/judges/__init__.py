@@ -1,0 +1,1 @@
+"""Judges of image pairs behind one seam."""

@@ -1,0 +1,1 @@
+"""A judge behind an OpenAI-compatible API."""

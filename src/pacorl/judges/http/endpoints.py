@@ -1,0 +1,105 @@
+"""Where judges are served: one YAML that `pacorl serve` starts servers from and `HttpJudge` reads.
+
+    judges:
+      - name: PaCo-Reward-7B
+        checkpoint: Qwen/Qwen2.5-VL-7B-Instruct
+        adapter: X-GenGroup/PaCo-Reward-7B-Lora
+        endpoints: [http://127.0.0.1:8000/v1, http://127.0.0.1:8001/v1]
+
+Judges that share an endpoint are served by one process: one base, and its adapters under their own names.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from pacorl.config.base import ConfigError, Section, load
+
+PASSWORD = re.compile(r"//[^/@\s]+@")  # of a URL; an error message must not show it
+
+
+class ServedJudge(Section):
+    """One name under which a judge answers."""
+
+    name: str = Field(min_length=1)
+    """The `model` of a request."""
+    endpoints: tuple[str, ...] = Field(min_length=1)
+    """Base URLs of the API, one per server that serves it."""
+    checkpoint: str = ""
+    """A transformers folder, a hub name, or `tiny`; needed only to start a server."""
+    adapter: str = ""
+    """A PEFT folder or hub name on top of the checkpoint."""
+
+    @field_validator("endpoints")
+    @classmethod
+    def _urls(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(api_url(endpoint) for endpoint in endpoints)
+
+
+class Endpoints(Section):
+    """All judges of one installation."""
+
+    judges: tuple[ServedJudge, ...] = Field(min_length=1)
+    api_key_env: str = ""
+    """The environment variable that holds the servers' key; the key itself never stands in a file."""
+
+    @model_validator(mode="after")
+    def _one_base_per_endpoint(self) -> Endpoints:
+        names = [judge.name for judge in self.judges]
+        if len(set(names)) < len(names):
+            raise ValueError(f"judges {names} use one name twice; give each its own")
+        for endpoint in self.urls:
+            bases = sorted({judge.checkpoint for judge in self.at(endpoint)})
+            if len(bases) > 1:
+                raise ValueError(
+                    f"{endpoint} is to serve {', '.join(bases)}, and a server has one base; give each its own endpoint"
+                )
+        return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Every endpoint once, in order."""
+        return tuple(dict.fromkeys(url for judge in self.judges for url in judge.endpoints))
+
+    def at(self, endpoint: str) -> tuple[ServedJudge, ...]:
+        """The judges that answer at one endpoint."""
+        return tuple(judge for judge in self.judges if endpoint in judge.endpoints)
+
+    def named(self, name: str = "") -> ServedJudge:
+        """The judge of that name; without a name, the only one. Raises ConfigError listing the names."""
+        found = [judge for judge in self.judges if name in ("", judge.name)]
+        if len(found) != 1:
+            known = ", ".join(judge.name for judge in self.judges)
+            wish = f"no judge is named {name!r}" if name else "several judges are described and none is named"
+            raise ConfigError(f"{wish}; choose one of {known}")
+        return found[0]
+
+
+def load_endpoints(path: Path) -> Endpoints:
+    """Reads the YAML. Raises ConfigError with one line per fault."""
+    try:
+        return load(Endpoints, path)
+    except ConfigError as error:
+        raise ConfigError(PASSWORD.sub("//***@", str(error))) from None
+
+
+def api_url(url: str) -> str:
+    """`url` as the base of an OpenAI-compatible API: with a host, ending in a path (`/v1` where it had none).
+
+    Raises ValueError where it is no such URL, or holds a password (it would be logged).
+    """
+    parts = urlsplit(url.strip().rstrip("/"))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"endpoint {url!r} is not a URL such as http://127.0.0.1:8000/v1")
+    if parts.username or parts.password:
+        raise ValueError(f"the endpoint at {parts.hostname} holds a password; put the key into an environment variable")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path or "/v1", "", ""))
+
+
+def root_url(endpoint: str) -> str:
+    """The server's root, where `/health`, `/tokenize` and `/version` live."""
+    return endpoint.removesuffix("/v1")

@@ -1,0 +1,217 @@
+"""From a question to what a Qwen-VL-family model reads: chat text, token ids, image features, positions.
+
+The plain way (`padded`) is transformers' own inputs; the shared way (`featured`) has every distinct image pass the
+vision tower once and gives each prompt the rows of its images in one table of features.
+
+Legend: B rows of a batch, N tokens, K feature maps of an image, D width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL.Image import Image
+from torch import Tensor
+
+from pacorl.io.pixels import as_rgb
+from pacorl.judges.sharing import TokenRun
+from pacorl.types import Question
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An RGB image that equals another of the same pixels."""
+
+    digest: bytes
+    image: Image
+
+    @classmethod
+    def of(cls, image: Image, *, name: str) -> Picture:
+        """Raises ImageError where no judge can look at the image."""
+        rgb = as_rgb(image, name)
+        digest = hashlib.blake2b(rgb.tobytes(), key=repr(rgb.size).encode(), digest_size=16).digest()
+        return cls(digest, rgb)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model's chat template writes it, and its images in order."""
+
+    text: str
+    pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Token ids, with as many image tokens as each image takes."""
+
+    ids: NDArray[np.int64]
+    pictures: tuple[Picture, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Prompting:
+    """A model's chat template, tokenizer, image processor, vision tower and positions."""
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self._model, self._processor = model, processor
+        self._image_token = int(model.config.image_token_id)
+
+    def chat_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
+        """One user turn per question: its images, then its text."""
+        pictures: dict[int, Picture] = {}
+        texts: dict[tuple[int, str], str] = {}
+        prompts = []
+        for question in questions:
+            for number, image in enumerate(question.images, 1):
+                if id(image) not in pictures:
+                    pictures[id(image)] = Picture.of(image, name=f"image {number} of {question.text!r}")
+            kind = (len(question.images), question.text)
+            if kind not in texts:
+                texts[kind] = self.chat_text([_user_turn(question)])
+            prompts.append(ChatPrompt(texts[kind], tuple(pictures[id(image)] for image in question.images)))
+        return prompts
+
+    def chat_text(self, turns: Sequence[Mapping[str, Any]]) -> str:
+        """Turns in the chat template, up to where the answer begins."""
+        return str(self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+
+    def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
+        """Raises ValueError where a text holds the token that stands for an image."""
+        texts = list(dict.fromkeys(prompt.text for prompt in prompts))
+        ids = dict(zip(texts, self._processor.tokenizer(texts).input_ids, strict=True))
+        return [self._encoded(prompt, np.asarray(ids[prompt.text], dtype=np.int64)) for prompt in prompts]
+
+    def _encoded(self, prompt: ChatPrompt, ids: NDArray[np.int64]) -> EncodedPrompt:
+        placeholder = ids == self._image_token
+        if placeholder.sum() != len(prompt.pictures):
+            raise ValueError(
+                f"a question holds {placeholder.sum()} image tokens for {len(prompt.pictures)} images; "
+                f"take {self._processor.image_token} out of its text"
+            )
+        repeats = np.ones_like(ids)
+        repeats[placeholder] = [self._tokens(picture) for picture in prompt.pictures]
+        return EncodedPrompt(np.repeat(ids, repeats), prompt.pictures)
+
+    # --- transformers' own inputs ------------------------------------------------------------------------------
+
+    def padded(self, prompts: Sequence[EncodedPrompt]) -> dict[str, Tensor]:
+        """Left-padded, so that the last position of every row is where the answer begins."""
+        longest, fill = max(map(len, prompts)), self._processor.tokenizer.pad_token_id
+        ids_BN = torch.full((len(prompts), longest), fill)
+        attended_BN = torch.zeros_like(ids_BN)
+        for row, prompt in enumerate(prompts):
+            ids_BN[row, longest - len(prompt) :] = torch.from_numpy(prompt.ids)
+            attended_BN[row, longest - len(prompt) :] = 1
+        inputs = {"input_ids": ids_BN, "attention_mask": attended_BN}
+        if pictures := [picture for prompt in prompts for picture in prompt.pictures]:
+            kinds = {"mm_token_type_ids": (ids_BN == self._image_token).int()}
+            inputs |= kinds | self._pixels(pictures)
+        return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
+
+    def _pixels(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
+        """Each distinct picture is prepared once."""
+        prepare = partial(self._processor.image_processor, return_tensors="pt")
+        ready = {picture: prepare(images=[picture.image]) for picture in dict.fromkeys(pictures)}
+        pixels = torch.cat([ready[picture]["pixel_values"] for picture in pictures])
+        grids = torch.cat([ready[picture]["image_grid_thw"] for picture in pictures])
+        return {"pixel_values": pixels.to(self._model.dtype), "image_grid_thw": grids}
+
+    # --- inputs that share -------------------------------------------------------------------------------------
+
+    def featured(self, prompts: Sequence[EncodedPrompt], *, batch_tokens: int) -> tuple[Tensor, list[TokenRun]]:
+        """The features of all distinct pictures (K, N, D), and every prompt in terms of their rows."""
+        pictures = list(dict.fromkeys(picture for prompt in prompts for picture in prompt.pictures))
+        feature_KND = self._features(pictures, batch_tokens)
+        counts = [self._tokens(picture) for picture in pictures]
+        rows = {
+            picture: np.arange(end - count, end)
+            for picture, count, end in zip(pictures, counts, np.cumsum(counts), strict=True)
+        }
+        positions: dict[Any, Tensor] = {}
+        return feature_KND, [self._run(prompt, rows, positions) for prompt in prompts]
+
+    def _features(self, pictures: Sequence[Picture], batch_tokens: int) -> Tensor:
+        """(K, N, D): what the language model takes for the pictures' tokens, in order."""
+        embedding = self._model.get_input_embeddings().weight
+        found = [embedding.new_empty(1, 0, embedding.shape[1])] if not pictures else []
+        for batch in _filled(pictures, self._tokens, batch_tokens):
+            pixels = {name: tensor.to(self._model.device) for name, tensor in self._pixels(batch).items()}
+            output = self._model.model.get_image_features(**pixels, return_dict=True)
+            maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+            found.append(torch.stack([torch.cat(list(one)) for one in maps]).to(embedding.dtype))
+        return torch.cat(found, dim=1)
+
+    def _run(
+        self, prompt: EncodedPrompt, rows: Mapping[Picture, NDArray[np.int64]], positions: dict[Any, Tensor]
+    ) -> TokenRun:
+        is_image = prompt.ids == self._image_token
+        symbol_N = prompt.ids.copy()
+        if prompt.pictures:
+            symbol_N[is_image] = -1 - np.concatenate([rows[picture] for picture in prompt.pictures])
+        grids = [self._grid(picture) for picture in prompt.pictures]
+        # Positions depend on where images of which shape stand, and on nothing else.
+        shape = (is_image.tobytes(), tuple(grids))
+        if shape not in positions:
+            positions[shape] = self._positions(prompt.ids, is_image, grids)
+        return TokenRun(symbol_N, positions[shape])
+
+    def _positions(
+        self, ids: NDArray[np.int64], is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int, int]]
+    ) -> Tensor:
+        position_31N, _ = self._model.model.get_rope_index(
+            torch.from_numpy(ids)[None],
+            mm_token_type_ids=torch.from_numpy(is_image)[None].int(),
+            image_grid_thw=torch.tensor(grids) if grids else None,
+        )
+        return Tensor(position_31N[:, 0])
+
+    def _grid(self, picture: Picture) -> tuple[int, int, int]:
+        """Frames, rows and columns of the picture's patches, as the image processor cuts it."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        cutter = self._processor.image_processor
+        side = cutter.patch_size * cutter.merge_size
+        bounds = {"min_pixels": cutter.size["shortest_edge"], "max_pixels": cutter.size["longest_edge"]}
+        height, width = smart_resize(picture.image.height, picture.image.width, factor=side, **bounds)
+        return 1, height // cutter.patch_size, width // cutter.patch_size
+
+    def _tokens(self, picture: Picture) -> int:
+        """Tokens of the language model that a picture takes."""
+        merged = int(self._processor.image_processor.merge_size) ** 2
+        return math.prod(self._grid(picture)) // merged
+
+
+def _user_turn(question: Question) -> dict[str, Any]:
+    images = [{"type": "image"} for _ in question.images]
+    return {"role": "user", "content": [*images, {"type": "text", "text": question.text}]}
+
+
+def _filled(pictures: Sequence[Picture], tokens: Callable[[Picture], int], most: int) -> Iterator[list[Picture]]:
+    """Pictures in order, `most` tokens at a time (or one picture)."""
+    batch: list[Picture] = []
+    taken = 0
+    for picture in pictures:
+        if batch and taken + tokens(picture) > most:
+            yield batch
+            batch, taken = [], 0
+        batch.append(picture)
+        taken += tokens(picture)
+    if batch:
+        yield batch

@@ -1,0 +1,1 @@
+"""LoRA adapters: adding, fusing, copying, and every file format they come in."""

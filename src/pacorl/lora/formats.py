@@ -1,0 +1,374 @@
+"""LoRA files: every form that users meet is read into one, and what is written loads everywhere.
+
+| Form | Names of a module X's weights | Where α stands |
+|---|---|---|
+| PEFT | `base_model.model.X.lora_A.weight` | adapter_config.json beside the file |
+| diffusers | `transformer.X.lora_A.weight` | `X.alpha` tensors, or the file's metadata, or nowhere: α is the rank |
+| down and up | `X.lora_down.weight`, `X.lora.down.weight` | `X.alpha` tensors, or nowhere |
+| kohya and others | `lora_unet_…`, `diffusion_model.…`, FLUX's own names of its blocks | `….alpha` tensors |
+
+X is a module's name in diffusers. Files in the last row pass diffusers' own converters, which fold α into the weights.
+
+A module's change is α/rank · B·A. ComfyUI takes the scale from α tensors and is 1 without them; diffusers reads α
+tensors of Qwen-Image's files as a foreign form, and refuses them beside metadata. So the diffusers file written here
+has the scale folded into B: α is the rank, which every tool takes it to be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pacorl.io.weights import weights_of
+
+PEFT_PREFIX = "base_model.model."
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_PATH = re.compile(rf"(?P<repo>{HUB_NAME.pattern}):(?P<path>[^:]+)")
+
+METADATA = "lora_adapter_metadata"
+"""diffusers' own key for the adapter's config in a file's metadata, its entries prefixed with `transformer.`."""
+FOLDED_ALPHA = "pacorl_alpha_before_folding"
+"""Our key beside it: each module's α before α/rank was folded into B, so that training can go on from the file."""
+
+SIDES = {"lora_A": "A", "lora_B": "B", "lora_down": "A", "lora_up": "B", "lora.down": "A", "lora.up": "B"}
+WEIGHT = re.compile(
+    r"(?P<module>.+?)\.(?P<side>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.default)?\.weight"
+)
+ALPHA = re.compile(r"(?P<module>.+)\.alpha")
+FLUX_NAMES = re.compile(
+    r"^lora_unet_(double|single)_blocks_|^lora_transformer_"
+    r"|^(diffusion_model\.|base_model\.model\.)?(double|single)_blocks\."
+)
+QWEN_NAMES = re.compile(r"^lora_unet_transformer_blocks_")
+FLUX_LINEAR1 = 21504
+"""Rows of linear1 in a single block of FLUX.1: q, k, v of 3072 each and 12288 of the MLP. diffusers splits no other."""
+TEXT_ENCODER = re.compile(r"^(lora_te\d?_|text_encoders?\b)")
+
+UNLIKE_LORA = ("use_dora", "use_rslora")
+CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+"""Starts of PEFT's `init_lora_weights` that rewrite the base: on published weights such an adapter means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """An adapter in one form, whatever its file's: a module's weight W becomes W + α/rank · B·A."""
+
+    state: dict[str, Tensor]
+    """`X.lora_A.weight` (rank, in) and `X.lora_B.weight` (out, rank) by the module's name X, fp32."""
+    alphas: dict[str, float]
+    """α of each module."""
+    base: str = ""
+    """The model that it was trained on, by name or folder; empty if its files do not say."""
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank of each module."""
+        return {module: self.state[f"{module}.lora_A.weight"].shape[0] for module in self.alphas}
+
+
+# --- finding files ---------------------------------------------------------------------------------------------
+
+
+def adapter_file(source: str | Path) -> Path:
+    """The file that holds an adapter's weights.
+
+    Args:
+        source: A safetensors file; a folder that PEFT, diffusers or this project saved (or a checkpoint with one
+            named `lora`); ORG/NAME on the hub, or ORG/NAME:PATH for a file or folder in it.
+
+    Raises:
+        ValueError: No adapter is there, or several are.
+    """
+    path = _on_disk(str(source))
+    if path.is_file():
+        return path
+    if (path / "lora").is_dir():
+        path /= "lora"
+    usual = [path / name for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS) if (path / name).is_file()]
+    files = usual[:1] or sorted(path.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ValueError(f"{source} holds {', '.join(file.name for file in files)}; name the one that is meant")
+    held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
+    raise ValueError(
+        f"no adapter in {source}: neither {PEFT_WEIGHTS} nor {DIFFUSERS_WEIGHTS} is there (it holds "
+        f"{held or 'nothing'}); name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
+    )
+
+
+def _on_disk(source: str) -> Path:
+    """The folder or file that a source names; what a hub name needs is fetched."""
+    if Path(source).exists():
+        return Path(source)
+    in_repo = HUB_PATH.fullmatch(source)
+    if not in_repo and not HUB_NAME.fullmatch(source):
+        raise ValueError(f"no adapter in {source}: there is no such file or folder")
+    from huggingface_hub import snapshot_download
+
+    usual = (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
+    if not in_repo:
+        return Path(snapshot_download(source, allow_patterns=[*usual, *(f"lora/{name}" for name in usual)]))
+    path = Path(in_repo["path"])
+    wanted = [str(path), f"{path}/*", str(path.parent / PEFT_CONFIG)]
+    return Path(snapshot_download(in_repo["repo"], allow_patterns=wanted)) / path
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def read_lora(source: str | Path) -> Lora:
+    """Reads an adapter of an image generator, in any of the forms above.
+
+    Args:
+        source: As `adapter_file` takes it.
+
+    Raises:
+        ValueError: There is no adapter, its files say no α, or it is more than plain LoRA (DoRA, weights of the text
+            encoder, LoKr, …).
+    """
+    file = adapter_file(source)
+    tensors, metadata = _open(file)
+    _check_names(file, tensors)
+    if any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in tensors):
+        tensors, metadata = _converted(file, tensors), {}
+    is_peft = file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors)
+    config = _peft_config(file) if is_peft else _config_in(file, metadata)
+    state, alphas = _plain(file, tensors)
+    lora = Lora(state, _alphas(file, state, alphas, config), base=str(config.get("base_model_name_or_path") or ""))
+    return _unfolded(lora, metadata)
+
+
+def _open(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file."""
+    with weights_of(file), safe_open(file, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
+
+
+def _check_names(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError if a tensor is nothing that a plain LoRA of a transformer has: it would be left out."""
+    if not any("lora" in name for name in tensors):
+        raise ValueError(f"{file} holds no LoRA weights (no names with 'lora')")
+    for name in tensors:
+        if TEXT_ENCODER.search(name):
+            raise ValueError(f"{file} changes the text encoder as well ({name}), which stays as it is here")
+        if not (WEIGHT.fullmatch(name) or ALPHA.fullmatch(name) or re.search(r"_lora\d?\.(down|up)\.weight$", name)):
+            raise ValueError(f"{file}: {name} is no weight of a plain LoRA; merge the adapter into its base instead")
+
+
+def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Weights by plain names, and the α that tensors say."""
+    state, alphas = {}, {}
+    for name, value in tensors.items():
+        plain = name.removeprefix(PEFT_PREFIX).removeprefix("transformer.").removeprefix("diffusion_model.")
+        if weight := WEIGHT.fullmatch(plain):
+            state[f"{weight['module']}.lora_{SIDES[weight['side']]}.weight"] = value.float()
+        elif alpha := ALPHA.fullmatch(plain):
+            alphas[alpha["module"]] = float(value)
+    lonely = [name for name in state if _other_side(name) not in state]
+    if lonely:
+        raise ValueError(f"{file}: {lonely[0]} is there and {_other_side(lonely[0])} is not; fetch or copy it again")
+    return state, alphas
+
+
+def _other_side(name: str) -> str:
+    return name.replace(".lora_A.", ".lora_%.").replace(".lora_B.", ".lora_A.").replace(".lora_%.", ".lora_B.")
+
+
+def _peft_config(file: Path) -> dict[str, Any]:
+    """adapter_config.json beside a file. Raises ValueError if it is absent, damaged, or of no plain LoRA."""
+    path = file.parent / PEFT_CONFIG
+    if not path.is_file():
+        raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no config of a PEFT adapter ({error})") from None
+    return _checked(config, path)
+
+
+def _config_in(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What diffusers wrote of the adapter's config into the file's metadata; empty if it did not."""
+    try:
+        entries = json.loads(metadata.get(METADATA, "{}"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {METADATA} in its metadata is not valid JSON ({error})") from None
+    prefix = "transformer."
+    config = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+    return _checked(config, file)
+
+
+def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The config. Raises ValueError if it is of more than plain LoRA."""
+    odd = next((key for key in UNLIKE_LORA if config.get(key)), None)
+    if str(config.get("init_lora_weights")).startswith(CHANGED_BASES):
+        odd = f"init_lora_weights={config['init_lora_weights']}"
+    if odd:
+        raise ValueError(f"{file}: {odd} is set, and plain LoRA is all that can be loaded; merge it first")
+    return config
+
+
+def _alphas(
+    file: Path, state: Mapping[str, Tensor], alphas: Mapping[str, float], config: Mapping[str, Any]
+) -> dict[str, float]:
+    """α of each module: as tensors say it, else as the config does, else the rank."""
+    from peft.utils.other import get_pattern_key
+
+    pattern = config.get("alpha_pattern") or {}
+    ranks = {name.removesuffix(".lora_A.weight"): len(value) for name, value in state.items() if ".lora_A." in name}
+    if strangers := sorted(set(alphas) - set(ranks)):
+        raise ValueError(f"{file}: {strangers[0]}.alpha belongs to no weights; fetch or copy the file again")
+    if not config:
+        return {module: alphas.get(module, float(rank)) for module, rank in ranks.items()}
+    said = {module: float(pattern.get(get_pattern_key(pattern, module), config["lora_alpha"])) for module in ranks}
+    if clash := next((module for module, alpha in alphas.items() if alpha != said[module]), None):
+        raise ValueError(f"{file}: α of {clash} is {alphas[clash]:g} in a tensor and {said[clash]:g} in its config")
+    return said
+
+
+def _unfolded(lora: Lora, metadata: Mapping[str, str]) -> Lora:
+    """An adapter of ours with the α that it was trained with, and B as it was."""
+    if FOLDED_ALPHA not in metadata:
+        return lora
+    alphas = {module: float(alpha) for module, alpha in json.loads(metadata[FOLDED_ALPHA]).items()}
+    scales = _scales(Lora(lora.state, alphas))
+    # Back to the bit for scales that are powers of two, as the released 128/64 is, and to an ulp for others.
+    state = {name: value / scales.get(name, 1.0) for name, value in lora.state.items()}
+    return Lora(state, alphas, lora.base)
+
+
+def _scales(lora: Lora) -> dict[str, float]:
+    """α/rank by the name of each B."""
+    return {f"{module}.lora_B.weight": lora.alphas[module] / rank for module, rank in lora.ranks.items()}
+
+
+# --- forms of other trainers -----------------------------------------------------------------------------------
+
+
+def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights in diffusers' names, by diffusers' converter for the model that the names are of; α is folded in."""
+    from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin, QwenImageLoraLoaderMixin
+
+    loader = FluxLoraLoaderMixin if any(map(FLUX_NAMES.search, tensors)) else QwenImageLoraLoaderMixin
+    if loader is FluxLoraLoaderMixin:
+        _check_linear1(file, tensors)
+        tensors = {_downwards(name): value for name, value in tensors.items()}
+    try:
+        state: dict[str, Tensor] = loader.lora_state_dict(dict(tensors))
+    except (ValueError, KeyError, AssertionError, AttributeError, NotImplementedError) as error:
+        reason = str(error).strip() or type(error).__name__
+        raise ValueError(f"{file}: diffusers' converter of {loader.__name__} cannot read it: {reason}") from None
+    return state
+
+
+def _downwards(name: str) -> str:
+    """A name with down for A and up for B, by which diffusers tells FLUX's foreign files; but for PEFT's own."""
+    if name.startswith(PEFT_PREFIX):
+        return name
+    return name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up.").replace(".default.", ".")
+
+
+def _check_linear1(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, value in tensors.items():
+        if re.search(r"single_blocks[._]\d+[._]linear1\.lora_(up|B)", name) and len(value) != FLUX_LINEAR1:
+            raise ValueError(
+                f"{file}: {name} has {len(value)} rows, and diffusers' converter splits FLUX.1's {FLUX_LINEAR1} only"
+            )
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def save_lora(
+    folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
+) -> None:
+    """Writes an adapter of one rank and one α, as `write_lora` does.
+
+    Args:
+        folder: Made if it is not there.
+        state: Weights by plain names.
+        rank: Of all modules.
+        alpha: Of all modules.
+        targets: The suffixes of the modules' names, as PEFT's `target_modules`.
+        base: The model that it was trained on, by name or folder.
+    """
+    modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
+    assert all(len(state[f"{module}.lora_A.weight"]) == rank for module in modules)
+    write_lora(folder, Lora(dict(state), dict.fromkeys(modules, float(alpha)), base), targets=targets)
+
+
+def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None:
+    """Writes an adapter as PEFT reads it and, in a second file, as diffusers and ComfyUI do.
+
+    Args:
+        folder: Made if it is not there.
+        lora: The adapter.
+        targets: PEFT's `target_modules`; by default the modules' own names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.contiguous().cpu() for name, value in lora.state.items()}
+    save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, folder / PEFT_WEIGHTS)
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": lora.base or None,
+        **peft_options(lora),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "init_lora_weights": "gaussian",
+        "inference_mode": True,
+    } | ({"target_modules": list(targets)} if targets else {})
+    (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    _write_folded(folder / DIFFUSERS_WEIGHTS, Lora(tensors, lora.alphas, lora.base))
+
+
+def _write_folded(file: Path, lora: Lora) -> None:
+    """Writes the file whose B holds α/rank."""
+    scales = _scales(lora)
+    folded = {name: value * scales.get(name, 1.0) for name, value in lora.state.items()}
+    config = peft_options(Lora(folded, {module: float(rank) for module, rank in lora.ranks.items()}))
+    metadata = {
+        "format": "pt",
+        METADATA: json.dumps({f"transformer.{key}": value for key, value in config.items()}, indent=2, sort_keys=True),
+        FOLDED_ALPHA: json.dumps(lora.alphas),
+    }
+    save_file({f"transformer.{name}": value for name, value in folded.items()}, file, metadata=metadata)
+
+
+def peft_options(lora: Lora) -> dict[str, Any]:
+    """Rank, α and modules as PEFT's `LoraConfig` takes them: the commonest, and patterns for modules that differ."""
+    rank = Counter(lora.ranks.values()).most_common(1)[0][0]
+    alpha = Counter(lora.alphas.values()).most_common(1)[0][0]
+    return {
+        "r": rank,
+        "lora_alpha": _number(alpha),
+        "rank_pattern": {_pattern(name): value for name, value in lora.ranks.items() if value != rank},
+        "alpha_pattern": {_pattern(name): _number(value) for name, value in lora.alphas.items() if value != alpha},
+        "target_modules": _exactly(lora.alphas),
+    }
+
+
+def _pattern(module: str) -> str:
+    """A key of PEFT's patterns that matches one module; without ^ it would match the ends of others' names."""
+    return f"^{re.escape(module)}"
+
+
+def _number(value: float) -> int | float:
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _exactly(modules: Mapping[str, object]) -> list[str] | str:
+    """PEFT's `target_modules` for these modules alone: it takes a list's names for the ends of others' too."""
+    if all("." in module for module in modules):
+        return sorted(modules)
+    return "|".join(re.escape(module) for module in sorted(modules))

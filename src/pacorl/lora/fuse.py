@@ -1,0 +1,79 @@
+"""An adapter merged into its weights for forwards that need no gradient, and taken out again bit for bit.
+
+A merged layer is one matrix product instead of three. Both forms are kept and exchanged, so that nothing is ever
+subtracted: what is put back is what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+ADAPTER = "default"
+EXACT = (torch.float32, torch.float64)
+"""Types whose rounding an adapter's change survives. In bf16 a change below 1/512 of a weight is rounded away, and a
+young adapter's are: the merged model would be the base."""
+
+
+class FusedLora:
+    """Both forms of an adapted model; `applied` shows the merged one.
+
+    Costs one copy of the adapted weights while it lives. The adapter must not change meanwhile.
+    """
+
+    def __init__(self, transformer: nn.Module) -> None:
+        self._pairs = [(layer, layer.base_layer.weight.data, _sum(layer)) for layer in _layers(transformer)]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the block the weights hold the adapter."""
+        for layer, _, merged in self._pairs:
+            layer.base_layer.weight.data = merged
+            layer.merged_adapters.append(ADAPTER)
+        try:
+            yield
+        finally:
+            for layer, plain, _ in self._pairs:
+                layer.base_layer.weight.data = plain
+                layer.merged_adapters.clear()
+
+
+def can_fuse_lora(transformer: nn.Module) -> bool:
+    """Whether merging is exact up to rounding: every adapted weight is whole on this device, in fp32 or better."""
+    weights = [layer.base_layer.weight for layer in _layers(transformer)]
+    return bool(weights) and all(type(w.data) is Tensor and w.dtype in EXACT for w in weights)
+
+
+def fused_bytes(transformer: nn.Module) -> int:
+    """What the merged form takes beside the plain one; 0 where there is none."""
+    weights = [layer.base_layer.weight for layer in _layers(transformer)] if can_fuse_lora(transformer) else []
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
+def merge(transformer: nn.Module, *, wanted: bool) -> FusedLora | None:
+    """The merged form where it is wanted and exact."""
+    return FusedLora(transformer) if wanted and can_fuse_lora(transformer) else None
+
+
+def maybe_fused(merged: FusedLora | None) -> AbstractContextManager[None]:
+    """`merged.applied()`, where there is one."""
+    return merged.applied() if merged else nullcontext()
+
+
+def _layers(transformer: nn.Module) -> list[Any]:
+    from peft.tuners.lora import Linear
+
+    return [module for module in transformer.modules() if isinstance(module, Linear)]
+
+
+@torch.no_grad()
+def _sum(layer: Any) -> Tensor:
+    merged: Tensor = layer.base_layer.weight.data + layer.get_delta_weight(ADAPTER)
+    return merged

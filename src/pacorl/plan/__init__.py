@@ -1,0 +1,1 @@
+"""What a run would need, and whether it would run here."""

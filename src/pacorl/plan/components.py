@@ -1,0 +1,259 @@
+"""Every component of a run with the bytes it takes: the lines of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from pacorl.config.base import ConfigError
+from pacorl.config.policy_run import JudgeConfig, PolicyRun
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.engine.rollout import Sampler
+from pacorl.lora.adapters import add_lora
+from pacorl.lora.fuse import fused_bytes
+from pacorl.plan import generators, memory
+from pacorl.plan.generators import ON_META, Generator, paintable
+from pacorl.plan.sources import Parts, clip_encoders, clip_parts
+from pacorl.policies.table import policy_options
+from pacorl.types import Grid, Prompt, Size
+
+Phase = Literal["encode", "sample", "decode", "score", "train"]
+Place = Literal["device", "host", "disk"]
+
+PHASES: dict[Phase, str] = {
+    "encode": "encoding prompts, once",
+    "sample": "sampling",
+    "decode": "decoding pictures",
+    "score": "scoring",
+    "train": "training",
+}
+AFTER_ENCODING: tuple[Phase, ...] = ("sample", "decode", "score", "train")
+PLACES: dict[Place, str] = {"device": "device", "host": "main memory", "disk": "disk"}
+
+QUESTION_WORDS = 128
+"""Tokens of a question's text: the template's 60 and a theme of a few sentences."""
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    component: str
+    bytes: int
+    parameters: int | None = None
+    place: Place = "device"
+    phases: tuple[Phase, ...] = tuple(PHASES)
+    """When it is on the device; for other places without meaning."""
+    note: str = ""
+
+
+def policy_on_meta(config: PolicyRun, parts: Parts) -> Generator:
+    """The run's generator from the configs of its parts, without weights.
+
+    Raises ConfigError, naming the nearest sizes, where VAE and patches do not divide a size of the config.
+    """
+    dtype = getattr(torch, config.model.dtype)
+    options = policy_options(config.model, record_sizes=config.prompts.record_sizes)
+    policy = ON_META[config.model.kind](parts, dtype=dtype, **options)
+    for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
+        try:
+            policy.check_size(Size(*size))
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
+    return policy
+
+
+def rows(
+    config: PolicyRun, *, policy: Generator, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]
+) -> tuple[Row, ...]:
+    """Everything that the run keeps on the device, in main memory and on disk.
+
+    Args:
+        policy: On the meta device; it is given the run's adapter.
+        judge: The parts of the run's judge; of `held_out_judge`, those of the evaluation's own. They are not read for a
+            judge behind HTTP, or if there is none.
+
+    Raises:
+        ConfigError: The adapter's targets match nothing.
+    """
+    smallest = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
+    return (
+        *_generator_rows(config, policy),
+        *_judge_rows(config, judge, held_out_judge, grid=smallest),
+        *_reward_rows(config),
+        *_adapter_rows(config, policy),
+        *_activation_rows(config, policy),
+        *_host_rows(config, policy, prompts=len(prompts)),
+        *_disk_rows(config, policy),
+    )
+
+
+def _generator_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+    pipeline, width = policy.pipeline, getattr(torch, config.model.dtype).itemsize
+    counts = {name: memory.count(encoder) for name, encoder in generators.text_encoders(policy).items()}
+    return [
+        _weights("transformer", memory.count(pipeline.transformer), width, note=config.model.dtype),
+        *(_weights(name, n, width, phases=("encode",), note="then in main memory") for name, n in counts.items()),
+        _weights("VAE", memory.count(pipeline.vae), width, note=config.model.dtype),
+        Row("text encoders, after encoding", sum(counts.values()) * width, place="host"),
+    ]
+
+
+def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
+    """The weights of each judge of this process, and the larger of what the two need at work: one works at a time."""
+    height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
+    panel = Size(height // grid.rows, width // grid.cols)
+    judges = [
+        _judge_in_process(component, options, parts, panel=panel)
+        for component, options, parts in (
+            ("judge", config.judge, judge),
+            ("evaluation's judge", config.evaluation.judge, held_out_judge),
+        )
+        if options and options.backend == "local"
+    ]
+    weights, working = [pair[0] for pair in judges], [pair[1] for pair in judges]
+    return weights + sorted(working, key=lambda row: row.bytes)[-1:]
+
+
+def _judge_in_process(component: str, judge: JudgeConfig, parts: Parts, *, panel: Size) -> tuple[Row, Row]:
+    """A judge's weights, and what it needs at work."""
+    dtype = getattr(torch, judge.dtype)
+    model = generators.vlm_on_meta(parts["model"], dtype=dtype)
+    tokens = generators.question_tokens(panel, parts["processor"], images=2, max_sequence_length=QUESTION_WORDS)
+    batch = max(1, judge.batch_tokens // tokens)
+    working = memory.judging_peak(model, questions=batch, tokens=tokens)
+    return (
+        _weights(
+            component,
+            memory.count(model),
+            dtype.itemsize,
+            phases=AFTER_ENCODING,  # it is loaded when the text encoders have left
+            note=f"{judge.dtype}, in every process",
+        ),
+        Row(f"{component} at work", working, phases=("score",), note=f"{batch} questions of {tokens} tokens"),
+    )
+
+
+def _reward_rows(config: PolicyRun) -> list[Row]:
+    """The encoders of rewards, each once; they load after the text encoders have left."""
+    encoders = {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}
+    return [
+        _weights(
+            f"CLIP of {key.split('.')[-3]}",
+            generators.clip_count(clip_parts(encoder)),
+            getattr(torch, encoder.dtype).itemsize,
+            phases=AFTER_ENCODING,
+            note=f"{encoder.dtype}, in every process",
+        )
+        for key, encoder in encoders.values()
+    ]
+
+
+def _adapter_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+    """Adds the adapter to the meta transformer and counts it."""
+    targets = config.adapter.targets or policy.lora_targets
+    try:
+        with generators.META:
+            add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
+    except ValueError as error:
+        raise ConfigError(f"adapter.targets: {error}") from None
+    size = _adapter_count(policy)
+    return [
+        _weights("adapter", size, FP32, note=f"float32, rank {config.adapter.rank}"),
+        Row("adapter's moving average", size * FP32),
+        Row("adapter's gradients", size * FP32, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
+        Row("AdamW's moments", 2 * size * FP32, phases=AFTER_ENCODING),
+        Row("adapter, set aside", size * FP32, phases=("sample", "decode", "score"), note="evaluation of the average"),
+        *_copies(config, policy, adapter=size * FP32),
+    ]
+
+
+def _copies(config: PolicyRun, policy: Generator, *, adapter: int) -> list[Row]:
+    """What sampling keeps beside the trained adapter, where the config asks for it."""
+    rows = []
+    merged = fused_bytes(policy.transformer) if config.sampling.merge else 0
+    if merged:
+        rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.merge"))
+    if OBJECTIVES[config.objective.name].needs == "endpoint":
+        rows.append(Row("adapter that samples", adapter, note=config.objective.name))
+    return rows
+
+
+def _activation_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+    sampling, evaluation = config.sampling, config.evaluation
+    sizes = paintable(policy, Size(*sampling.size)), paintable(policy, Size(*evaluation.size))
+    sampler = Sampler(sizes[0], sampling.steps, sampling.kernel, sampling.noise_level, sampling.sde_steps)
+    # The largest of training's and evaluation's batches: memory grows with the number of tokens.
+    size, batch = max(
+        [(sizes[0], sampling.batch), (sizes[1], evaluation.batch)],
+        key=lambda job: job[0].height * job[0].width * job[1],
+    )
+    drawn = f"{batch} at {size}"
+    if config.model.gradient_checkpointing:
+        policy.pipeline.transformer.enable_gradient_checkpointing()
+    training = memory.training_peak(
+        policy, sampler=sampler, batch=sampling.batch, with_base=config.objective.kl_weight > 0
+    )
+    checkpointed = "with" if config.model.gradient_checkpointing else "without"
+    return [
+        Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
+        Row("sampling a batch", memory.sampling_peak(policy, size=size, batch=batch), phases=("sample",), note=drawn),
+        Row("decoding a batch", memory.decoding_peak(policy, size=size, batch=batch), phases=("decode",), note=drawn),
+        Row(
+            "training a batch",
+            training,
+            phases=("train",),
+            note=f"{sampling.batch} at {sampler.size}, {checkpointed} gradient checkpointing",
+        ),
+    ]
+
+
+def _host_rows(config: PolicyRun, policy: Generator, *, prompts: int) -> list[Row]:
+    """What all processes together keep in main memory."""
+    size, samples = paintable(policy, Size(*config.sampling.size)), config.prompts_per_epoch * config.group_size
+    (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
+    kept = (2 * len(config.sampling.sde_steps) + 1) * tokens * FP32
+    encoded = generators.conditioning_on_meta(policy, size=size, batch=1)
+    conditioning = sum(tensor.nbytes for tensor in encoded.tensors.values())
+    known = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
+    pictures = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
+    return [
+        Row(
+            "an epoch's rollouts",
+            samples * (kept + conditioning + _pixels(size)),
+            place="host",
+            note=f"{samples} samples: latents of the trained steps, conditioning, pictures",
+        ),
+        Row("encoded prompts", known * conditioning, place="host", note=f"{known} prompts, in every process"),
+        Row(
+            "an evaluation's pictures",
+            pictures * _pixels(Size(*config.evaluation.size)),
+            place="host",
+            note=f"at most {pictures}",
+        ),
+    ]
+
+
+def _disk_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+    size, kept = _adapter_count(policy) * FP32, config.keep_checkpoints
+    return [
+        # Adapter, average and two moments; the newest is written aside before the oldest goes.
+        Row("checkpoints", 4 * size * (kept + 1), place="disk", note=f"{kept} kept, and one being written"),
+        Row("adapter to use", 2 * size, place="disk", note="in PEFT and in diffusers form"),
+    ]
+
+
+def _weights(component: str, parameters: int, width: int, **more: Any) -> Row:
+    return Row(component, parameters * width, parameters, **more)
+
+
+def _adapter_count(policy: Generator) -> int:
+    return sum(parameter.numel() for parameter in policy.transformer.parameters() if parameter.requires_grad)
+
+
+def _pixels(size: Size) -> int:
+    return 3 * size.height * size.width

@@ -1,0 +1,209 @@
+"""What a judge's training would do and need, before it is run: `pacorl train-reward CONFIG --dry-run`.
+
+Data, labels, steps and weights are counted, and everything that is absent or at fault is listed with where to get it or
+what to mend. No weights are loaded and no network is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from pacorl.config.judge_run import RewardRun
+from pacorl.data.comparisons import MissingImagesError, comparisons_from
+from pacorl.engine.trackers import check_trackers
+from pacorl.io.images import check_readable
+from pacorl.plan import generators, sources
+from pacorl.plan.sources import Checkpoint, MissingFile
+from pacorl.train_judge.data import Collator
+from pacorl.train_judge.model import parameter_counts, processor_of, source_of, tune
+from pacorl.train_judge.run import check_answers, micro_batches, processes, training_arguments
+from pacorl.types import Comparison
+
+STATE_BYTES = 16
+"""Of a trained parameter: the fp32 weight, its gradient and AdamW's two moments."""
+UNKNOWN = "unknown until all its data are here"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPlan:
+    """What a judge's training would do and need."""
+
+    train: dict[str, int]
+    """Pairs by label, of the sources that are here."""
+    evaluation: dict[str, int]
+    optimizer_steps: int | None
+    """None if it depends on data that are not here."""
+    per_forward: int
+    forwards_per_step: int
+    trained_parameters: int
+    all_parameters: int
+    weights_gib: float
+    """Of the frozen weights."""
+    training_state_gib: float
+    absences: tuple[MissingFile, ...]
+    faults: tuple[str, ...]
+    """What is here and cannot be trained on, each with its reason."""
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether it would run, in one line."""
+        return sources.verdict(self.absences, faults=len(self.faults), notes=len(self.notes))
+
+    @property
+    def exit_code(self) -> int:
+        """Of the dry run."""
+        return sources.NOT_READY if self.absences or self.faults else 0
+
+    def to_json(self) -> str:
+        """The whole plan."""
+        return json.dumps(dataclasses.asdict(self) | {"verdict": self.verdict}, indent=2, ensure_ascii=False)
+
+    def lines(self) -> list[str]:
+        """The plan for a terminal: one fact a line, then what is absent, at fault, to mind, and the verdict."""
+        lists = ("absences", "faults", "notes")
+        facts = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name not in lists}
+        width = max(map(len, facts))
+        return [
+            *(f"{name.replace('_', ' '):<{width}}  {_shown(value)}" for name, value in facts.items()),
+            *(f"absent {one.key} = {one.source}: {one.remedy}" for one in self.absences),
+            *(f"fault {fault}" for fault in self.faults),
+            *(f"note {note}" for note in self.notes),
+            self.verdict,
+        ]
+
+
+def plan_reward(config: RewardRun) -> RewardPlan:
+    """Check everything but the weights themselves, and count what a run would do.
+
+    Absent data and weights are listed, the published architecture stands in for absent weights, and a source at fault
+    does not hide what is wrong with the others.
+
+    Raises:
+        ValueError: The config itself cannot be run: its batch, its trainer's keys, its targets, another kind of model.
+    """
+    check_trackers(config.trackers)
+    training_arguments(config, evaluates=bool(config.data.evaluation))
+    micro, accumulate = micro_batches(config, world=processes().num_processes)
+    train = _read("data.train", config.data.train, limit=None, scratch=config.out)
+    evaluation = _read(
+        "data.evaluation", config.data.evaluation, limit=config.data.evaluation_limit, scratch=config.out
+    )
+    checkpoint = sources.vision_language_model(config.model.checkpoint, key="model.checkpoint")
+    start = sources.adapter_absence("tuning.start", config.tuning.start)
+    trained, total = _parameters(config, checkpoint, start_is_here=start is None)
+    bytes_each = getattr(torch, config.model.dtype).itemsize
+    return RewardPlan(
+        train=_balance(train.comparisons),
+        evaluation=_balance(evaluation.comparisons),
+        optimizer_steps=config.max_steps or (_steps(config, len(train.comparisons)) if train.is_whole else None),
+        per_forward=micro,
+        forwards_per_step=accumulate,
+        trained_parameters=trained,
+        all_parameters=total,
+        weights_gib=round((total - trained) * bytes_each / 2**30, 3),
+        training_state_gib=round(trained * STATE_BYTES / 2**30, 3),
+        absences=(
+            *train.absences,
+            *evaluation.absences,
+            *checkpoint.absences,
+            *([start] if start else []),
+        ),
+        faults=(
+            *train.faults,
+            *evaluation.faults,
+            *_answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons]),
+        ),
+        notes=(sources.assumed_note("model.checkpoint", sources.JUDGE_BASE),) if checkpoint.assumed else (),
+    )
+
+
+# --- data ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SourceData:
+    """What could be read of a config key's sources."""
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    absences: list[MissingFile] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.absences or self.faults)
+
+
+def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -> SourceData:
+    """Every source of a config key, also after one that is absent or at fault."""
+    data = SourceData()
+    for source in names:
+        try:
+            absence = sources.comparisons_absence(key, source)
+            if absence:
+                data.absences.append(absence)
+                continue
+            comparisons = comparisons_from(source, limit=limit, scratch=scratch / "data")
+            check_readable(path for one in comparisons for path in one.images)
+            data.comparisons += comparisons
+        except MissingImagesError as missing:
+            data.absences.append(MissingFile(key, source, str(missing).partition(":\n")[0]))
+        except (ValueError, OSError) as fault:
+            data.faults.append(f"{key} = {source}: {fault}")
+    return data
+
+
+def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
+    yes = sum(one.consistent for one in comparisons)
+    explained = sum(bool(one.reasons) for one in comparisons)
+    return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with_reasons": explained}
+
+
+def _steps(config: RewardRun, pairs: int) -> int:
+    return math.ceil(config.epochs * math.ceil(pairs / config.optimizer.batch))
+
+
+# --- weights ---------------------------------------------------------------------------------------------------
+
+
+def _parameters(config: RewardRun, checkpoint: Checkpoint, *, start_is_here: bool) -> tuple[int, int]:
+    """(trained, all) parameters, on the meta device."""
+    if checkpoint.folder:
+        source_of(str(checkpoint.folder))  # a model of another family is refused
+    model = generators.vlm_on_meta(checkpoint.parts["model"], dtype=getattr(torch, config.model.dtype))
+    tuning = config.tuning if start_is_here else config.tuning.model_copy(update={"start": ""})
+    with generators.META:
+        return parameter_counts(tune(model, tuning))
+
+
+def _answer_faults(config: RewardRun, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Whether the checkpoint's processor loads, and reads every answer's decision; nothing if it is not here."""
+    if checkpoint.folder is None:
+        return
+    try:
+        processor = processor_of(str(checkpoint.folder), max_pixels=config.model.max_pixels)
+        collator = Collator(processor, target=config.loss.target)
+    except (ValueError, OSError) as fault:
+        yield f"model.checkpoint = {config.model.checkpoint}: {fault}"
+        return
+    try:
+        check_answers(collator, comparisons)
+    except ValueError as fault:
+        yield f"data: {fault}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, dict):
+        if not value["pairs"]:
+            return "none here"
+        return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in value.items())
+    return f"{value:,}"

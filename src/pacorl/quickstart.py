@@ -1,0 +1,228 @@
+"""`pacorl quickstart`: judge, generator, RL and a page on the tiny world, from the committed checkpoints.
+
+The judge rewards; the oracle, which knows the truth of every drawing, grades and is never rewarded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.utils import logging as diffusers_logging
+from numpy.typing import NDArray
+from PIL import Image
+from transformers.utils import logging as transformers_logging
+
+from pacorl.config import base as configs
+from pacorl.config.policy_run import JudgeConfig, PolicyRun
+from pacorl.core import questions
+from pacorl.core.grid import parse_layout, split
+from pacorl.data import characters
+from pacorl.data.characters import GRADES, Majority, Oracle, Panel
+from pacorl.judges.judge import Judge
+from pacorl.report import write_report
+from pacorl.train.judging import close_judge, load_judge, reach_judge
+from pacorl.train.trainer import train_policy
+from pacorl.types import Prompt, Question
+
+METRICS = ("consistency", *GRADES, "diversity")
+BOOTSTRAP_DRAWS = 2000
+
+
+def recipe() -> Path:
+    """The tiny recipe: in the wheel beside this file, in a checkout under configs/."""
+    inside = Path(__file__).with_name("tiny.yaml")
+    return inside if inside.exists() else Path(__file__).parents[2] / "configs" / "tiny.yaml"
+
+
+def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
+    """Runs the tiny recipe and grades it; returns the page and a verdict of three lines.
+
+    A finished run in `out` is made anew, an unfinished one is resumed.
+    """
+    diffusers_logging.disable_progress_bar()  # the models load in a blink
+    transformers_logging.disable_progress_bar()
+    if (out / "summary.json").exists():
+        shutil.rmtree(out)
+    config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
+    if config.judge is None:
+        raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
+    accuracy = _accuracy_of(config.judge)
+    oracle = Oracle()
+
+    def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
+        graded = [
+            oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)
+        ]
+        return {name: fmean(one[name] for one in graded) for name in GRADES}
+
+    train_policy(config, resume=True, grade=grade)
+    summary = summarize(config, oracle, judge=accuracy)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    before_and_after(out).save(out / "before-after.png")
+    return write_report(out), summary["verdict"]
+
+
+def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
+    """The first evaluation sheets, before above and after below; none of them chosen by eye."""
+    folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
+    rows = [[Image.open(path) for path in sorted(folder.iterdir())[:columns]] for folder in (folders[0], folders[-1])]
+    side, gap = 2 * rows[0][0].width, 8
+    picture = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
+    for row, sheets in enumerate(rows):
+        for column, sheet in enumerate(sheets):
+            large = sheet.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
+            picture.paste(large, (column * (side + gap), row * (side + gap)))
+    return picture
+
+
+def _accuracy_of(config: JudgeConfig) -> dict[str, float]:
+    """`judge_accuracy` of the run's own judge."""
+    judge = reach_judge(config, processes=1) or load_judge(config, device=torch.device("cpu"))
+    try:
+        return judge_accuracy(judge)
+    finally:
+        close_judge(judge)
+
+
+def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: int = 0) -> dict[str, float]:
+    """How often the judge is right on held-out characters.
+
+    Half of the pairs are equal, half have one thing redrawn; half of the texts are a panel's own, half have one of its
+    six attributes changed.
+    """
+    rng = random.Random(seed)
+    pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
+    pair_questions = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
+    text_questions = [_text_question(rng.choice(pool), own=number % 2 == 0, rng=rng) for number in range(texts)]
+    verdicts = judge.verdicts([*pair_questions, *text_questions])
+    measured = {"pair": verdicts[:pairs], "text": verdicts[pairs:]}
+    return {f"{kind}s": float(len(said)) for kind, said in measured.items()} | {
+        f"{kind}_accuracy": fmean(((one.p_yes or 0.0) > 0.5) == (number % 2 == 0) for number, one in enumerate(said))
+        for kind, said in measured.items()
+        if said
+    }
+
+
+def _pair_question(first: Panel, *, equal: bool, rng: random.Random) -> Question:
+    second = characters.set_of(first.kept, 1, rng)[0]
+    if not equal:
+        second = characters.redrawn_once(second, rng)
+    size = rng.choice((32, 64))
+    images = (characters.draw(first, size), characters.draw(second, size))
+    return Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}."))
+
+
+def _text_question(panel: Panel, *, own: bool, rng: random.Random) -> Question:
+    said = panel if own else characters.redrawn_once(panel, rng, names=tuple(characters.VALUES))
+    return Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(said.text))
+
+
+# --- the summary -----------------------------------------------------------------------------------------------
+
+
+def summarize(config: PolicyRun, oracle: Oracle, *, judge: Mapping[str, float]) -> dict[str, Any]:
+    """Before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
+    evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
+    before, after = (_read_evaluation(path, oracle) for path in (evaluations[0], evaluations[-1]))
+    count = len(before.majorities)
+    draws = np.random.default_rng(0).integers(0, count, (BOOTSTRAP_DRAWS, count))
+    tables = {"before": _intervals(before, draws), "after": _intervals(after, draws)}
+    difference = {name: _difference(before, after, name, draws) for name in METRICS}
+    return {
+        "title": "pacorl quickstart",
+        "judge": dict(judge),
+        **tables,
+        "difference": difference,
+        "prompts": count,
+        "seconds": _seconds(config.out),
+        "versions": {
+            name: version(name) for name in ("pacorl", "torch", "diffusers", "transformers", "peft", "accelerate")
+        },
+        "seed": config.seed,
+        "config_hash": hashlib.sha256(configs.dump(config).encode()).hexdigest()[:12],
+        "verdict": _verdict(tables, difference),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """An evaluation's pictures, graded: one value per picture and metric, and each set's majority values."""
+
+    values: dict[str, NDArray[np.float64]]
+    majorities: list[Majority]
+
+    def mean(self, name: str, rows: NDArray[np.int64]) -> float:
+        """The metric over some pictures."""
+        if name == "diversity":
+            return characters.evenness([self.majorities[row] for row in rows])
+        return float(self.values[name][rows].mean())
+
+
+def _read_evaluation(path: Path, oracle: Oracle) -> Graded:
+    grades, majorities = [], []
+    for line in map(json.loads, path.read_text().splitlines()):
+        with Image.open(path.parent / line["image"]) as sheet:
+            seen = oracle.read(split(sheet.convert("RGB"), parse_layout(line["grid"])))
+        known = [value for row in line["p_yes"] for value in row if value is not None]
+        wanted = [Panel.parse(text) for text in line["panels"]]
+        grades.append({"consistency": fmean(known), **characters.grade(wanted, seen)})
+        majorities.append(characters.majority(seen))
+    return Graded({name: np.array([one[name] for one in grades]) for name in grades[0]}, majorities)
+
+
+def _intervals(graded: Graded, draws: NDArray[np.int64]) -> dict[str, dict[str, float]]:
+    everything = np.arange(len(graded.majorities))
+    found = {
+        name: _interval(graded.mean(name, everything), [graded.mean(name, draw) for draw in draws]) for name in METRICS
+    }
+    return {name: {key: min(1.0, max(0.0, end)) for key, end in interval.items()} for name, interval in found.items()}
+
+
+def _difference(before: Graded, after: Graded, name: str, draws: NDArray[np.int64]) -> dict[str, float]:
+    """Paired: the same prompts are drawn on both sides."""
+    everything = np.arange(len(before.majorities))
+    changes = [after.mean(name, draw) - before.mean(name, draw) for draw in draws]
+    return _interval(after.mean(name, everything) - before.mean(name, everything), changes)
+
+
+def _interval(mean: float, draws: Sequence[float]) -> dict[str, float]:
+    """Percentiles of the draws, freed of the bias that drawing has: with prompts repeated, diversity is always less."""
+    low, high = np.quantile(draws, [0.025, 0.975]) + mean - np.mean(draws)
+    return {"mean": round(mean, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+
+
+def _seconds(out: Path) -> dict[str, float]:
+    """Seconds per phase over the whole run, resumed parts included."""
+    total: dict[str, float] = {}
+    for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()):
+        for name, value in line.items():
+            if name.startswith("seconds/") and not name.startswith("seconds/hidden"):
+                phase = name.removeprefix("seconds/")
+                total[phase] = round(total.get(phase, 0.0) + value, 2)
+    return total
+
+
+def _verdict(tables: Mapping[str, Any], difference: Mapping[str, Any]) -> list[str]:
+    def line(name: str, words: str) -> str:
+        before, after, change = (table[name] for table in (tables["before"], tables["after"], difference))
+        return (
+            f"{words}: {before['mean']:.2f} → {after['mean']:.2f} "
+            f"({change['mean']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
+        )
+
+    return [
+        line("attribute_agreement", "attributes that panels share"),
+        line("all_equal_pairs", "pairs of panels that agree in all of them"),
+        line("prompt_match", "attributes as the prompt asked"),
+    ]

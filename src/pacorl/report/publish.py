@@ -1,0 +1,164 @@
+"""A run's adapter with a model card: what it is, what made it, what it was measured to do. For sharing.
+
+The card says what the run's own files say and nothing else. Nothing leaves this machine unless a repository is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pacorl.io.files import read_jsonl, write_atomic
+
+CARD = "README.md"
+PARTS = ("adapter", "merged")
+"""Folders of a run that are worth sharing, first come first."""
+LICENCES = {
+    "black-forest-labs/FLUX.1-dev": ("other", "flux-1-dev-non-commercial-license"),
+    "black-forest-labs/FLUX.1-Kontext-dev": ("other", "flux-1-dev-non-commercial-license"),
+    "Qwen/Qwen-Image-Edit": ("apache-2.0", ""),
+    "Qwen/Qwen-Image-Edit-2509": ("apache-2.0", ""),
+    "Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", ""),
+}
+"""Of the bases that the recipes name: an adapter is bound by its base's."""
+PRIVATE = ("out", "api_key_env", "key_env")
+"""Config keys that are about a machine, and not about a model."""
+
+
+def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ()) -> Path:
+    """Writes the card into the run's adapter folder; returns the folder.
+
+    licence: an identifier of the hub's; needed where the base is not known. benchmarks: folders of
+    `pacorl benchmark`, whose main tables go into the card. Raises ValueError where a file is absent.
+    """
+    folder = next((run / part for part in PARTS if (run / part).is_dir()), None)
+    if folder is None:
+        raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
+    config = _config(run)
+    base = str((config.get("model") or {}).get("checkpoint") or "")
+    header = _header(base, licence, is_judge="data" in config, is_adapter=folder.name == PARTS[0])
+    body = [
+        f"# {run.resolve().name}",
+        *_description(base, config),
+        *_measured(run),
+        *(text for one in benchmarks for text in _benchmark(one)),
+        "## Config",
+        f"```yaml\n{yaml.safe_dump(_public(config), sort_keys=False, allow_unicode=True)}```",
+    ]
+    front = yaml.safe_dump(header, sort_keys=False)
+    write_atomic(folder / CARD, f"---\n{front}---\n\n" + "\n\n".join(body) + "\n")
+    return folder
+
+
+def push(folder: Path, repository: str, *, private: bool) -> str:
+    """Uploads the folder to the hub as the user who is logged in there; returns the address."""
+    from huggingface_hub import HfApi
+
+    if not (folder / CARD).is_file():
+        raise ValueError(f"{folder} has no {CARD}; write the card first")
+    api = HfApi()
+    address = api.create_repo(repository, private=private, exist_ok=True)
+    api.upload_folder(repo_id=repository, folder_path=folder, ignore_patterns=[".*"])
+    return str(address)
+
+
+def _config(run: Path) -> dict[str, Any]:
+    path = run / "config.yaml"
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{run} is no run's folder: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
+    return document
+
+
+def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dict[str, Any]:
+    known, name = LICENCES.get(base, ("", ""))
+    if not (licence or known):
+        raise ValueError(f"the licence of {base or 'the base'} is not known here; name one with --licence")
+    header: dict[str, Any] = {"license": licence or known}
+    header |= {"license_name": name} if name and not licence else {}
+    header |= {} if base in ("", "tiny") else {"base_model": base}
+    header |= {"library_name": ("peft" if is_judge else "diffusers") if is_adapter else "transformers"}
+    return header | {"tags": ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]}
+
+
+def _description(base: str, config: Mapping[str, Any]) -> Iterator[str]:
+    is_judge = "data" in config
+    section, name = ("data", "PaCo-Reward") if is_judge else ("prompts", "PaCo-GRPO")
+    yield f"Made of `{base}` with {name} (arXiv 2512.04784) by pacorl."
+    train = (config.get(section) or {}).get("train")
+    sources = train if isinstance(train, list) else [train]
+    yield "Trained on: " + ", ".join(f"`{_name_of(str(source))}`" for source in sources) + "."
+
+
+def _name_of(source: str) -> str:
+    """A source without the folders of the machine that it lay on."""
+    return Path(source).name if Path(source).is_absolute() else source
+
+
+def _measured(run: Path) -> Iterator[str]:
+    """The summary's figures, else the last evaluation of the log."""
+    path = run / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    rows = [
+        (name, *(_figure(summary.get(side, {}).get(name)) for side in ("before", "after", "difference")))
+        for name in summary.get("after") or {}
+    ]
+    if rows:
+        yield "## Measured"
+        yield _table(("", "before", "after", "difference"), rows)
+        return
+    last = _last_evaluation(run)
+    if last:
+        yield "## Measured"
+        yield _table(("last evaluation", ""), [(name, _figure(value)) for name, value in last.items()])
+
+
+def _last_evaluation(run: Path) -> dict[str, float]:
+    path = run / "metrics.jsonl"
+    rows = read_jsonl(path) if path.is_file() else []
+    found = [{k: v for k, v in row.items() if "eval" in k and isinstance(v, int | float)} for row in rows]
+    return next((row for row in reversed(found) if row), {})
+
+
+def _figure(value: Any) -> str:
+    """`0.512 [0.480, 0.544]`; – where there is nothing."""
+    held = value if isinstance(value, Mapping) else {"mean": value}
+    if not isinstance(held.get("mean"), int | float):
+        return "–"
+    low, high = held.get("low"), held.get("high")
+    return f"{held['mean']:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _benchmark(folder: Path) -> Iterator[str]:
+    """The measured rows of a benchmark's main table."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; name a folder of `pacorl benchmark`")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    table = document["tables"][0]
+    own = [row for row in table["rows"] if row["source"] == "measured"]
+    yield f"## {table['title']}"
+    yield _table(("", *table["columns"]), [(row["name"], *map(_figure, row["values"].values())) for row in own])
+    if not document["complete"]:
+        yield f"Over {document['measured']} of {document['wanted']} items."
+
+
+def _public(value: Any) -> Any:
+    """A config without what is about a machine: its folders, and the names of its keys."""
+    if isinstance(value, Mapping):
+        return {key: _public(held) for key, held in value.items() if key not in PRIVATE}
+    if isinstance(value, list):
+        return [_public(held) for held in value]
+    return _name_of(value) if isinstance(value, str) else value

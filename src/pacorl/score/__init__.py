@@ -1,0 +1,1 @@
+"""Scoring the consistency of images: `pacorl score` and `PacoReward`."""

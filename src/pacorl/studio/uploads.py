@@ -1,0 +1,70 @@
+"""Pictures that people hand in to be judged: checked as they come, kept as they came, few and in memory only."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pacorl.io.images import open_image
+from pacorl.io.png import png_bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 20 * 1024 * 1024
+MAX_PIXELS = 25_000_000
+MAX_PICTURES = 12
+"""66 pairs."""
+PREVIEW = 512  # pixels of the longer side
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One picture as it came, and a small one to show."""
+
+    id: str
+    name: str
+    data: bytes
+    preview: bytes
+    size: tuple[int, int]
+
+    def open(self) -> Image:
+        return open_image(self.data, name=self.name, max_pixels=MAX_PIXELS)
+
+
+class Uploads:
+    """What has been handed in and not taken back."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Upload] = {}
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes, name: str) -> Upload:
+        """Raises ImageError where `data` is no picture that can be judged, ValueError where there are too many."""
+        name = " ".join(name.split())[:120] or "picture"
+        image = open_image(data, name=name, max_pixels=MAX_PIXELS)
+        one = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size)
+        with self._lock:
+            if len(self._kept) >= MAX_PICTURES:
+                raise ValueError(f"{name}: {MAX_PICTURES} pictures are here already; take one away first")
+            self._kept[one.id] = one
+        return one
+
+    def find(self, name: str) -> Upload | None:
+        return self._kept.get(name)
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._kept.pop(name, None)
+
+    @property
+    def all(self) -> list[Upload]:
+        return list(self._kept.values())
+
+
+def preview_of(image: Image) -> Image:
+    small = image.copy()
+    small.thumbnail((PREVIEW, PREVIEW))
+    return small

@@ -1,0 +1,1 @@
+"""Training a judge (PaCo-Reward)."""

@@ -1,0 +1,180 @@
+"""The judge that is trained: loading it, choosing what learns, merging and saving it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+from transformers.utils import cached_file
+
+from pacorl.config.judge_run import RewardTuningConfig
+from pacorl.io.processor import load_processor
+from pacorl.io.weights import weights_of
+from pacorl.judges.adapter import merge_adapter, read_adapter
+from pacorl.judges.judge import TINY_JUDGE
+
+VISION = "visual"
+"""The vision tower's name in every model of the family."""
+PROCESSORS = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+VIDEO_PROCESSORS = {"qwen3_vl": "Qwen3VLVideoProcessor"}
+VIDEO_FILE = "video_preprocessor_config.json"
+
+
+def source_of(checkpoint: str) -> str:
+    """The folder or hub name of a config's `checkpoint`. Raises ValueError for models of another family."""
+    source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    kind = AutoConfig.from_pretrained(source).model_type
+    if kind not in PROCESSORS:
+        raise ValueError(f"{checkpoint} is a {kind}; a judge is of {', '.join(PROCESSORS)}")
+    return source
+
+
+def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
+    """The checkpoint's processor, its images of at most `max_pixels` (0 for its own limit)."""
+    processor = load_processor(source_of(checkpoint))
+    size = dict(processor.image_processor.size)
+    if max_pixels and max_pixels < size["longest_edge"]:
+        if max_pixels < size["shortest_edge"]:
+            raise ValueError(
+                f"model.max_pixels {max_pixels} is below the least that {checkpoint} takes ({size['shortest_edge']})"
+            )
+        processor.image_processor.size = size | {"longest_edge": max_pixels}
+    return processor
+
+
+def load_model(checkpoint: str, *, dtype: str) -> Any:
+    """The checkpoint's model, on the CPU. Raises ValueError where its weights are damaged."""
+    with weights_of(checkpoint):
+        return AutoModelForImageTextToText.from_pretrained(source_of(checkpoint), dtype=getattr(torch, dtype))
+
+
+def tune(model: Any, options: RewardTuningConfig) -> Any:
+    """The model with what `options` name made trainable, and all else frozen.
+
+    Raises ValueError where a target matches no layer: an adapter that trains nothing must not go unnoticed; and where
+    `start` is no adapter of these layers.
+    """
+    if options.method == "full":
+        model.requires_grad_(True)
+        if not options.vision:
+            getattr(model.model, VISION).requires_grad_(False)
+        return model
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=lora_targets(model, options.targets, vision=options.vision),
+        # The tower's layers share names with the language model's.
+        exclude_modules=None if options.vision else rf".*\b{VISION}\b.*",
+        task_type="CAUSAL_LM",
+    )
+    saved = read_adapter(model, options.start) if options.start else None
+    with warnings.catch_warnings():
+        # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        adapted = get_peft_model(model, config)
+    if saved:
+        _start_from(adapted, *saved, options)
+    return adapted
+
+
+@torch.no_grad()
+def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options: RewardTuningConfig) -> None:
+    """Puts the weights of `options.start` into a new adapter of the same shape."""
+    if (config.r, config.lora_alpha) != (options.rank, options.alpha):
+        raise ValueError(
+            f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
+            f"set tuning.rank={config.r} tuning.alpha={config.lora_alpha}"
+        )
+    own = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
+    for name in sorted(own.keys() ^ state.keys()):
+        whose = f"is in {options.start} and not" if name in state else f"is not in {options.start} and is"
+        raise ValueError(f"{name} {whose} trained here; set tuning.targets and tuning.vision as it was trained")
+    for name, weight in own.items():
+        weight.copy_(state[name])
+
+
+def lora_targets(model: Any, wanted: Sequence[str] = (), *, vision: bool = False) -> list[str]:
+    """The suffixes of the linear layers of the language model, and of the vision tower with `vision`; or `wanted`.
+
+    Raises ValueError where one that is wanted is not among them.
+    """
+    parts = [model.model.language_model, *([getattr(model.model, VISION)] if vision else [])]
+    linear = [name for part in parts for name, module in part.named_modules() if isinstance(module, nn.Linear)]
+    for target in wanted:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            raise ValueError(f"tuning.targets names {target!r}, which no trained linear layer of the judge is called; "
+                             f"there are {', '.join(sorted(set(map(_suffix, linear))))}")  # fmt: skip
+    return list(wanted) or sorted(set(map(_suffix, linear)))
+
+
+def _suffix(name: str) -> str:
+    """A layer's own name; with its parent's where it is a number (`mlp.0`)."""
+    *parents, last = name.split(".")
+    return f"{parents[-1]}.{last}" if last.isdecimal() else last
+
+
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """(trainable, all)."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
+
+
+# --- saving ----------------------------------------------------------------------------------------------------
+
+
+def merge(checkpoint: str, adapter: Path, out: Path, *, dtype: str = "bfloat16", processor: Any = None) -> Path:
+    """Writes the checkpoint with an adapter merged into it, as transformers and vLLM load it.
+
+    `processor` is saved with it; by default the checkpoint's own.
+    """
+    model = merge_adapter(load_model(checkpoint, dtype=dtype), str(adapter))
+    _own_generation_config(model)
+    model.save_pretrained(out)
+    save_processor(processor or processor_of(checkpoint), out, source=source_of(checkpoint))
+    return out
+
+
+def _own_generation_config(model: Any) -> None:
+    """Sampling settings of a checkpoint that decodes greedily are refused when saved; they mean nothing there."""
+    if isinstance(model.generation_config, GenerationConfig) and not model.generation_config.do_sample:
+        for name in ("temperature", "top_p", "top_k"):
+            setattr(model.generation_config, name, None)
+
+
+def save_processor(processor: Any, out: Path, *, source: str) -> None:
+    """Writes the processor under the file names of the released checkpoints.
+
+    vLLM's transformers loads a part for videos too: the checkpoint's own, or one with the images' settings.
+    """
+    kind = AutoConfig.from_pretrained(source).model_type
+    out.mkdir(parents=True, exist_ok=True)
+    processor.tokenizer.save_pretrained(out)
+    # The tokenizer has written its own there, which may be another.
+    (out / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")
+    image = processor.image_processor.to_dict() | {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": PROCESSORS[kind],
+    }
+    _write_json(out / "preprocessor_config.json", image)
+    known = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)
+    if known:
+        shutil.copyfile(known, out / VIDEO_FILE)
+    else:
+        video = {name: value for name, value in image.items() if name != "image_processor_type"}
+        kind_of_video = VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")
+        _write_json(out / VIDEO_FILE, video | {"video_processor_type": kind_of_video})
+    tokenizer = out / "tokenizer_config.json"
+    _write_json(tokenizer, json.loads(tokenizer.read_text(encoding="utf-8")) | {"processor_class": PROCESSORS[kind]})
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")

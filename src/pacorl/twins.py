@@ -1,0 +1,391 @@
+"""Tiny twins of the released models: the same classes, built offline from config, saved in the same layout.
+
+Tokenizers are trained on the texts they are given; weights are random until `pacorl tiny` trains them. Sizes are in
+`docs/tiny.md`. Nothing here is needed to load a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from diffusers import (
+        AutoencoderKL,
+        AutoencoderKLQwenImage,
+        FluxKontextPipeline,
+        FluxPipeline,
+        FluxTransformer2DModel,
+        QwenImageTransformer2DModel,
+    )
+    from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
+
+LATENT_CHANNELS = 8
+TEXT_WIDTH = 64
+VLM_WIDTH = 128
+
+# Qwen2.5-VL's own template, without its tools and videos.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' or 'image' in part or 'image_url' in part %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, in which each of these
+# words is one token. They stand here often enough to become one in a tiny tokenizer too.
+EDIT_TEMPLATE_WORDS = 8 * (
+    "user\nPicture",
+    "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then "
+    "explain how the user's text instruction should alter or modify the image. Generate a new image that meets the "
+    "user's requirements while maintaining consistency with the original input where appropriate.",
+)
+QWEN_SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+
+def tiny_vae() -> AutoencoderKL:
+    """A ×4 autoencoder of 8 latent channels; no attention, so that a panel's code does not depend on the sheet."""
+    from diffusers import AutoencoderKL
+
+    return AutoencoderKL(
+        in_channels=3,
+        out_channels=3,
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(16, 32, 48),
+        layers_per_block=1,
+        norm_num_groups=8,
+        latent_channels=LATENT_CHANNELS,
+        sample_size=64,
+        mid_block_add_attention=False,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        scaling_factor=1.0,
+        shift_factor=0.0,
+        force_upcast=False,
+    )
+
+
+def tiny_flux_transformer(
+    *, width: int = 128, heads: int = 4, double_blocks: int = 2, single_blocks: int = 4
+) -> FluxTransformer2DModel:
+    """A FLUX.1-dev transformer in small (guidance-distilled, as the real one)."""
+    from diffusers import FluxTransformer2DModel
+
+    head = width // heads
+    transformer = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=4 * LATENT_CHANNELS,
+        num_layers=double_blocks,
+        num_single_layers=single_blocks,
+        attention_head_dim=head,
+        num_attention_heads=heads,
+        joint_attention_dim=TEXT_WIDTH,
+        pooled_projection_dim=TEXT_WIDTH,
+        guidance_embeds=True,
+        axes_dims_rope=(head // 8, head * 7 // 16, head * 7 // 16),
+    )
+    for name, module in transformer.named_modules():
+        # adaLN-zero (arXiv 2212.09748): every block starts as the identity, which a short training repays.
+        if name == "proj_out" or (name.endswith(".linear") and ".norm" in f".{name}"):
+            torch.nn.init.zeros_(module.weight)
+            torch.nn.init.zeros_(module.bias)
+    return transformer
+
+
+def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> FluxPipeline:
+    """A whole FLUX.1-dev pipeline in small; its tokenizers know the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+
+    clip_tokenizer, t5_tokenizer = clip_tokenizer_of(texts), t5_tokenizer_of(texts)
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            shift=3.0,
+            base_shift=0.5,
+            max_shift=1.15,
+            # 64 px and 128 px grids stand where 256 px and 1024 px stand for the real model.
+            base_image_seq_len=64,
+            max_image_seq_len=256,
+        ),
+        vae=vae or tiny_vae(),
+        text_encoder=_tiny_clip(clip_tokenizer),
+        tokenizer=clip_tokenizer,
+        text_encoder_2=_tiny_t5(t5_tokenizer),
+        tokenizer_2=t5_tokenizer,
+        transformer=tiny_flux_transformer(),
+    )
+
+
+def tiny_kontext(flux: FluxPipeline) -> FluxKontextPipeline:
+    """FLUX.1-Kontext-dev in small: a FLUX pipeline's parts, its weights too, which it then shares."""
+    from diffusers import FluxKontextPipeline
+
+    return FluxKontextPipeline(
+        scheduler=flux.scheduler,
+        vae=flux.vae,
+        text_encoder=flux.text_encoder,
+        tokenizer=flux.tokenizer,
+        text_encoder_2=flux.text_encoder_2,
+        tokenizer_2=flux.tokenizer_2,
+        transformer=flux.transformer,
+    )
+
+
+def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
+    """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImageEditPlusPipeline
+
+    from pacorl.io.processor import image_text_processor
+
+    processor = image_text_processor(
+        tokenizer=qwen_tokenizer_of([*texts, *EDIT_TEMPLATE_WORDS]),
+        image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128},
+        chat_template=CHAT_TEMPLATE,
+    )
+    pipeline = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+    return pipeline(
+        # As published.
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            base_shift=0.5,
+            max_shift=0.9,
+            base_image_seq_len=256,
+            max_image_seq_len=8192,
+            shift_terminal=0.02,
+        ),
+        vae=tiny_qwen_vae(),
+        text_encoder=_tiny_qwen_vl(processor.tokenizer),
+        tokenizer=processor.tokenizer,
+        processor=processor,
+        transformer=tiny_qwen_transformer(),
+    )
+
+
+def tiny_qwen_vae() -> AutoencoderKLQwenImage:
+    """Qwen-Image's ×8 autoencoder for films of one frame, with 4 latent channels."""
+    from diffusers import AutoencoderKLQwenImage
+
+    return AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.1, -0.2, 0.0, 0.3],
+        latents_std=[1.2, 0.8, 1.0, 1.5],
+    )
+
+
+def tiny_qwen_transformer(*, heads: int = 2, blocks: int = 2) -> QwenImageTransformer2DModel:
+    """Qwen-Image-Edit's transformer in small."""
+    from diffusers import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=blocks,
+        attention_head_dim=32,
+        num_attention_heads=heads,
+        joint_attention_dim=VLM_WIDTH,
+        axes_dims_rope=(4, 14, 14),
+    )
+
+
+def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
+    """A Qwen2.5-VL in small and its processor; the tokenizer knows the words of `texts`."""
+    from pacorl.io.processor import image_text_processor
+
+    processor = image_text_processor(
+        tokenizer=qwen_tokenizer_of(texts),
+        image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 32 * 32},
+        chat_template=CHAT_TEMPLATE,
+    )
+    return _tiny_qwen_vl(processor.tokenizer), processor
+
+
+def _tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": VLM_WIDTH,
+            "intermediate_size": 320,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 4096,
+            "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+            "initializer_range": 0.08,
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|endoftext|>"],
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 96,
+            "intermediate_size": 256,
+            "num_heads": 4,
+            "patch_size": 8,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 64,
+            "fullatt_block_indexes": [0, 1, 2],
+            "out_hidden_size": VLM_WIDTH,
+            "initializer_range": 0.08,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    model.generation_config.pad_token_id = ids["<|endoftext|>"]
+    model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    return model
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------
+
+
+def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
+    """CLIP's lower-case byte-level BPE, trained on `texts`; 77 tokens, as the real one."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers import CLIPTokenizer
+
+    start, end = "<|startoftext|>", "<|endoftext|>"
+    core = Tokenizer(models.BPE(unk_token=end, end_of_word_suffix="</w>"))
+    core.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    core.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=800,
+            special_tokens=[start, end],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            end_of_word_suffix="</w>",
+            show_progress=False,
+        ),
+    )
+    return CLIPTokenizer(**_vocab_and_merges(core), model_max_length=77)
+
+
+def t5_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
+    """T5's Unigram tokenizer with a piece for each word of `texts`, and single letters for all else."""
+    from transformers import T5TokenizerFast
+
+    counts = Counter(word for text in texts for word in text.split())
+    words = [(f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())]
+    # Letters must lose against any word that fits.
+    letters = [("▁", -20.0), *((chr(code), -20.0) for code in range(33, 127))]
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    return T5TokenizerFast(vocab=[*special, *letters, *words], extra_ids=0, model_max_length=512)
+
+
+def qwen_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
+    """Qwen2's byte-level BPE, trained on `texts`; "Yes" and "No" are single tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.train_from_iterator(
+        [*texts, *["Yes. No. Yes No"] * max(1, len(texts) // 4)],
+        trainers.BpeTrainer(
+            vocab_size=1200,
+            min_frequency=2,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer = Qwen2Tokenizer(
+        **_vocab_and_merges(core), unk_token=None, bos_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": list(QWEN_SPECIAL_TOKENS)})
+    return tokenizer
+
+
+def _vocab_and_merges(core: Any) -> dict[str, Any]:
+    model = json.loads(core.to_str())["model"]
+    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    return {"vocab": model["vocab"], "merges": merges}
+
+
+# --- encoders --------------------------------------------------------------------------------------------------
+
+
+def _tiny_clip(tokenizer: PreTrainedTokenizerBase) -> Any:
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    return CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=TEXT_WIDTH,
+            intermediate_size=4 * TEXT_WIDTH,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=77,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            projection_dim=TEXT_WIDTH,
+        )
+    )
+
+
+def _tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
+    from transformers import T5Config, T5EncoderModel
+
+    model = T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer),
+            d_model=TEXT_WIDTH,
+            d_kv=32,
+            d_ff=4 * TEXT_WIDTH,
+            num_layers=2,
+            num_heads=2,
+            feed_forward_proj="gated-gelu",
+            relative_attention_num_buckets=32,
+            relative_attention_max_distance=64,
+            dropout_rate=0.0,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.pad_token_id,
+        )
+    )
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.5)
+    return model

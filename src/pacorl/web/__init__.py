@@ -1,0 +1,1 @@
+"""What the project's web pages share."""

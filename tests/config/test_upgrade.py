@@ -1,0 +1,60 @@
+"""Old config keys load under their new names, and say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from pacorl.config.upgrade import DROPPED, RENAMED, upgrade
+
+
+def test_old_keys_move_to_their_new_names() -> None:
+    document = {"model": {"text_tokens": 64, "kind": "flux"}, "sampling": {"noise_steps": [1]}, "seed": 1}
+    notices = upgrade(document, "PolicyRun")
+    assert document == {
+        "model": {"max_sequence_length": 64, "kind": "flux"}, "sampling": {"sde_steps": [1]}, "seed": 1
+    }  # fmt: skip
+    assert notices[0] == "model.text_tokens is now called model.max_sequence_length"
+    assert len(notices) == 2
+    assert upgrade(document, "PolicyRun") == []
+
+
+def test_a_key_under_both_names_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"model.text_tokens is now called model.max_sequence_length, and both are given"
+    ):
+        upgrade({"model": {"text_tokens": 1, "max_sequence_length": 2}}, "PolicyRun")
+
+
+def test_a_dropped_key_may_only_say_what_it_always_said() -> None:
+    document = {"adapter": {"dropout": 0.0, "rank": 4}}
+    assert upgrade(document, "PolicyRun") == []
+    assert document == {"adapter": {"rank": 4}}
+    with pytest.raises(ValueError, match=r"adapter.dropout 0.1 is no longer a setting"):
+        upgrade({"adapter": {"dropout": 0.1}}, "PolicyRun")
+
+
+@pytest.mark.parametrize("document", [{"model": None}, {"model": [1]}, {"adapter": "text"}, {}])
+def test_odd_documents_are_left_to_the_config_itself(document: dict[str, object]) -> None:
+    before = dict(document)
+    assert upgrade(document, "PolicyRun") == []
+    assert document == before
+
+
+def test_every_new_name_is_a_key_of_its_run() -> None:
+    from pacorl.config.judge_run import RewardRun
+    from pacorl.config.policy_run import PolicyRun
+
+    runs = {"PolicyRun": PolicyRun, "RewardRun": RewardRun}
+    for run, names in RENAMED.items():
+        keys = set(_keys(runs[run]().model_dump()))
+        assert set(names.values()) <= keys
+        assert not {*names, *DROPPED.get(run, {})} & keys
+
+
+def _keys(document: dict[str, object], prefix: str = "") -> list[str]:
+    keys = []
+    for name, value in document.items():
+        keys.append(prefix + name)
+        if isinstance(value, dict):
+            keys += _keys(value, f"{prefix}{name}.")
+    return keys

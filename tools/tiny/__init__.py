@@ -1,0 +1,1 @@
+"""Makers of the tiny world: its checkpoints and its stories."""

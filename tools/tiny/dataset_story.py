@@ -1,0 +1,286 @@
+"""`python -m tools.tiny dataset-story`: all of pacorl in small, from prompts to a rewarded policy.
+
+    prompts → diversify → generate → pair → annotate → explain → export → train-reward → serve → train-policy
+
+Every step is the command's own, with the committed tiny checkpoints. The people and the model that explains belong to
+the tiny world (the oracle, with noise) and are reached over the HTTP APIs that real ones would use.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI
+
+from pacorl.annotate.assign import Sharing
+from pacorl.annotate.launch import open_desk
+from pacorl.annotate.server import make_app
+from pacorl.annotate.simulate import read, shared, simulate
+from pacorl.annotate.store import Store
+from pacorl.config.base import load
+from pacorl.config.judge_run import RewardRun
+from pacorl.config.policy_run import PolicyRun
+from pacorl.core.grid import parse_layout
+from pacorl.core.ranking import Floats, Indices, bootstrap
+from pacorl.data.characters import IDENTITY, KEPT, Panel
+from pacorl.data.comparisons import load_comparisons
+from pacorl.dataset.diversify import Goal
+from pacorl.dataset.diversify_step import diversify
+from pacorl.dataset.explain import explain
+from pacorl.dataset.export import export
+from pacorl.dataset.generate import generate
+from pacorl.dataset.llm import ChatModel
+from pacorl.dataset.painter import policy_painter
+from pacorl.dataset.pair import pair
+from pacorl.dataset.prompts import make_writer, write_all
+from pacorl.dataset.taxonomy import TINY, read_taxonomy
+from pacorl.io.images import open_image
+from pacorl.io.quiet_loading import quiet_loading
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import TINY_JUDGE, Judge, LocalJudge
+from pacorl.quickstart import recipe
+from pacorl.serve.builtin import create_app
+from pacorl.train.trainer import train_policy
+from pacorl.train_judge.run import train_reward
+from pacorl.types import Comparison, Question, Size
+
+SHEET = Size(64, 64)
+JUDGE = "home-made"
+"""What the trained judge is called at its server."""
+WRITTEN_PER_KEPT = 4
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of everything."""
+
+    prompts: int = 24
+    """That are kept, of four times as many."""
+    grids: int = 4
+    """Of each prompt."""
+    people: tuple[str, ...] = ("ann", "ben", "cat")
+    noise: float = 0.3
+    """Standard deviation of a person's judgement, in attributes."""
+    attend: tuple[str, ...] = ("colour", "palette")
+    """What people look at: colours alone, while the committed judge was taught that shape and hat count as much."""
+    explained: int = 100
+    """Pairs, at most."""
+    held_out: float = 0.35
+    """Share of the prompts whose pairs the judge does not learn from."""
+    judge_steps: int = 60
+    """Of 16 pairs."""
+
+
+def run_story(folder: Path, *, scale: Scale | None = None, seed: int = 0, tell: Tell = print) -> dict[str, Any]:
+    """Tells the story in `folder` and writes its summary.json; returns what is in it.
+
+    A story that was interrupted goes on where it was. Raises ValueError where `folder` holds a finished one.
+    """
+    scale = scale or Scale()
+    if (folder / "summary.json").exists():
+        raise ValueError(f"{folder} holds a finished story; name another folder")
+    quiet_loading()
+    dataset = folder / "dataset"
+    made = make_dataset(dataset, scale=scale, seed=seed, tell=tell)
+    merged = teach(dataset / "export", folder / "judge", steps=scale.judge_steps, seed=seed)
+    with serving(create_app({JUDGE: LocalJudge.from_pretrained(merged)})) as url:
+        held_out = load_comparisons(dataset / "export" / "comparisons_test.jsonl")
+        served = HttpJudge.connect(f"{url}/v1", model=JUDGE)
+        try:
+            compared = compare(held_out, before=LocalJudge.from_pretrained(TINY_JUDGE), after=served)
+        finally:
+            served.close()
+        tell(f"judge on held-out pairs: {_shown(compared)}")
+        epoch = reward(dataset / "diverse.jsonl", folder / "policy", url=f"{url}/v1", seed=seed)
+    tell(f"policy, an epoch: reward {epoch['reward']:.3f}, {epoch['missing']:.0%} of the scores missing")
+    summary = {"scale": asdict(scale), "seed": seed, "dataset": made, "judge": compared, "policy": epoch}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    return summary
+
+
+# --- the dataset -----------------------------------------------------------------------------------------------
+
+
+def make_dataset(folder: Path, *, scale: Scale, seed: int, tell: Tell) -> dict[str, Any]:
+    """Prompts to exported pairs; returns each step's counts."""
+    made: dict[str, Any] = {}
+
+    def done(step: str, counts: Mapping[str, Any], *shown: str) -> None:
+        made[step] = dict(counts)
+        tell(f"{step}: " + ", ".join(f"{name} {counts[name]}" for name in shown))
+
+    done("prompts", _write_prompts(folder, scale.prompts * WRITTEN_PER_KEPT, seed), "records")
+    done("diversify", diversify(folder, goal=Goal(number=scale.prompts), seed=seed), "kept", "nearest")
+    paint, generator = policy_painter("tiny", size=SHEET, steps=6, dtype="float32", batch=12)
+    painted = generate(folder, paint, generator=generator, grids=scale.grids, batch=12, seed=seed)
+    done("generate", painted, "grids", "painted")
+    done("pair", pair(folder), "panels", "instances")
+    done("annotate", annotate(folder, scale.people, noise=scale.noise, attend=scale.attend), *scale.people)
+    with serving(narrator()) as url:
+        model = ChatModel("narrator", base_url=f"{url}/v1")
+        explained = explain(folder, model, limit=scale.explained)
+        model.close()
+    done("explain", explained, "explained", "contradicted", "failed")
+    shares = {"train": 1 - scale.held_out, "test": scale.held_out}
+    exported = export(folder, shares=shares, seed=seed)
+    made["export"] = exported
+    tell("export: " + ", ".join(f"{name} {count}" for name, count in exported["balance"].items()))
+    return made
+
+
+def _write_prompts(folder: Path, count: int, seed: int) -> dict[str, Any]:
+    return write_all(
+        folder,
+        make_writer("tiny", count=count, seed=seed, chat=None),
+        subjects=read_taxonomy(TINY),
+        count=count,
+        grids=[parse_layout("2x2")],
+        options={"writer": "tiny"},
+        seed=seed,
+    )
+
+
+def annotate(folder: Path, people: Sequence[str], *, noise: float, attend: Sequence[str]) -> dict[str, int]:
+    """People of the tiny world rank everything through the page's API; returns how many rankings each made."""
+    with Store(folder / "annotations.db") as store:
+        known = store.people()
+        links = open_desk(store, folder, people, sharing=Sharing(controls=4), renew=known)
+        with serving(make_app(folder, store)) as url:
+            simulate(url, {name: links[name].rpartition("/")[2] for name in people}, noise=noise, attend=attend)
+        return {name: store.progress(name)["ranked"] for name in people}
+
+
+def narrator() -> FastAPI:
+    """A vision-language model of the tiny world behind the usual API: it reads two pictures and gives reasons."""
+    app = FastAPI(openapi_url=None)
+
+    @app.post("/v1/chat/completions")
+    def chat(request: dict[str, Any]) -> dict[str, Any]:
+        *pictures, asked = request["messages"][0]["content"]
+        first, second = (read(base64.b64decode(one["image_url"]["url"].partition(",")[2])) for one in pictures)
+        text = json.dumps(reasons(first, second, told="the answer is Yes" in asked["text"]))
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        return {"id": "0", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
+
+    return app
+
+
+def reasons(first: Panel, second: Panel, *, told: bool) -> dict[str, str]:
+    """What speaks for the label; where all or nothing is shared, what is seen goes before what was told."""
+    seen = shared(first, second)
+    says = told if 0 < seen < len(KEPT) else seen > 0
+    return {
+        "answer": "Yes" if says else "No",
+        "style": _both("palette", first, second),
+        "identity": " ".join(_both(name, first, second) for name in IDENTITY),
+        "logic": f"{first.pose}, {first.prop}; {second.pose}, {second.prop}.",
+    }
+
+
+def _both(name: str, first: Panel, second: Panel) -> str:
+    one, other = getattr(first, name), getattr(second, name)
+    return f"Both show {one}." if one == other else f"The {name} differs: {one} and {other}."
+
+
+# --- the judge -------------------------------------------------------------------------------------------------
+
+
+def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
+    """Trains the committed judge on an export, as configs/reward/tiny.yaml does; returns the merged checkpoint."""
+    config = RewardRun.model_validate(
+        {
+            "out": out,
+            "seed": seed,
+            "epochs": 100,
+            "max_steps": steps,
+            "merge": True,
+            "trackers": [],
+            "model": {"checkpoint": "tiny", "dtype": "float32", "gradient_checkpointing": False},
+            "tuning": {"rank": 8, "alpha": 16},
+            "loss": {"alpha": 0.9},  # paper: 0.1; so few steps must go to the decision
+            "data": {"train": [str(data / "comparisons_train.jsonl")], "evaluation": [], "workers": 0},
+            "optimizer": {"lr": 2e-3, "batch": 16, "micro_batch": 16},
+        }
+    )
+    if not (out / "merged").is_dir():
+        train_reward(config, resume=True)
+    return out / "merged"
+
+
+def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -> dict[str, Any]:
+    """Decision accuracy of two judges and the margin between them, with 95 % intervals bootstrapped over prompts."""
+    right_2N = np.stack([_right(judge, comparisons) for judge in (before, after)])
+
+    def figures(rows: Indices) -> Floats:
+        first, second = right_2N[:, rows].mean(1)
+        return np.array([first, second, second - first])
+
+    groups = [one.group for one in comparisons]
+    named = zip(("before", "after", "margin"), bootstrap(groups, figures), strict=True)
+    return {"pairs": len(comparisons), "prompts": len(set(groups)), **{name: asdict(one) for name, one in named}}
+
+
+def _right(judge: Judge, comparisons: Sequence[Comparison]) -> Floats:
+    """1 where a judge decides as people did, 0 where not; (N,)."""
+    asked = [Question(tuple(open_image(path) for path in one.images), one.question) for one in comparisons]
+    verdicts = judge.verdicts(asked)
+    failed = [verdict.error for verdict in verdicts if verdict.p_yes is None]
+    if failed:
+        raise ValueError(
+            f"{len(failed)} of {len(asked)} held-out pairs were not judged, the first because: {failed[0]}"
+        )
+    decided = [verdict.p_yes is not None and verdict.p_yes > 0.5 for verdict in verdicts]
+    return np.array([one == pair.consistent for one, pair in zip(decided, comparisons, strict=True)], dtype=float)
+
+
+def _shown(compared: Mapping[str, Any]) -> str:
+    cells = {name: compared[name] for name in ("before", "after", "margin")}
+    return ", ".join(f"{name} {one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for name, one in cells.items())
+
+
+# --- the policy ------------------------------------------------------------------------------------------------
+
+
+def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]:
+    """One epoch of the quickstart's recipe on the dataset's own prompts, by a judge behind HTTP; its figures."""
+    overrides = [
+        f"out={out}", f"seed={seed}", "epochs=1", "trackers=[]",
+        f"prompts.train={prompts}", "prompts.evaluation=tiny:test", "prompts.evaluation_limit=2",
+        "prompts_per_epoch=2", "group_size=6", "sampling.batch=6", "evaluation.size=[64, 64]", "evaluation.batch=2",
+        "judge.backend=http", f"judge.checkpoint={url}", f"judge.model={JUDGE}",
+        "rewards=[{name: consistency, args: {temperature: 4}}]",
+    ]  # fmt: skip
+    train_policy(load(PolicyRun, recipe(), overrides), resume="auto")
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = next(line for line in lines if line["kind"] == "epoch")
+    return {"reward": trained["reward/consistency/mean"], "missing": trained["samples/missing"]}
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serves an application on a free loopback port while the block runs; yields its URL."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise ValueError("a server of the story did not start; its error is above")
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
