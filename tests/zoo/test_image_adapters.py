@@ -121,8 +121,11 @@ def by_peft(zoo: Zoo, path: Path) -> nn.Module:
 
 def by_diffusers(zoo: Zoo, path: Path) -> nn.Module:
     pipeline = zoo.pipeline_with(zoo.fresh())
-    folder, name = (path.parent, path.name) if path.is_file() else (path, _only_file(path))
-    pipeline.load_lora_weights(folder, weight_name=name)
+    if path.is_file() or _only_file(path) != DIFFUSERS_WEIGHTS:
+        file = path if path.is_file() else path / _only_file(path)
+        pipeline.load_lora_weights(file.parent, weight_name=file.name)
+    else:
+        pipeline.load_lora_weights(path)  # as docs/adapters.md says
     transformer: nn.Module = pipeline.transformer
     return transformer
 
