@@ -15,6 +15,7 @@ from PIL import Image
 
 from pacorl.core.questions import consistent, shows_text
 from pacorl.data.characters import all_panels, draw
+from pacorl.io.net import PRIVATE_VARIABLE
 from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError, encode
 from pacorl.judges.judge import LocalJudge
 from pacorl.serve.builtin import Limits
@@ -190,8 +191,16 @@ def test_a_key_is_asked_for(
             judge.check()
 
 
-def test_images_are_fetched_only_where_that_is_allowed(local_judge: LocalJudge, serving: Callable[..., Any]) -> None:
+def test_images_are_fetched_only_if_that_is_allowed(
+    local_judge: LocalJudge, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving({"judge": local_judge}) as url:
+        refused = chat(url, messages=asking_about(f"{url}/health"), max_tokens=1)[1]["error"]["message"]
+    assert refused == "image 1: only data URLs are taken; this server does not fetch images"
     with serving({"judge": local_judge}, allow_urls=True) as url:
+        refused = chat(url, messages=asking_about(f"{url}/health"), max_tokens=1)[1]["error"]["message"]
+        assert "127.0.0.1, which is not a public address" in refused
+        monkeypatch.setenv(PRIVATE_VARIABLE, "1")
         status, answer = chat(url, messages=asking_about(f"{url}/health"), max_tokens=1)
         assert (status, answer["error"]["message"]) == (400, "image 1: not an image of a known format")
         assert "only data URLs" in chat(url, messages=asking_about("file:///etc/hostname"))[1]["error"]["message"]

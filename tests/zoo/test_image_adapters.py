@@ -61,11 +61,12 @@ class Zoo:
 
     @cache  # noqa: B019
     def adapter(self, blocks: str = r"(single_)?transformer_blocks", *, alpha: int = ALPHA, odd: int = 0) -> Adapter:
-        """An adapter by PEFT's own hands whose weights are all drawn; `odd`: rank and half the α of one kind of module
-        if it has others than the rest."""
+        """An adapter by PEFT's own hands whose weights are all drawn; `odd`: the rank, and half the α, of one module
+        that has others than the rest."""
         targets = self.policy.lora_targets  # type: ignore[attr-defined]
         pattern = rf"{blocks}\.\d+\.({'|'.join(target.replace('.', '[.]') for target in targets)})"
-        patterns = {"rank_pattern": {"attn.to_v": odd}, "alpha_pattern": {"attn.to_v": 2 * odd}} if odd else {}
+        one = r"^transformer_blocks\.0\.attn\.to_v"
+        patterns = {"rank_pattern": {one: odd}, "alpha_pattern": {one: 2 * odd}} if odd else {}
         config = LoraConfig(r=RANK, lora_alpha=alpha, target_modules=pattern, **patterns)
         torch.manual_seed(1)
         model = get_peft_model(self.fresh(), config)
@@ -121,8 +122,11 @@ def by_peft(zoo: Zoo, path: Path) -> nn.Module:
 
 def by_diffusers(zoo: Zoo, path: Path) -> nn.Module:
     pipeline = zoo.pipeline_with(zoo.fresh())
-    folder, name = (path.parent, path.name) if path.is_file() else (path, _only_file(path))
-    pipeline.load_lora_weights(folder, weight_name=name)
+    if path.is_file() or _only_file(path) != DIFFUSERS_WEIGHTS:
+        file = path if path.is_file() else path / _only_file(path)
+        pipeline.load_lora_weights(file.parent, weight_name=file.name)
+    else:
+        pipeline.load_lora_weights(path)  # as docs/adapters.md says
     transformer: nn.Module = pipeline.transformer
     return transformer
 

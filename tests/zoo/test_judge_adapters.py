@@ -27,7 +27,7 @@ from pacorl.judges.adapter import merge_adapter
 from pacorl.judges.judge import LocalJudge
 from pacorl.lora.formats import METADATA
 from pacorl.score.reward import PacoReward
-from pacorl.train_judge.model import save_processor, tune
+from pacorl.train_judge.model import save_processor, source_of, tune
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 
@@ -181,6 +181,12 @@ def test_a_lora_whose_base_is_unknown_says_which_flags_name_it(
         LocalJudge.from_pretrained(str(folder))
 
 
+def test_a_lora_is_no_checkpoint_to_train(made: Any, base: Path, tmp_path: Path) -> None:
+    folder = str(saved("peft", made, tmp_path / "adapter"))
+    with pytest.raises(ValueError, match=rf"is a LoRA adapter; set model\.checkpoint={base} tuning\.start={folder}"):
+        source_of(folder)
+
+
 def test_two_adapters_are_refused(made: Any, tmp_path: Path) -> None:
     folder = str(saved("peft", made, tmp_path / "adapter"))
     with pytest.raises(ValueError, match=r"and adapter .* beside it a second one; name one"):
@@ -193,3 +199,18 @@ def test_an_adapter_file_of_another_name_is_one(
     folder = saved("peft", made, tmp_path / "adapter")
     file = (folder / "adapter_model.safetensors").rename(folder / "judge-step-400.safetensors")
     assert p_yes(merge_adapter(loaded(base), str(file)), processor) == truth
+
+
+@pytest.mark.parametrize(("name", "folder"), [("lab/judge-lora", "."), ("lab/judge-lora:step-400", "step-400")])
+def test_a_lora_on_the_hub_as_the_judge(
+    name: str, folder: str, *, made: Any, truth: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The released PaCo-Reward-7B-Lora, in small; its files are in the cache, and no network is reached."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repo = tmp_path / "models--lab--judge-lora"
+    saved("peft", made, repo / "snapshots" / "abc" / folder)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    judge = LocalJudge.from_pretrained(name)
+    assert [verdict.p_yes for verdict in judge.verdicts(pairs(6))] == truth

@@ -42,7 +42,7 @@ def generate(
     instruction: str = typer.Option("", help="What to change in it."),
     model: str = typer.Option("tiny", help="A diffusers folder, a hub name, or the embedded tiny generator."),
     kind: str = typer.Option("", help="The policy that runs the model; found out from it if left out."),
-    adapter: str = typer.Option("", help="A LoRA in PEFT or diffusers form: folder, file or hub name."),
+    adapter: str = typer.Option("", help="A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub."),
     size: str = typer.Option("", help="HEIGHTxWIDTH of a sheet; the record's, 128x128 for tiny, else 1024x1024."),
     steps: int | None = typer.Option(None, min=1, help="Denoising steps; 10 for tiny, else 20."),
     guidance: float | None = typer.Option(None, min=0, help="Guidance scale; the model's own default."),

@@ -22,7 +22,9 @@ def register(app: typer.Typer) -> None:
 def score(
     images: list[Path] = typer.Argument(help="Two pictures or more; with --grid, one."),
     *,
-    judge: str = typer.Option("tiny", help="A checkpoint folder, hub name, server's URL or endpoints YAML."),
+    judge: str = typer.Option(
+        "tiny", help="A model's or LoRA's folder or hub name, a server's URL or an endpoints YAML."
+    ),
     model: str = typer.Option("", help="The judge's name at a server."),
     adapter: str = typer.Option("", help="A PEFT adapter on top of the checkpoint."),
     api_key_env: str = typer.Option("", help="The environment variable that holds the server's key."),

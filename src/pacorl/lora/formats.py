@@ -80,17 +80,18 @@ class Lora:
 # --- finding files ---------------------------------------------------------------------------------------------
 
 
-def adapter_file(source: str | Path) -> Path:
+def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     """The file that holds an adapter's weights.
 
     Args:
         source: A safetensors file; a folder that PEFT, diffusers or this project saved (or a checkpoint with one
             named `lora`); ORG/NAME on the hub, or ORG/NAME:PATH for a file or folder in it.
+        fetch: Whether what a hub name needs may be downloaded; else it is looked for in the local cache alone.
 
     Raises:
         ValueError: No adapter is there, or several are.
     """
-    path = _on_disk(str(source))
+    path = _on_disk(str(source), fetch=fetch)
     if path.is_file():
         return path
     if (path / "lora").is_dir():
@@ -108,8 +109,8 @@ def adapter_file(source: str | Path) -> Path:
     )
 
 
-def _on_disk(source: str) -> Path:
-    """The folder or file that a source names; what a hub name needs is fetched."""
+def _on_disk(source: str, *, fetch: bool) -> Path:
+    """The folder or file that a source names."""
     if Path(source).exists():
         return Path(source)
     in_repo = HUB_PATH.fullmatch(source)
@@ -118,11 +119,11 @@ def _on_disk(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     usual = (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
-    if not in_repo:
-        return Path(snapshot_download(source, allow_patterns=[*usual, *(f"lora/{name}" for name in usual)]))
-    path = Path(in_repo["path"])
-    wanted = [str(path), f"{path}/*", str(path.parent / PEFT_CONFIG)]
-    return Path(snapshot_download(in_repo["repo"], allow_patterns=wanted)) / path
+    repo, path = (in_repo["repo"], Path(in_repo["path"])) if in_repo else (source, Path())
+    files = [*usual, *(f"lora/{name}" for name in usual)]
+    if in_repo:
+        files = [str(path), f"{path}/*", str(path.parent / PEFT_CONFIG)]
+    return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch)) / path
 
 
 # --- reading ---------------------------------------------------------------------------------------------------

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import base64
 import binascii
-import urllib.request
 from typing import TYPE_CHECKING
 
+from pacorl.io import net as remote_images
 from pacorl.io.images import open_image
 from pacorl.io.pixels import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FETCH_SECONDS = 10.0
-
 
 def fetch_image(url: str, *, name: str, max_pixels: int, max_bytes: int, allow_urls: bool = False) -> Image:
-    """Decodes a data URL; fetches an http one only where `allow_urls` says so. No other scheme is ever followed.
+    """Decodes a data URL; fetches an http one (`io.net`) only if `allow_urls` says so.
 
-    Raises ImageError naming the image and the fault, OSError where a fetch fails.
+    Raises ImageError naming the image and the fault. No other scheme is ever followed.
     """
     if url.startswith("data:"):
         return open_image(_decoded(url, name), name=name, max_pixels=max_pixels)
-    if not url.startswith(("http://", "https://")):
+    if not remote_images.is_url(url):
         raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) ones" if allow_urls else ""))
     if not allow_urls:
         raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
-    return open_image(_fetched(url, name, max_bytes), name=name, max_pixels=max_pixels)
+    return remote_images.fetch_image(url, name=name, max_bytes=max_bytes, max_pixels=max_pixels)
 
 
 def _decoded(url: str, name: str) -> bytes:
@@ -38,21 +36,3 @@ def _decoded(url: str, name: str) -> bytes:
         return base64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
-
-
-def _fetched(url: str, name: str, max_bytes: int) -> bytes:
-    # An opener of its own: redirects stay on http(s), and nothing reads files or FTP.
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    with opener.open(url, timeout=FETCH_SECONDS) as answer:
-        data: bytes = answer.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ImageError(f"{name}: is larger than {max_bytes:,} bytes")
-    return data

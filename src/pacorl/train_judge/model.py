@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.processor import load_processor
 from pacorl.io.weights import weights_of
-from pacorl.judges.adapter import merge_adapter, read_adapter
+from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter
 from pacorl.judges.judge import TINY_JUDGE
 
 VISION = "visual"
@@ -29,8 +29,12 @@ VIDEO_FILE = "video_preprocessor_config.json"
 
 
 def source_of(checkpoint: str) -> str:
-    """The folder or hub name of a config's `checkpoint`. Raises ValueError for models of another family."""
+    """The folder or hub name of a config's `checkpoint`. Raises ValueError for adapters and models of another
+    family."""
     source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    if lora := lora_config(source):
+        base = lora.get("base_model_name_or_path") or "BASE"
+        raise ValueError(f"{checkpoint} is a LoRA adapter; set model.checkpoint={base} tuning.start={checkpoint}")
     kind = AutoConfig.from_pretrained(source).model_type
     if kind not in PROCESSORS:
         raise ValueError(f"{checkpoint} is a {kind}; a judge is of {', '.join(PROCESSORS)}")

@@ -1,0 +1,273 @@
+"""Images by URL, for the doors at which a person hands in images: `pacorl score`, `PacoReward`, `serve --allow-urls`.
+
+An URL may come from anybody, so a fetch can do little: http and https only, no credentials, cookies or proxies, three
+redirects, 20 MB, one deadline over everything, and public addresses only. A host is resolved once per hop, its
+addresses are checked, and the connection goes to the checked address itself: a name that resolves to something else a
+moment later changes nothing. Tests and private networks set `PACORL_ALLOW_PRIVATE_URLS=1`, or `allow_private=True`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import os
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from pacorl import __version__
+from pacorl.io.images import MAX_PIXELS, open_image
+from pacorl.io.pixels import ImageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 20_000_000
+MAX_REDIRECTS = 3
+DEADLINE_SECONDS = 30.0
+"""For resolving, connecting, all redirects and the whole body together."""
+PRIVATE_VARIABLE = "PACORL_ALLOW_PRIVATE_URLS"
+REDIRECTS = (301, 302, 303, 307, 308)
+CHUNK = 64 * 1024
+SHOWN = 200  # characters of an URL in a message
+FILE_INSTEAD = "or download the image and give its file"
+
+Allowed = Callable[[str], bool]
+"""Whether an IP address may be connected to."""
+
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""IPv4 addresses as an IPv6-only network writes them (RFC 6052); Python calls all of them public."""
+
+
+def is_url(source: object) -> bool:
+    """Whether a source names an image on the web, rather than a file."""
+    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+
+
+def open_source(source: Path | str, *, name: str = "", allow_private: bool | None = None) -> Image:
+    """Reads a file, or fetches an http(s) URL, as an upright RGB image.
+
+    Raises:
+        ImageError: it cannot be fetched, or is no image that can be used; the message names it and says what to do.
+        OSError: a file cannot be read at all.
+    """
+    if isinstance(source, str) and is_url(source):
+        return fetch_image(source, name=name, allow_private=allow_private)
+    return open_image(source, name=name)
+
+
+def fetch_image(
+    url: str,
+    *,
+    name: str = "",
+    max_bytes: int = MAX_BYTES,
+    max_pixels: int = MAX_PIXELS,
+    seconds: float = DEADLINE_SECONDS,
+    allow_private: bool | None = None,
+) -> Image:
+    """Fetches an image by URL; `name` stands for the URL in messages about its pixels.
+
+    Args:
+        max_bytes: the most that is read of an answer, MAX_BYTES at most.
+        seconds: the deadline of everything together.
+        allow_private: whether addresses that are not public are connected to; by default the environment says so.
+
+    Raises:
+        ImageError: in one line, with the URL and what to do.
+    """
+    if allow_private is None:
+        allow_private = os.environ.get(PRIVATE_VARIABLE, "") not in ("", "0")
+    allowed = (lambda _: True) if allow_private else is_public
+    data = fetch(url, max_bytes=min(max_bytes, MAX_BYTES), seconds=seconds, allowed=allowed)
+    return open_image(data, name=name or _shown(url), max_pixels=max_pixels)
+
+
+def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> bytes:
+    """The bytes at an URL; every hop connects only to an address that is `allowed`.
+
+    Raises ImageError in one line, with the URL and what to do.
+    """
+    deadline = time.monotonic() + seconds
+    shown, current = _shown(url), url
+    try:
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = _get(_checked(current), deadline, max_bytes=max_bytes, allowed=allowed)
+            if isinstance(answer, bytes):
+                return answer
+            current = urljoin(current, answer.location)
+    except _FetchError as error:
+        raise ImageError(f"{shown}: {error}") from None
+    except TimeoutError:
+        raise ImageError(f"{shown}: not fetched within {seconds:g} s; try again, {FILE_INSTEAD}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = " ".join(str(error).split())[:SHOWN] or type(error).__name__
+        raise ImageError(f"{shown}: cannot be fetched ({reason}); check the URL, {FILE_INSTEAD}") from None
+    raise ImageError(f"{shown}: more than {MAX_REDIRECTS} redirects; give the image's own URL, {FILE_INSTEAD}")
+
+
+class _FetchError(Exception):
+    """Why an URL is not fetched, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Redirect:
+    location: str
+
+
+def _checked(url: str) -> SplitResult:
+    """The parts of an URL that may be fetched."""
+    if re.search(r"[\x00-\x20\x7f]", url):
+        raise _FetchError("the URL holds spaces or control characters; write them as %20 and the like")
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
+        raise _FetchError(f"leads to {_shown(url)!r}, and only http(s) URLs are fetched; {FILE_INSTEAD[3:]}")
+    if parts.username is not None or parts.password is not None:
+        raise _FetchError(f"the URL holds a user name or password, and none are sent; leave them out, {FILE_INSTEAD}")
+    return parts
+
+
+# --- one hop ---------------------------------------------------------------------------------------------------
+
+
+def _get(parts: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> bytes | _Redirect:
+    """One request: the body, or where it is to be had instead."""
+    host, secure = (parts.hostname or "").encode("idna").decode(), parts.scheme.lower() == "https"
+    port = parts.port or (443 if secure else 80)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection = http.client.HTTPConnection(host, port)
+    opened = _connected(_address(host, port, deadline, allowed=allowed), port, deadline)
+    with opened as raw, contextlib.closing(connection):
+        connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
+        # The request line is ASCII; what a person copied may hold letters of any script.
+        connection.putrequest("GET", _ascii(path), skip_accept_encoding=True)
+        headers = {"User-Agent": f"pacorl/{__version__}", "Accept": "image/*", "Accept-Encoding": "identity"}
+        for header, value in {**headers, "Connection": "close"}.items():
+            connection.putheader(header, value)
+        connection.endheaders()
+        with connection.getresponse() as answer:
+            if answer.status in REDIRECTS and answer.headers["Location"]:
+                return _Redirect(answer.headers["Location"])
+            if answer.status != 200:
+                raise _FetchError(f"the server answers {answer.status} {answer.reason}; check the URL, {FILE_INSTEAD}")
+            return _body(answer, max_bytes)
+
+
+def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes:
+    too_large = _FetchError(f"is larger than {max_bytes:,} bytes; make it smaller, {FILE_INSTEAD}")
+    if int(answer.headers["Content-Length"] or 0) > max_bytes:
+        raise too_large
+    data = bytearray()
+    while chunk := answer.read(CHUNK):
+        data += chunk
+        if len(data) > max_bytes:
+            raise too_large
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def _connected(address: str, port: int, deadline: float) -> Iterator[socket.socket]:
+    """A connection that ends by itself at the deadline, however slowly the other side drips.
+
+    Raises TimeoutError at the deadline, whatever a read of a closed connection raised.
+    """
+    expired = threading.Event()
+    connection = socket.create_connection((address, port), timeout=_remaining(deadline))
+    descriptor = connection.dup()  # of the same connection; TLS takes the first one over
+
+    def expire() -> None:
+        expired.set()
+        with contextlib.suppress(OSError):
+            descriptor.shutdown(socket.SHUT_RDWR)
+
+    watchdog = threading.Timer(_remaining(deadline), expire)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield connection
+    except (OSError, http.client.HTTPException, ValueError):
+        if expired.is_set():
+            raise TimeoutError from None
+        raise
+    finally:
+        watchdog.cancel()
+        connection.close()
+        descriptor.close()
+    if expired.is_set():
+        raise TimeoutError  # a body without a length ends where the connection does
+
+
+def _remaining(deadline: float) -> float:
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+def _ascii(text: str) -> str:
+    return quote(text, safe="".join(map(chr, range(0x21, 0x7F))))
+
+
+# --- addresses -------------------------------------------------------------------------------------------------
+
+
+def _address(host: str, port: int, deadline: float, *, allowed: Allowed) -> str:
+    """The address to connect to; every one that the host resolves to must be allowed."""
+    addresses = _resolved(host, port, deadline)
+    for address in addresses:
+        if not allowed(address):
+            raise _FetchError(
+                f"{host} is {address}, which is not a public address; give a public URL, {FILE_INSTEAD} "
+                f"({PRIVATE_VARIABLE}=1 allows private ones)"
+            )
+    return addresses[0]
+
+
+def _resolved(host: str, port: int, deadline: float) -> list[str]:
+    """The host's addresses; a resolver that hangs is waited for no longer than the deadline."""
+    answers: list[str] = []
+    failures: list[OSError] = []
+
+    def resolve() -> None:
+        try:
+            answers.extend(str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(_remaining(deadline))
+    if thread.is_alive():
+        raise TimeoutError
+    if failures or not answers:
+        reason = failures[0].strerror if failures else "no address"
+        raise _FetchError(f"there is no host {host!r} ({reason}); check the URL and the network, {FILE_INSTEAD}")
+    return answers
+
+
+def is_public(address: str) -> bool:
+    """Whether an address belongs to the public internet, and so does any IPv4 address that it stands for."""
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        teredo = ip.teredo
+        inner = [ip.ipv4_mapped, ip.sixtofour, *(teredo or ())]
+        if ip in NAT64:
+            inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+        if any(one is not None and not is_public(str(one)) for one in inner):
+            return False
+        if ip.ipv4_mapped is not None:
+            return True
+    return ip.is_global and not ip.is_multicast
+
+
+def _shown(url: str) -> str:
+    """The URL for a message of one line: no password, no control characters, not too long."""
+    clean = re.sub(r"//[^/@\s]*@", "//***@", re.sub(r"[\x00-\x20\x7f]+", " ", url))
+    return clean if len(clean) <= SHOWN else clean[:SHOWN] + "…"
