@@ -95,6 +95,8 @@ class Verdict:
     error: str = ""
     order_gap: float | None = None
     """How far P(Yes) of the two orders of the images lies apart, where both were asked and `p_yes` is their mean."""
+    declined: bool = False
+    """Whether it is missing because an image is outside of what the judge knows (`judges.domain`)."""
 
     @property
     def valid(self) -> bool:

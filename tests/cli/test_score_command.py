@@ -135,7 +135,7 @@ def test_criteria_reasons_and_temperature(pictures: list[Path], tmp_path: Path) 
 
 def test_an_adapter_is_put_on(judge_folder: Path, pictures: list[Path], tmp_path: Path) -> None:
     message = str(run(*pictures[:2], "--judge", judge_folder, "--adapter", tmp_path).exception)
-    assert "has no adapter_model.safetensors" in message
+    assert "neither adapter_model.safetensors nor pytorch_lora_weights.safetensors" in message
 
 
 def test_a_key_is_read_from_the_environment(url: str, pictures: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,9 +79,12 @@ class Running:
 def opened_judge(
     source: str, *, model: str = "", adapter: str = "", api_key_env: str = "", variants: bool = False
 ) -> Iterator[PacoReward]:
-    """A judge by any name, closed at the end; `variants` adds up the spellings of Yes and of No."""
+    """A judge by any name, closed at the end; `variants` adds up the spellings of Yes and of No.
+
+    It declines nothing: a benchmark measures what a judge says, and a generator by all that it made.
+    """
     with PacoReward.from_pretrained(
-        source, model=model, adapter=adapter, api_key_env=api_key_env, variants=variants
+        source, model=model, adapter=adapter, api_key_env=api_key_env, variants=variants, decline=False
     ) as reward:
         yield reward
 

@@ -287,6 +287,8 @@ def _deliver(
 
     judge = reward.name if reward else ""
     notes = [note for note in (painter.note, reward.note if reward else "") if note]
+    for note in notes:  # before any number
+        typer.echo(note, err=True)
     saved = files.save(made, out, judge=judge, stem="page" if wanted.board else "")
     page = report or (out / "storyboard.html" if wanted.board else None)
     if page:
@@ -298,7 +300,7 @@ def _deliver(
     else:
         for one in saved:
             typer.echo(_line(one))
-    for line in [*notes, *([f"page: {page}"] if page else []), *([f"pdf: {pdf}"] if pdf else [])]:
+    for line in [*([f"page: {page}"] if page else []), *([f"pdf: {pdf}"] if pdf else [])]:
         typer.echo(line, err=True)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pacorl.score.reward import Scores
 
 INCOMPLETE = 3
-"""Exit code where --keep-going left a picture out, or a pair has no score."""
+"""Exit code if --keep-going left an image out, or a pair has no score."""
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def score(
-    images: list[Path] = typer.Argument(help="Two pictures or more; with --grid, one."),
+    images: list[str] = typer.Argument(help="Two images or more, files or URLs; with --grid, one."),
     *,
     judge: str = typer.Option(
         "tiny", help="A model's or LoRA's folder or hub name, a server's URL or an endpoints YAML."
@@ -56,15 +56,18 @@ def score(
         if len(pictures) != 1:
             raise ValueError(f"--grid cuts one picture, {len(pictures)} are given")
         names, pictures = scoring.cut(names[0], pictures[0], parse_layout(grid))
+    scoring.check_count(len(pictures), ranking=rank)
     how = scoring.rank if rank else scoring.score_set
     with scoring.PacoReward.from_pretrained(
         judge, adapter=adapter, model=model, api_key_env=api_key_env, temperature=temperature
     ) as reward:
+        name, note = reward.name, reward.note
+        if note:  # before any number
+            typer.echo(note, err=True)
         scores = how(reward.judge, pictures, names=names, asked=asked, symmetric=symmetric, reasons=reasons)
         _check_complete(scores, keep_going=keep_going)
-        name, note = reward.name, reward.note
     _print_json(scores, judge=name, note=note, refused=refused) if as_json else typer.echo(table(scores, ranking=rank))
-    for line in filter(None, [note, *refused.values()]):
+    for line in refused.values():
         typer.echo(line, err=True)
     if report:
         write_page(report, scores, judge=name, note=note, theme=theme, ranking=rank, refused=refused)
@@ -74,10 +77,11 @@ def score(
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:
-    if scores.missing and not keep_going:
-        first = scores.missing[0]
+    failed = [pair for pair in scores.missing if not pair.declined]
+    if failed and not keep_going:
+        first = failed[0]
         raise RuntimeError(
-            f"{len(scores.missing)} of {len(scores.pairs)} pairs have no score, the first because: {first.error}; "
+            f"{len(failed)} of {len(scores.pairs)} pairs have no score, the first because: {first.error}; "
             "--keep-going prints the others"
         )
 

@@ -110,7 +110,16 @@ def _run_builtin(servers: list[Server], limits: object, *, dtype: str, api_key: 
     (server,) = servers
     judges = load_judges(server, dtype=dtype)
     _announce(servers)
+    for name, judge in judges.items():
+        if judge.domain:
+            typer.echo(_declines(name, judge.domain.name), err=True)
     run_builtin(judges, host=server.host, port=server.port, limits=limits, api_key=api_key, allow_urls=allow_urls)
+
+
+def _declines(name: str, domain: str) -> str:
+    from pacorl.judges.http.judge import DECLINE_HEADER
+
+    return f"{name} declines images of anything but {domain}; the header `{DECLINE_HEADER}: no` turns that off"
 
 
 def _refuse_extra(arguments: list[str]) -> None:

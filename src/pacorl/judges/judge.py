@@ -12,12 +12,14 @@ Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from pacorl.judges.domain import Domain
 from pacorl.judges.http.judge import VARIANTS, WORDS, HttpJudge
 from pacorl.judges.orders import both_orders
 from pacorl.judges.prompting import ChatPrompt, Prompting
@@ -62,12 +64,14 @@ class LocalJudge:
         symmetric: bool = False,
         variants: bool = False,
         share: bool | None = None,
+        domain: Domain | None = None,
     ) -> None:
         """`batch_tokens`: the most tokens of one forward, padding included (one longer prompt still passes alone).
 
         `temperature` divides the Yes − No logit. `symmetric`: every pair is asked about in both orders, the verdict
         is the mean, and its `order_gap` says how far they lie apart. `variants` adds up the spellings VARIANTS
         (EditReward-Bench's rule). `share`: compute common beginnings once; by default where that is proven equal.
+        `domain`: verdicts about images outside of it are missing.
         """
         self.model = model.eval().requires_grad_(False)
         self.processor = processor
@@ -75,6 +79,7 @@ class LocalJudge:
         self.batch_tokens, self.temperature, self.symmetric = batch_tokens, temperature, symmetric
         self.share = can_share(model.config) if share is None else share
         self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
+        self.domain = domain
 
     @classmethod
     def from_pretrained(
@@ -84,9 +89,14 @@ class LocalJudge:
         adapter: str = "",
         dtype: str = "float32",
         device: str | torch.device = "cpu",
+        decline: bool = False,
         **options: Any,
     ) -> LocalJudge:
         """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
+
+        `decline`: verdicts about images outside of the checkpoint's domain, if it brings one (`judges.domain`), are
+        missing and say so; an adapter may have learned more than its base, so that its own domain counts. A reward
+        never declines.
 
         A checkpoint that is itself a PEFT LoRA is loaded on the base that its config names. `options` are those of
         `LocalJudge`. Raises ValueError where the adapter belongs to another base or its base is unknown, and where
@@ -103,16 +113,23 @@ class LocalJudge:
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:
             model = merge_adapter(model, adapter)
-        return cls(model.to(device), load_processor(source), **options)
+        domain = Domain.load(adapter or source) if decline else None
+        return cls(model.to(device), load_processor(source), domain=domain, **options)
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """One verdict per question, in order. Raises ImageError where an image cannot be looked at."""
         if not questions:
             return []
-        return both_orders(self._verdicts, questions) if self.symmetric else self._verdicts(questions)
+        ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
+        return self.domain.verdicts(ask, questions) if self.domain else ask(questions)
 
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
-        """The answer in words, the likeliest token each time."""
+        """The answer in words, the likeliest token each time.
+
+        Raises RuntimeError if an image is outside of the judge's domain.
+        """
+        if self.domain and (reason := self.domain.reason(question.images)):
+            raise RuntimeError(f"no reasons: {reason}")
         (prompt,) = self.prompting.chat_prompts([question])
         answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()

@@ -33,5 +33,6 @@ def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -
 
 def _mean(one: Verdict, other: Verdict) -> Verdict:
     if one.p_yes is None or other.p_yes is None:
-        return Verdict(None, "; ".join(dict.fromkeys(filter(None, (one.error, other.error)))))
+        errors = "; ".join(dict.fromkeys(filter(None, (one.error, other.error))))
+        return Verdict(None, errors, declined=one.declined or other.declined)
     return Verdict((one.p_yes + other.p_yes) / 2, order_gap=abs(one.p_yes - other.p_yes))

@@ -42,7 +42,11 @@ def summary(scores: Scores, *, ranking: bool = False) -> list[str]:
     """What the scores say, in sentences."""
     if ranking:
         return _ranking_summary(scores)
-    lines = [f"Mean consistency of {len(scores.pairs)} pairs: {_number(scores.mean)}."]
+    scored = len(scores.pairs) - len(scores.missing)
+    if not scored:
+        return _missing_lines(scores)
+    count = f"{scored} of {len(scores.pairs)}" if scores.missing else f"{scored}"
+    lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
     if len(scores.pairs) == 1:
         lines = [f"P(Yes), the two pictures belong together: {_number(scores.mean)}."]
     odd = scores.odd_one_out
@@ -80,7 +84,7 @@ def write_page(
         "score.html",
         title=theme or ("Which fits best" if ranking else "Do they belong together?"),
         name=path.stem,
-        verdict=[*summary(scores, ranking=ranking), *filter(None, [note])],
+        verdict=[*filter(None, [note]), *summary(scores, ranking=ranking)],
         facts=[(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs"), (judge, "judge")],
         cards=cards,
         matrix=pair_matrix_svg(scores.matrix) if not ranking and len(cards) > 2 else "",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pacorl.core import questions
 from pacorl.core.grid import split
-from pacorl.io.images import open_image
+from pacorl.io.net import open_source
 from pacorl.io.pixels import ImageError, check_shape
 from pacorl.judges.orders import both_orders
 from pacorl.types import Grid, Question, Verdict
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pacorl.judges.judge import Judge
 
 TINY_NOTE = (
-    "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only: its scores of other "
-    "pictures mean nothing. Name a real one with --judge, e.g. X-GenGroup/PaCo-Reward-7B."
+    "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
+    "other images. Name a real one with --judge, e.g. X-GenGroup/PaCo-Reward-7B."
 )
 
 
@@ -58,6 +58,8 @@ class PairScore:
     """How far P(Yes) of the two orders lies apart, mean over the questions; None where one order was asked."""
     error: str = ""
     reasons: str = ""
+    declined: bool = False
+    """Whether the judge declined it, because an image is outside of what it knows."""
 
     @property
     def p_yes(self) -> float | None:
@@ -137,6 +139,8 @@ class Scores:
 
     def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
         optional = {"order_gap": pair.order_gap, "error": pair.error, "reasons": pair.reasons}
+        if pair.declined:
+            optional["declined"] = True
         return {
             "images": [self.names[pair.first], self.names[pair.second]],
             "p_yes": pair.p_yes,
@@ -191,20 +195,20 @@ def _criteria_file(path: Path) -> dict[str, str]:
 
 
 def open_images(
-    paths: Sequence[Path], *, keep_going: bool = False
+    sources: Sequence[Path | str], *, keep_going: bool = False
 ) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str]]:
-    """Names, images, and what was left out and why (empty unless `keep_going`).
+    """Names, images, and what was left out and why (empty unless `keep_going`); sources are files or http(s) URLs.
 
     Raises ImageError naming every file that cannot be used, and where fewer than one remains.
     """
     opened: dict[str, Image] = {}
     refused: dict[str, str] = {}
-    for path in paths:
-        name = _unused(str(path), opened)
+    for source in sources:
+        name = _unused(str(source), opened)
         try:
-            opened[name] = open_image(path)
+            opened[name] = open_source(source)
         except (ImageError, OSError) as error:
-            refused[str(path)] = _reason(error, path)
+            refused[str(source)] = _reason(error, source)
     if refused and not (keep_going and opened):
         raise ImageError("\n".join(refused.values()))
     return tuple(opened), tuple(opened.values()), refused
@@ -223,8 +227,16 @@ def _unused(name: str, taken: Mapping[str, object]) -> str:
     return next(n for n in itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2))) if n not in taken)
 
 
-def _reason(error: Exception, path: Path) -> str:
-    return f"{path}: {error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)
+def _reason(error: Exception, source: Path | str) -> str:
+    return f"{source}: {error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def check_count(count: int, *, ranking: bool = False) -> None:
+    """Raises ValueError if there are too few images to compare; costs nothing, so that a door can ask it first."""
+    if count < 2 and ranking:
+        raise ValueError("ranking needs a reference and at least one candidate")
+    if count < 2:
+        raise ValueError(f"{count} image has nothing to be compared with; give two or more, or a --grid")
 
 
 # --- scoring ---------------------------------------------------------------------------------------------------
@@ -240,8 +252,7 @@ def score_set(
     reasons: bool = False,
 ) -> Scores:
     """Scores every pair of two images or more, in one call of the judge. Raises ValueError for fewer."""
-    if len(images) < 2:
-        raise ValueError(f"{len(images)} image has nothing to be compared with; give two or more, or a --grid")
+    check_count(len(images))
     pairs = list(itertools.combinations(range(len(images)), 2))
     return _scores(judge, images, pairs, names, asked, symmetric=symmetric, reasons=reasons)
 
@@ -256,8 +267,7 @@ def rank(
     reasons: bool = False,
 ) -> Scores:
     """Scores the first image, the reference, against each of the others; `ranked` holds them best first."""
-    if len(images) < 2:
-        raise ValueError("ranking needs a reference and at least one candidate")
+    check_count(len(images), ranking=True)
     pairs = [(0, candidate) for candidate in range(1, len(images))]
     return _scores(judge, images, pairs, names, asked, symmetric=symmetric, reasons=reasons)
 
@@ -277,7 +287,10 @@ def _scores(
     verdicts = iter(ask([Question((images[a], images[b]), one.text) for a, b in pairs for one in asked]))
     scored = [_pair_score(pair, [next(verdicts) for _ in asked]) for pair in pairs]
     if reasons:
-        scored = [replace(pair, reasons=_reasons(judge, images, pair, asked)) for pair in scored]
+        scored = [
+            pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, asked))
+            for pair in scored
+        ]
     names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
     return Scores(names, tuple(images), asked, tuple(scored))
 
@@ -290,6 +303,7 @@ def _pair_score(pair: tuple[int, int], verdicts: Sequence[Verdict]) -> PairScore
         by_question=tuple(verdict.p_yes for verdict in verdicts),
         order_gap=_mean([verdict.order_gap for verdict in verdicts]),
         error="; ".join(errors),
+        declined=any(verdict.declined for verdict in verdicts),
     )
 
 
@@ -328,23 +342,30 @@ class PacoReward:
         api_key_env: str = "",
         temperature: float = 1.0,
         variants: bool = False,
+        decline: bool = True,
     ) -> PacoReward:
         """A judge from a transformers folder or hub name (with a PEFT `adapter`), the URL of a server, or an
         endpoints YAML (`model` is its name there). "tiny" is the embedded one, of the tiny world only. `variants` adds
-        up the spellings of Yes and of No, as EditReward-Bench does.
+        up the spellings of Yes and of No, as EditReward-Bench does. `decline`: images outside of what the judge knows
+        get no score, if its checkpoint says what it knows (`judges.domain`).
 
         Raises ValueError where it cannot be what was asked for; for a server, before any question.
         """
         text = str(source)
         if not text.startswith(("http://", "https://")) and not text.endswith((".yaml", ".yml")):
-            local = _local(text, adapter=adapter, temperature=temperature, variants=variants)
+            local = _local(text, adapter=adapter, temperature=temperature, variants=variants, decline=decline)
             return cls(local, name=_local_name(text, adapter))
         from pacorl.judges.http.judge import HttpJudge
 
         if adapter:
             raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
         judge = HttpJudge.connect(
-            text, model=model, api_key_env=api_key_env, temperature=temperature, variants=variants
+            text,
+            model=model,
+            api_key_env=api_key_env,
+            temperature=temperature,
+            variants=variants,
+            decline=decline,
         )
         try:
             judge.check()
@@ -356,7 +377,10 @@ class PacoReward:
     @property
     def note(self) -> str:
         """What a reader of the scores must know of the judge; empty for most."""
-        return TINY_NOTE if self.name == "tiny" else ""
+        domain = getattr(self.judge, "domain", None)
+        if domain is None or self.name == "tiny":
+            return TINY_NOTE if self.name == "tiny" else ""
+        return f"Judged by {self.name}, which knows {domain.name} only and declines other images."
 
     def score(
         self,
@@ -367,7 +391,7 @@ class PacoReward:
         criteria: Mapping[str, str] | None = None,
         symmetric: bool = False,
     ) -> float:
-        """P(Yes) of two images. Raises RuntimeError where the judge gives no answer."""
+        """P(Yes) of two images: files, http(s) URLs, or PIL's own. Raises RuntimeError if the judge gives no answer."""
         scores = self.score_set([first, second], theme=theme, criteria=criteria, symmetric=symmetric)
         if scores.mean is None:
             raise RuntimeError(f"{self.name} gave no verdict: {scores.pairs[0].error}")
@@ -426,4 +450,4 @@ def _local_name(checkpoint: str, adapter: str) -> str:
 
 
 def _as_image(image: Image | Path | str) -> Image:
-    return open_image(image) if isinstance(image, str | Path) else image
+    return open_source(image) if isinstance(image, str | Path) else image

@@ -16,14 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pacorl import __version__
 from pacorl.io.images import MAX_PIXELS
+from pacorl.judges.http.judge import DECLINE_HEADER, DECLINED
 from pacorl.judges.judge import LocalJudge
 from pacorl.judges.placement import placement
 from pacorl.judges.prompting import ChatPrompt
@@ -54,6 +55,10 @@ class Limits:
     """Questions that are answered in common; what they share is computed once."""
 
 
+class DeclinedError(Exception):
+    """A request about images outside of the judge's domain."""
+
+
 class RefusedError(Exception):
     """A request that is answered with an error status."""
 
@@ -68,10 +73,18 @@ class ServedModel:
     def __init__(self, name: str, judge: LocalJudge, limits: Limits) -> None:
         self.name = name
         self.conversations = Conversations(judge)
+        self.domain = judge.domain
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
         self.batcher: Batcher[ChatPrompt, Tensor] = Batcher(
             judge.log_probs, self.executor, largest=limits.together, most_waiting=limits.waiting
         )
+
+    async def check_domain(self, prompt: ChatPrompt) -> None:
+        """Raises DeclinedError if an image is outside of what the judge knows."""
+        if self.domain and prompt.pictures:
+            images = [picture.image for picture in prompt.pictures]
+            if reason := await asyncio.to_thread(self.domain.reason, images):
+                raise DeclinedError(reason)
 
     async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         """The continuation that a request asks for; a single token goes through the batcher."""
@@ -115,10 +128,14 @@ def create_app(
     _add_pages(app, models, metrics)
 
     @app.post("/v1/chat/completions")
-    async def chat(request: ChatRequest) -> JSONResponse:
+    async def chat(
+        request: ChatRequest, decline: Annotated[Literal["yes", "no"], Header(alias=DECLINE_HEADER)] = "yes"
+    ) -> JSONResponse:
         model = _model_of(models, request.model)
         with metrics.request(model.name):
             prompt = await _prompt(model, request, limits, allow_urls)
+            if decline == "yes":
+                await model.check_domain(prompt)
             continuation = await model.answer(request, prompt)
             metrics.images += len(prompt.pictures)
             return JSONResponse(completion(request, continuation, model.conversations))
@@ -127,11 +144,12 @@ def create_app(
 
 
 def load_judges(server: Server, *, dtype: str = "auto") -> dict[str, LocalJudge]:
-    """The judges of one server by name; each adapter is merged into weights of its own."""
+    """The judges of one server by name; each adapter is merged into weights of its own, each declines what it does
+    not know."""
     wanted = {**dict.fromkeys(server.names, ""), **server.adapters}
     place = placement(server.checkpoint, dtype)
     return {
-        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, **place)
+        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, decline=True, **place)
         for name, adapter in wanted.items()
     }
 
@@ -265,6 +283,10 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(_: Request, fault: RefusedError) -> JSONResponse:
         return _error(fault.status, str(fault))
 
+    @app.exception_handler(DeclinedError)
+    async def declined(_: Request, fault: DeclinedError) -> JSONResponse:
+        return _error(422, str(fault), kind=DECLINED)
+
     @app.exception_handler(QueueFullError)
     async def full(_: Request, fault: QueueFullError) -> JSONResponse:
         return _error(429, "too many questions are waiting; ask again", {"Retry-After": "1"})
@@ -280,7 +302,7 @@ def _add_errors(app: FastAPI) -> None:
         return _error(500, f"the judge failed ({type(fault).__name__})")
 
 
-def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    kind = "invalid_request_error" if status < 500 else "server_error"
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None, *, kind: str = "") -> JSONResponse:
+    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
     return JSONResponse(body, status_code=status, headers=dict(headers or {}))

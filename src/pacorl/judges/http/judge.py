@@ -48,6 +48,10 @@ CUT_TOLERANCE = 1e-3
 the list. If that leaves P(Yes) open by more than this, the verdict is missing."""
 MASS_TOLERANCE = 1e-2  # probabilities of one list may exceed 1 by so much (bf16 servers), and no more
 FLOOR_LOGPROB = -9999.0  # what vLLM sends for −inf
+DECLINE_HEADER = "X-Pacorl-Decline"
+"""`no`: the server is to judge images outside of its judge's domain too (`judges.domain`)."""
+DECLINED = "declined"
+"""What the built-in server calls the error of a request that its judge declines."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 20.0
 REST_SECONDS = 10.0  # how long an endpoint that did not answer is spared while others do
 
@@ -66,6 +70,10 @@ class _TransientError(Exception):
 
 class _UnansweredError(Exception):
     """There will be no answer to this question."""
+
+
+class _DeclinedError(_UnansweredError):
+    """The judge declines the question's images."""
 
 
 @dataclass(slots=True)
@@ -135,20 +143,23 @@ class HttpJudge:
         symmetric: bool = False,
         variants: bool = False,
         image_format: Literal["png", "jpeg"] = "png",
+        decline: bool = False,
     ) -> None:
         """`concurrency`: requests that one endpoint is sent at a time by all `processes` (ranks) together.
 
         `timeout`: seconds for a whole answer, its body included. `temperature` divides the Yes − No logit.
         `symmetric`: every pair is asked about in both orders (`judges.orders`). `variants` adds up the spellings
         VARIANTS. `image_format`: PNG is exact; JPEG (quality 95) is smaller. `api_key_env` names the environment
-        variable of the key.
+        variable of the key. `decline`: a server may decline images outside of its judge's domain (`judges.domain`),
+        which makes their verdicts missing; by default it is told not to, because a reward needs an answer to
+        everything.
         """
         if not endpoints:
             raise ValueError("a judge over HTTP needs at least one endpoint, e.g. http://127.0.0.1:8000/v1")
         self.model = model
         self.timeout, self.retries, self.temperature, self.symmetric = timeout, retries, temperature, symmetric
         self.words = VARIANTS if variants else WORDS
-        self.image_format = image_format
+        self.image_format, self.decline = image_format, decline
         self.counters = Counters()
         self._key = _read_key(api_key_env)
         limit = max(1, concurrency // processes)
@@ -390,6 +401,8 @@ class HttpJudge:
         """What an HTTP error status means for a question."""
         status: int = fault.status_code
         reason = f"HTTP {status}: {self._redacted(_message_of(fault))}"
+        if status == 422 and isinstance(fault.body, dict) and fault.body.get("type") == DECLINED:
+            return _DeclinedError(self._redacted(_message_of(fault)))
         if status in (401, 403):
             return JudgeRefusedError(f"{endpoint.url} refuses the key: {reason}; name its variable with api_key_env")
         if status in (408, 409, 425, 429) or status >= 500:
@@ -412,7 +425,13 @@ class HttpJudge:
             raise ValueError("a judge over HTTP needs the openai client: pip install 'pacorl[serve]'") from None
 
         # A key for other services must not travel to this one, so the client never looks for one itself.
-        client = AsyncOpenAI(base_url=url, api_key=self._key or "none", max_retries=0, timeout=self.timeout)
+        client = AsyncOpenAI(
+            base_url=url,
+            api_key=self._key or "none",
+            max_retries=0,
+            timeout=self.timeout,
+            default_headers={} if self.decline else {DECLINE_HEADER: "no"},
+        )
         return _Endpoint(url, client, asyncio.Semaphore(limit))
 
 
@@ -446,7 +465,7 @@ class _Call:
             return Verdict(await self._judge._p_yes(pictures, text))
         except _UnansweredError as fault:
             self._judge.counters.missing += 1
-            return Verdict(None, str(fault))
+            return Verdict(None, str(fault), declined=isinstance(fault, _DeclinedError))
 
     async def _picture(self, image: Image, name: str, group: asyncio.TaskGroup) -> Picture:
         if id(image) not in self._pictures:

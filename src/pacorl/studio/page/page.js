@@ -395,7 +395,10 @@ function showJudgement(job) {
   const pairs = result.pairs.length;
   const odd = result.odd;
   const fits = odd ? ` ${result.names[odd.image]} fits least, ${number(odd.with_others)} with the others${odd.among_others === null ? "" : `; they reach ${number(odd.among_others)} among themselves`}.` : "";
-  $("judgeWords").textContent = (pairs === 1 ? "that the two belong together, by " : `mean of ${pairs} pairs, by `) + `${result.judge}.${fits}`;
+  const unscored = result.pairs.filter((pair) => pair.p_yes === null);
+  const scored = unscored.length ? `${pairs - unscored.length} of ${pairs}` : pairs;
+  $("judgeWords").textContent = unscored.length === pairs ? `no score: ${unscored[0].error}.`
+    : (pairs === 1 ? "that the two belong together, by " : `mean of ${scored} pairs, by `) + `${result.judge}.${fits}`;
   $("judgeStrip").replaceChildren(...result.names.map((name, i) => {
     const isOdd = odd?.image === i && odd.among_others !== null && odd.with_others < odd.among_others;
     return make("figure", { className: isOdd ? "odd" : "" }, make("img", { src: pictures[i], alt: name }),

@@ -1,0 +1,164 @@
+"""The domain of a judge: which images it can judge at all.
+
+A judge that was trained in a small world answers anything that it is shown, and what it answers to a photograph means
+nothing. A checkpoint may therefore hold a `domain.json` and a `domain.safetensors` beside its weights: a classifier of
+a few thousand parameters that looks at small copies of the images. Whoever takes images from a person (`pacorl score`,
+`PacoReward`, the studio, the built-in server) asks it first, and an image outside becomes a missing verdict with the
+reason. A training reward never asks it: the noise of early training must be punished, not left out.
+
+The classifier learns from images of the domain and from drawn images outside it (outlier exposure, arXiv 1812.04606).
+
+Legend: B images, H height, W width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL.Image import Resampling
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pacorl.io.pixels import as_rgb
+from pacorl.types import Question, Verdict
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SETTINGS_FILE, WEIGHTS_FILE = "domain.json", "domain.safetensors"
+Ask = Callable[[Sequence[Question]], Sequence[Verdict]]
+BATCH = 256
+"""Images that pass the classifier together."""
+
+
+class DomainNet(nn.Module):
+    """Four convolutions, then the mean and the maximum of each channel: (B, 3, H, W) in −1..1 → (B,) logits.
+
+    Above 0 the image is more likely outside.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        sizes = [3, width, 2 * width, 2 * width, 4 * width]
+        self.layers = nn.ModuleList(
+            nn.Conv2d(sizes[i], sizes[i + 1], kernel_size=3, stride=1 if i == 0 else 2, padding=1) for i in range(4)
+        )
+        self.head = nn.Linear(2 * sizes[-1], 1)
+
+    def forward(self, pixels_B3HW: Tensor) -> Tensor:
+        x = pixels_B3HW
+        for layer in self.layers:
+            x = F.silu(layer(x))
+        logit: Tensor = self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1))
+        return logit[:, 0]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A classifier of images, its threshold, and what to say of images outside."""
+
+    net: DomainNet
+    name: str
+    """What the judge knows, e.g. `the tiny world of drawn characters`."""
+    size: int
+    """Height and width of the copies that the classifier looks at."""
+    threshold: float
+    """The logit above which an image is outside."""
+
+    @classmethod
+    def load(cls, checkpoint: str | Path) -> Domain | None:
+        """The domain of a checkpoint folder or hub name; None if it has none.
+
+        Raises ValueError naming the file if it is damaged.
+        """
+        from safetensors.torch import load_file
+
+        path = _file_of(checkpoint, SETTINGS_FILE)
+        if path is None:
+            return None
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            net = DomainNet(int(settings["width"]))
+            weights = load_file(_file_of(checkpoint, WEIGHTS_FILE) or path.with_name(WEIGHTS_FILE))
+            net.load_state_dict({name: weight.float() for name, weight in weights.items()})
+            domain = cls(net, str(settings["name"]), int(settings["size"]), float(settings["threshold"]))
+        except Exception as error:  # a bad file shows itself in many ways
+            raise ValueError(f"{path}: not a judge's domain ({error}); take it away or make it again") from None
+        net.eval().requires_grad_(False)
+        return domain
+
+    def save(self, folder: Path) -> None:
+        """Writes both files, the weights in fp16."""
+        from safetensors.torch import save_file
+
+        settings = {
+            "name": self.name,
+            "width": self.net.layers[0].out_channels,
+            "size": self.size,
+            "threshold": self.threshold,
+        }
+        save_file({name: weight.half() for name, weight in self.net.state_dict().items()}, folder / WEIGHTS_FILE)
+        (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def verdicts(self, ask: Ask, questions: Sequence[Question]) -> list[Verdict]:
+        """Asks the questions whose images are all inside; the verdicts of the others are missing, and say why."""
+        images = {id(image): image for question in questions for image in question.images}
+        outside = dict(zip(images, self.outside(list(images.values())), strict=True))
+        reasons = [self._reason([outside[id(image)] for image in question.images]) for question in questions]
+        asked = [question for question, reason in zip(questions, reasons, strict=True) if not reason]
+        answers = iter(ask(asked) if asked else [])
+        return [Verdict(None, reason, declined=True) if reason else next(answers) for reason in reasons]
+
+    def reason(self, images: Sequence[Image]) -> str:
+        """Why the judge declines a question about these images; empty if they are all inside."""
+        return self._reason(self.outside(images))
+
+    def _reason(self, outside: Sequence[bool]) -> str:
+        if not any(outside):
+            return ""
+        numbers = [f"image {number}" for number, is_outside in enumerate(outside, 1) if is_outside]
+        which = "the image" if len(outside) == 1 else " and ".join(numbers)
+        verb = "shows" if len(numbers) == 1 else "show"
+        return f"this judge knows {self.name} only, and {which} {verb} something else"
+
+    def outside(self, images: Sequence[Image]) -> list[bool]:
+        """Whether each image is outside. Raises ImageError for one that no judge can look at."""
+        return (self.logits(images) > self.threshold).tolist()
+
+    @torch.inference_mode()
+    def logits(self, images: Sequence[Image]) -> Tensor:
+        """(B,)"""
+        batches = [images[start : start + BATCH] for start in range(0, len(images), BATCH)]
+        return torch.cat([torch.empty(0), *(self.net(pixels(batch, size=self.size)) for batch in batches)])
+
+
+def _file_of(checkpoint: str | Path, name: str) -> Path | None:
+    """A file beside a checkpoint's weights, which not every checkpoint has."""
+    from transformers.utils import cached_file
+
+    path = cached_file(
+        checkpoint, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    return Path(path) if path else None
+
+
+def pixels(images: Iterable[Image], *, size: int) -> Tensor:
+    """Small copies of images, whatever their shape: (B, 3, size, size) in −1..1."""
+    copies = [thumbnail(image, size=size) for image in images]
+    return to_pixels(torch.from_numpy(np.stack([np.asarray(copy) for copy in copies])))
+
+
+def thumbnail(image: Image, *, size: int) -> Image:
+    """What the classifier sees of an image. Raises ImageError if no judge can look at it."""
+    return as_rgb(image, "the image").resize((size, size), Resampling.BICUBIC)
+
+
+def to_pixels(bytes_BHW3: Tensor) -> Tensor:
+    """8-bit images → (B, 3, H, W) in −1..1."""
+    return bytes_BHW3.permute(0, 3, 1, 2).float() / 127.5 - 1
