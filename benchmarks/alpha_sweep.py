@@ -27,7 +27,7 @@ from pacorl.config.base import load
 from pacorl.config.judge_run import RewardRun
 from pacorl.data.comparisons import comparisons_from
 from pacorl.engine.threads import use_cores
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.report.svg import Scale, tag
 
 RECIPE = Path(__file__).parents[1] / "configs" / "reward" / "tiny.yaml"

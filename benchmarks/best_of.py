@@ -25,7 +25,7 @@ from pacorl.data.records import prompts_from
 from pacorl.engine.generator import Generator
 from pacorl.engine.threads import use_cores
 from pacorl.generate.sets import Made, generate_sets
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.judges.judge import LocalJudge
 from pacorl.types import Size
 

@@ -32,7 +32,7 @@ from pacorl import twins as tiny
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import vocabulary
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.train.trainer import prepare, run_epoch
 from pacorl.train.training import Training
 from pacorl.types import Size

@@ -27,7 +27,7 @@ from typing import Any
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.threads import use_cores
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.quickstart import recipe
 from pacorl.train.trainer import train_policy
 

@@ -30,7 +30,7 @@ import torch
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.train.judging import close_judge
 from pacorl.train.trainer import prepare, run_epoch
 from pacorl.train.training import Training

@@ -38,7 +38,7 @@ from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw, spli
 from pacorl.engine.generator import Generator
 from pacorl.engine.threads import use_cores
 from pacorl.generate.storyboard import pages, paint_storyboard, read_storyboard
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.judges.judge import Judge, LocalJudge
 from pacorl.types import Question
 

@@ -32,7 +32,7 @@ from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.quickstart import recipe
 from pacorl.train.evaluate import evaluate
 from pacorl.train.trainer import prepare, run_epoch

@@ -19,7 +19,7 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.data.comparisons import load_comparisons
 from pacorl.data.rankings import load_rankings
 from pacorl.dataset.importing import import_folder
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "your-domain.md").read_text(encoding="utf-8")

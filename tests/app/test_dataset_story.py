@@ -16,7 +16,7 @@ from pacorl.data.characters import Panel, draw
 from pacorl.dataset.explain import explain_pair
 from pacorl.dataset.llm import ChatModel
 from pacorl.dataset.records import LabelledPair
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 from pacorl.types import Comparison, Question, Verdict
 
 pytest.importorskip("faiss", reason="faiss is not installed")

@@ -10,7 +10,7 @@ import pytest
 from bench_data import GRIDS, edit_reward_rows, gedit_rows, rank_rows, write_parquet
 
 from pacorl.data.characters import Panel, character_prompts, draw, redrawn
-from pacorl.io.files import write_jsonl
+from pacorl.io.documents import write_jsonl
 from pacorl.judges.judge import LocalJudge
 
 

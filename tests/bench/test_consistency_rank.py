@@ -16,7 +16,7 @@ from pacorl.bench.pairs import JudgePairs, RewardPairs, ScoreFile
 from pacorl.bench.suite import run
 from pacorl.cli.benchmark import INCOMPLETE, app
 from pacorl.core.ranking import Interval
-from pacorl.io.files import read_jsonl, write_jsonl
+from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judges.judge import LocalJudge
 from pacorl.rewards.jpeg import JpegSize

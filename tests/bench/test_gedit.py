@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.gedit import PARTS, read_edits
 from pacorl.bench.rating import RUBRIC, _UnreadableError, read_rubric, read_scores
 from pacorl.cli.benchmark import INCOMPLETE, app
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 
 
 @dataclass

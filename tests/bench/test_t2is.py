@@ -22,7 +22,7 @@ from pacorl.core.ranking import Interval
 from pacorl.data.characters import character_prompts
 from pacorl.data.leaks import trained_on
 from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judges.judge import LocalJudge
 from pacorl.rewards.jpeg import JpegSize

@@ -15,8 +15,9 @@ import pytest
 
 from pacorl.data.characters import Panel, character_prompts, draw_grid, redrawn
 from pacorl.dataset.records import PromptRecord, read_prompts
-from pacorl.io.files import write_atomic, write_jsonl
-from pacorl.io.png import png_bytes
+from pacorl.io.documents import write_jsonl
+from pacorl.io.files import write_atomic
+from pacorl.io.images import png_bytes
 
 
 def write_tiny_prompts(path: Path, count: int) -> None:

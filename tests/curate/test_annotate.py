@@ -21,7 +21,7 @@ from pacorl.annotate.launch import collect, open_desk, plan, serve
 from pacorl.annotate.simulate import simulate
 from pacorl.annotate.store import Person, RefusedError, Store, only_server, public_key
 from pacorl.dataset.records import Answer, Instance, read_answers, read_instances
-from pacorl.io.files import read_jsonl, write_jsonl
+from pacorl.io.documents import read_jsonl, write_jsonl
 
 NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
 

@@ -8,7 +8,7 @@ from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
 from pacorl.dataset.llm import ChatRefusedError
 from pacorl.dataset.records import Answer, read_instances, read_pairs, write_answers
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 
 
 @pytest.fixture

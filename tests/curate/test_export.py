@@ -15,7 +15,7 @@ from pacorl.data.comparisons import answer_text, load_comparisons, load_sharegpt
 from pacorl.dataset.export import export, label
 from pacorl.dataset.importing import import_folder
 from pacorl.dataset.records import Answer, read_answers, read_instances, read_pairs, write_answers
-from pacorl.io.files import read_jsonl, write_jsonl
+from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 
 SHARES = {"train": 0.5, "test": 0.5}

@@ -9,9 +9,8 @@ from PIL import Image
 from pacorl.data.characters import Panel, draw_grid, redrawn
 from pacorl.dataset.generate import generate
 from pacorl.dataset.pair import pair
-from pacorl.io.files import read_jsonl
-from pacorl.io.images import open_image
-from pacorl.io.png import png_text
+from pacorl.io.documents import read_jsonl
+from pacorl.io.images import open_image, png_text
 
 
 class Painter:

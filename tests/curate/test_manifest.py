@@ -4,7 +4,8 @@ import pytest
 
 from pacorl.dataset.manifest import Step
 from pacorl.dataset.records import read_answers, read_instances, read_pairs, read_prompts
-from pacorl.io.files import Journal, inside, read_jsonl, read_keyed, safe_name, write_atomic, write_jsonl
+from pacorl.io.documents import read_keyed, write_jsonl
+from pacorl.io.files import write_atomic
 
 
 def step(folder, **options):
@@ -37,51 +38,6 @@ def test_a_broken_manifest_is_named(finished, content):
     write_atomic(finished / "manifests" / "demo.json", content)
     with pytest.raises(ValueError, match=r"demo\.json is no manifest.*delete it to do the step again"):
         step(finished, size=(1, 2)).counts_if_done()
-
-
-def test_atomic_write_leaves_no_parts(tmp_path):
-    write_atomic(tmp_path / "a" / "b.txt", "x")
-    write_atomic(tmp_path / "a" / "b.txt", "y")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.txt"]
-    assert (tmp_path / "a" / "b.txt").read_text() == "y"
-
-
-def test_journal_survives_a_torn_line(tmp_path):
-    path = tmp_path / "j.jsonl"
-    Journal(path).add({"key": "a", "n": 1})
-    with path.open("a") as handle:
-        handle.write('{"key": "b", "n"')
-    journal = Journal(path)
-    assert list(journal.items) == ["a"]
-    journal.add({"key": "b", "n": 2})
-    journal.add({"key": "a", "n": 3})
-    assert {key: row["n"] for key, row in Journal(path).items.items()} == {"a": 3, "b": 2}
-
-
-@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a\\b", "ünder", "x" * 121, "..", "a\0b", "con:1"])
-def test_hostile_names_are_refused(name):
-    with pytest.raises(ValueError, match="cannot name a folder"):
-        safe_name(name)
-
-
-@pytest.mark.parametrize("path", ["../up.png", "/etc/passwd", "a/../../up.png", "a\0b"])
-def test_paths_cannot_leave_the_folder(tmp_path, path):
-    with pytest.raises(ValueError, match=r"leads out of|is not a path"):
-        inside(tmp_path, path)
-
-
-def test_links_cannot_leave_the_folder(tmp_path):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "secret.png").write_bytes(b"x")
-    (tmp_path / "set" / "link.png").symlink_to(tmp_path / "secret.png")
-    with pytest.raises(ValueError, match="leads out of"):
-        inside(tmp_path / "set", "link.png")
-
-
-def test_bad_json_is_named_by_line(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{oops\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: not JSON"):
-        read_jsonl(tmp_path / "a.jsonl")
 
 
 def test_bad_prompts_are_named(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from pacorl.core.grid import parse_layout, split
 from pacorl.dataset.pair import instances_of, pair, panel_path
 from pacorl.dataset.records import PromptRecord, read_instances
-from pacorl.io.files import read_jsonl, write_atomic, write_jsonl
+from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.files import write_atomic
 from pacorl.io.images import open_image
 from pacorl.types import Prompt
 

@@ -12,7 +12,7 @@ from pacorl.dataset.llm import ChatRefusedError, parse
 from pacorl.dataset.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
 from pacorl.dataset.records import read_prompts
 from pacorl.dataset.taxonomy import PAPER, TINY, Order, Subject, orders, read_taxonomy
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)

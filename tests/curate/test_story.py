@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pacorl.annotate.simulate import read, shared
 from pacorl.cli.dataset import app
 from pacorl.data.characters import Panel, draw_grid, redrawn
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 
 pytest.importorskip("faiss", reason="faiss is not installed")
 

@@ -10,7 +10,7 @@ import pytest
 from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
-from pacorl.io.pixels import ImageError
+from pacorl.io.images import ImageError
 from pacorl.judges.http import judge as http_judge
 from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError, read_p_yes
 from pacorl.types import Question

@@ -17,7 +17,7 @@ from PIL import Image
 
 from pacorl.core import questions
 from pacorl.data import characters
-from pacorl.io.pixels import ImageError
+from pacorl.io.images import ImageError
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judges.http.judge import VARIANTS
 from pacorl.judges.judge import TINY_JUDGE, LocalJudge, single_token

@@ -44,7 +44,7 @@ from pacorl.dataset.pair import pair
 from pacorl.dataset.prompts import make_writer, write_all
 from pacorl.dataset.taxonomy import TINY, read_taxonomy
 from pacorl.io.images import open_image
-from pacorl.io.quiet_loading import quiet_loading
+from pacorl.io.quiet import quiet_loading
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import TINY_JUDGE, Judge, LocalJudge
 from pacorl.quickstart import recipe

@@ -29,7 +29,7 @@ from pacorl.annotate.agreement import agreement
 from pacorl.annotate.store import Person, RefusedError, Store, Task, public_key, shown_order
 from pacorl.dataset.records import Instance
 from pacorl.io.files import inside
-from pacorl.io.png import TYPES
+from pacorl.io.images import IMAGE_TYPES
 
 PAGE = Path(__file__).parent / "page"
 PAGE_FILES = {"page.js": "text/javascript", "admin.js": "text/javascript", "style.css": "text/css"}
@@ -188,7 +188,8 @@ def image(key: str, slot: str, desk: AtDesk, person: Someone) -> Response:
     """A picture of an instance that this person may see, from inside the dataset folder."""
     one = desk.store.instance_for(person, key)
     path = picture_path(desk.folder, _picture_name(one, slot, person.name))
-    return FileResponse(path, media_type=TYPES[path.suffix.lower()], headers={"Cache-Control": "private, max-age=3600"})
+    headers = {"Cache-Control": "private, max-age=3600"}
+    return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
 
 
 def _picture_name(one: Instance, slot: str, person: str) -> str:
@@ -205,7 +206,7 @@ def picture_path(folder: Path, name: str) -> Path:
         path = inside(folder, name)
     except ValueError:
         raise RefusedError("this picture is not in the dataset's folder", status=403) from None
-    if path.suffix.lower() not in TYPES:
+    if path.suffix.lower() not in IMAGE_TYPES:
         raise RefusedError(f"{Path(name).name} is not a picture", status=403)
     if not path.is_file():
         raise RefusedError(f"{Path(name).name} is missing on the disk", status=410)

@@ -22,7 +22,8 @@ from pacorl.bench.published import CONSISTENCY_RANK, PAPER
 from pacorl.bench.suite import BadItemError, Row, evenly, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
-from pacorl.io.files import inside, read_jsonl, read_keyed
+from pacorl.io.documents import read_jsonl, read_keyed
+from pacorl.io.files import inside
 
 IMAGES, PROMPTS, RANKS = "images", "prompt_data.jsonl", "consistency_full_rank.jsonl"
 

@@ -24,7 +24,7 @@ from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
 from pacorl.io.files import safe_name, write_atomic
-from pacorl.io.png import png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

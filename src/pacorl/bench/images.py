@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.bench.suite import BadItemError
 from pacorl.io.files import inside
-from pacorl.io.images import open_image
-from pacorl.io.pixels import ImageError
+from pacorl.io.images import ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

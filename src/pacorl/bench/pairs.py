@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pacorl.bench.suite import BadItemError
 from pacorl.core import questions
 from pacorl.core.grid import join
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 from pacorl.types import Grid, Prompt, Question, Verdict
 
 if TYPE_CHECKING:

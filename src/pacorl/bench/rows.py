@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pacorl.io.files import read_jsonl
+from pacorl.io.documents import read_jsonl
 
 ROWS_AT_A_TIME = 8
 """Of a parquet file; each may hold several pictures of some megabytes."""

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from pacorl.bench.tables import Line, Table, as_dict, html_rows, markdown
 from pacorl.core.ranking import Interval
 from pacorl.engine.image_queue import Shard
-from pacorl.io.files import Journal, write_atomic
+from pacorl.io.documents import Journal
+from pacorl.io.files import write_atomic
 from pacorl.report import render
 
 Row = dict[str, Any]

@@ -37,8 +37,9 @@ from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.leaks import id_text
 from pacorl.data.records import load_prompts
 from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
-from pacorl.io.files import read_jsonl, safe_name, write_atomic
-from pacorl.io.png import TYPES, png_bytes
+from pacorl.io.documents import read_jsonl
+from pacorl.io.files import safe_name, write_atomic
+from pacorl.io.images import IMAGE_TYPES, png_bytes
 from pacorl.types import Prompt, Question
 
 if TYPE_CHECKING:
@@ -392,7 +393,7 @@ def _known(scores: Sequence[Score]) -> list[float]:
 
 def _file_of(folder: Path, stem: str) -> str:
     """The picture of that name, whatever its format. Raises BadItemError where there is none."""
-    found = next((f"{stem}{suffix}" for suffix in TYPES if (folder / f"{stem}{suffix}").is_file()), None)
+    found = next((f"{stem}{suffix}" for suffix in IMAGE_TYPES if (folder / f"{stem}{suffix}").is_file()), None)
     if found is None:
         raise BadItemError(f"{folder / stem}.png is missing")
     return found

@@ -278,7 +278,7 @@ def _running(
 ) -> Running:
     from pacorl.bench.build import Running, shard_of
     from pacorl.engine.threads import use_cores
-    from pacorl.io.quiet_loading import quiet_loading
+    from pacorl.io.quiet import quiet_loading
 
     quiet_loading()
     use_cores()

@@ -88,7 +88,7 @@ def generate(
         raise ValueError(f"--count {count} and --storyboard do not go together; give another --seed instead")
 
     from pacorl.engine.threads import use_cores
-    from pacorl.io.quiet_loading import quiet_loading
+    from pacorl.io.quiet import quiet_loading
 
     quiet_loading()
     use_cores()

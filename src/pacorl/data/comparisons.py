@@ -28,7 +28,8 @@ from typing import Any
 from pacorl.core.questions import meets_criterion
 from pacorl.data import characters
 from pacorl.data.characters import IDENTITY, VALUES, Panel, Split
-from pacorl.io.files import inside, write_atomic, write_jsonl
+from pacorl.io.documents import write_jsonl
+from pacorl.io.files import inside, write_atomic
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"

@@ -23,7 +23,8 @@ import yaml
 from pacorl.core.grid import shared_text
 from pacorl.data.comparisons import comparisons_from
 from pacorl.data.records import prompts_from
-from pacorl.io.files import digest, read_jsonl, write_jsonl
+from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.files import digest
 from pacorl.types import Prompt
 
 Why = Literal["text", "near", "picture"]

@@ -19,8 +19,9 @@ from pacorl.dataset.export import label
 from pacorl.dataset.llm import ChatError, ChatModel, estimate
 from pacorl.dataset.manifest import Progress, Step, silent
 from pacorl.dataset.records import LabelledPair
-from pacorl.io.files import Journal, inside, journalled
-from pacorl.io.png import TYPES
+from pacorl.io.documents import Journal, read_journal
+from pacorl.io.files import inside
+from pacorl.io.images import IMAGE_TYPES
 
 DIMENSIONS = ("style", "identity", "logic")
 TOKENS_PER_PAIR = (2500, 200)
@@ -63,7 +64,7 @@ def explain(
     pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
     path = folder / "explanations.jsonl"
     if dry_run:
-        known = journalled(path)
+        known = read_journal(path)
         missing = [pair for pair in pairs if not _settled(known, pair)]
         return {
             "pairs": len(pairs),
@@ -147,7 +148,7 @@ def pictures(folder: Path, pair: LabelledPair) -> list[dict[str, Any]]:
 
 def data_url(path: Path) -> str:
     """A picture as it lies on the disk, inside a URL."""
-    kind = TYPES.get(path.suffix.lower())
+    kind = IMAGE_TYPES.get(path.suffix.lower())
     if kind is None or not path.is_file():
         raise ValueError(f"{path} is missing or no picture; put it back, or export without its rankings")
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

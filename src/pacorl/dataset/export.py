@@ -25,7 +25,8 @@ from pacorl.data.comparisons import save_comparisons, save_sharegpt
 from pacorl.dataset.manifest import Progress, Step, silent
 from pacorl.dataset.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
-from pacorl.io.files import inside, journalled, read_jsonl, write_jsonl
+from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
+from pacorl.io.files import inside
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
@@ -300,7 +301,7 @@ def export(
 
 def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:
     """The pairs with the reasons of explanations.jsonl, where they have some that do not contradict the label."""
-    rows = journalled(folder / "explanations.jsonl")
+    rows = read_journal(folder / "explanations.jsonl")
     reasons = {key: row["reasons"] for key, row in rows.items() if row["status"] == "explained"}
     labels = {key: row["consistent"] for key, row in rows.items()}
     return [

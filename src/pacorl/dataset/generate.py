@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.dataset.manifest import Progress, Step, silent
 from pacorl.dataset.records import PromptRecord, read_prompts
-from pacorl.io.files import digest, write_atomic, write_jsonl
-from pacorl.io.png import png_bytes, png_text
+from pacorl.io.documents import write_jsonl
+from pacorl.io.files import digest, write_atomic
+from pacorl.io.images import png_bytes, png_text
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.manifest import Progress, Step, silent
 from pacorl.dataset.records import Answer, LabelledPair, write_answers, write_pairs
 from pacorl.dataset.rules import pair_key, question_suffix
-from pacorl.io.files import digest, inside, read_jsonl, read_keyed, safe_name
+from pacorl.io.documents import read_jsonl, read_keyed
+from pacorl.io.files import digest, inside, safe_name
 from pacorl.io.images import SHOWN_FAULTS, check_readable
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.manifest import Progress, Step, silent
 from pacorl.dataset.records import Instance, PromptRecord, read_prompts, write_instances
-from pacorl.io.files import digest, inside, read_jsonl, write_atomic
-from pacorl.io.images import open_image
-from pacorl.io.png import png_bytes
+from pacorl.io.documents import read_jsonl
+from pacorl.io.files import digest, inside, write_atomic
+from pacorl.io.images import open_image, png_bytes
 from pacorl.types import Grid
 
 

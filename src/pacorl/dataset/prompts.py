@@ -19,7 +19,7 @@ from pacorl.data.characters import Split, character_prompts
 from pacorl.dataset.llm import ChatError, ChatModel, estimate
 from pacorl.dataset.manifest import Progress, Step, silent
 from pacorl.dataset.taxonomy import Order, Subject, orders
-from pacorl.io.files import Journal, journalled, write_jsonl
+from pacorl.io.documents import Journal, read_journal, write_jsonl
 from pacorl.types import Grid
 
 Record = dict[str, Any]
@@ -198,7 +198,7 @@ def write_all(
         return known
     path = folder / "manifests" / "prompts.journal.jsonl"
     if dry_run:
-        done = journalled(path)
+        done = read_journal(path)
         missing = sum(order.key not in done for order in wanted)
         return {"records": count, "to_write": missing, "estimate": estimate(missing, tokens, price)}
     journal = Journal(path)

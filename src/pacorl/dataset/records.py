@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.data.records import load_prompts
-from pacorl.io.files import read_jsonl, safe_name, write_jsonl
+from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.files import safe_name
 from pacorl.types import Prompt
 
 

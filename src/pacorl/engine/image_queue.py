@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.engine.rollout import seed_of
 from pacorl.io.files import write_atomic
-from pacorl.io.png import png_bytes, png_text
+from pacorl.io.images import png_bytes, png_text
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:

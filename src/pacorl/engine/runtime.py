@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pacorl.io.weights import weights_of
+from pacorl.io.weights import safetensors_errors
 from pacorl.lora.shards import settle, shard_like, whole
 
 CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -403,7 +403,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     if not (path / "state.json").is_file():
         raise ValueError(f"{path} is not a checkpoint (no state.json)")
-    with weights_of(path):
+    with safetensors_errors(path):
         tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
     return Checkpoint(
         path=path,

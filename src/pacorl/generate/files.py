@@ -13,7 +13,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from pacorl.generate.sets import Made
-from pacorl.io.png import png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.report import pair_matrix_svg, render
 from pacorl.report.images import Picture, show
 

@@ -1,7 +1,8 @@
-"""Opening pictures that people hand us: every file becomes an upright RGB image, or an error that names it.
+"""The one door for images: every file becomes an upright 8-bit RGB image, or an ImageError that says why not.
 
-What is read: whatever Pillow reads, at 8 bits a channel, with its EXIF orientation applied; `io/pixels` says what
-becomes of transparency, of other colour modes and of several frames.
+What is read: whatever Pillow reads, its EXIF orientation applied. Transparency is laid on white (what a page would
+show); CMYK, palette and 16-bit grey become RGB. An image of several frames is refused: only its owner knows which of
+them is meant. The second image in a phone's photo (MPO) is not such a frame, and is ignored.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from pacorl.io.pixels import ImageError, as_rgb, check_frames, check_shape
+IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+"""File suffix → media type of the images that pages show."""
 
 MAX_PIXELS = 64_000_000
-"""A decompressed picture of this many pixels takes about 250 MB; larger ones are bombs, or meant for print."""
+"""A decompressed image of this many pixels takes about 250 MB; larger ones are bombs, or meant for print."""
+MIN_SIDE = 4
+"""Below it, rows and columns cannot be told from colour channels, and there is nothing to judge."""
+MAX_ASPECT = 200
+"""The judge's image processor refuses longer strips."""
 
 SHOWN_FAULTS = 10
 """How many unusable images a message lists; the rest is counted."""
@@ -27,11 +33,24 @@ SHOWN_FAULTS = 10
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, struct.error, zlib.error)
 
 
-def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Reads a file, or the bytes of one, as an upright RGB image. `name` stands for bytes in messages.
+class ImageError(ValueError):
+    """An image that cannot be used; the message names it and says why."""
 
-    Raises ImageError where it is no image, damaged, too large or too small, or has several frames; OSError where the
-    file cannot be read at all.
+
+# --- opening ---------------------------------------------------------------------------------------------------
+
+
+def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read a file, or the bytes of one, as an upright RGB image.
+
+    Args:
+        source: a path, or the content of a file.
+        name: what messages call the bytes of a file.
+        max_pixels: the most pixels that are decoded.
+
+    Raises:
+        ImageError: it is no image, damaged, too large or too small, or has several frames.
+        OSError: the file cannot be read at all.
     """
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     name = name or ("the image" if isinstance(source, bytes) else str(source))
@@ -66,7 +85,7 @@ def _identified(data: bytes, name: str, max_pixels: int) -> Image.Image:
 
 
 def check_readable(paths: Iterable[Path], *, threads: int = 8) -> None:
-    """Opens every image once. Raises ImageError that lists those that cannot be used, each with its reason."""
+    """Open every image once. Raises ImageError that lists those that cannot be used, each with its reason."""
     with ThreadPoolExecutor(threads) as pool:
         faults = [fault for fault in pool.map(_fault_of, dict.fromkeys(paths)) if fault]
     if faults:
@@ -76,7 +95,7 @@ def check_readable(paths: Iterable[Path], *, threads: int = 8) -> None:
 
 
 def _fault_of(path: Path) -> str:
-    """Why an image cannot be used; empty where it can."""
+    """Why an image cannot be used; empty if it can."""
     try:
         open_image(path)
     except ImageError as error:
@@ -88,3 +107,65 @@ def _fault_of(path: Path) -> str:
 
 def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+# --- pixels ----------------------------------------------------------------------------------------------------
+
+
+def as_rgb(image: Image.Image, name: str) -> Image.Image:
+    """The image as 8-bit RGB, itself if it is that already. Raises ImageError if no judge can take it."""
+    check_frames(image, name)
+    check_shape(image, name)
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    if image.mode in ("I", "F"):
+        raise ImageError(f"{name}: its pixels (mode {image.mode}) have no fixed white; save it with 8 bits a channel")
+    if image.mode.startswith("I;16"):
+        return image.point(lambda value: value / 257).convert("L").convert("RGB")
+    return _on_white(image) if image.has_transparency_data else image.convert("RGB")
+
+
+def check_frames(image: Image.Image, name: str) -> None:
+    """Raise ImageError if a file holds several frames or pages."""
+    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise ImageError(f"{name}: has {frames} frames or pages; save the one that is meant as an image of its own")
+
+
+def check_shape(image: Image.Image, name: str) -> None:
+    """Raise ImageError if an image is too small or too long and thin for a judge."""
+    short, long = sorted(image.size)
+    if short < MIN_SIDE:
+        raise ImageError(f"{name}: {image.width}x{image.height} is too small; each side needs {MIN_SIDE} pixels")
+    if long > MAX_ASPECT * short:
+        raise ImageError(
+            f"{name}: {image.width}x{image.height} is too long; one side may be {MAX_ASPECT} times the other"
+        )
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+# --- PNG -------------------------------------------------------------------------------------------------------
+
+
+def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> bytes:
+    """The image as PNG, with `texts` in its text chunks."""
+    chunks = PngImagePlugin.PngInfo()
+    for key, text in (texts or {}).items():
+        chunks.add_itxt(key, text)
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", pnginfo=chunks)
+    return buffer.getvalue()
+
+
+def png_text(path: Path, key: str) -> str | None:
+    """One text chunk of a PNG; None if the file or the chunk is missing, or the file is broken."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return str(image.info[key]) if key in image.info else None
+    except (OSError, SyntaxError, ValueError):
+        return None

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from pacorl import __version__
-from pacorl.io.images import MAX_PIXELS, open_image
-from pacorl.io.pixels import ImageError
+from pacorl.io.images import MAX_PIXELS, ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,4 +1,4 @@
-"""Weights that are cut short or overwritten: safetensors' own error names no file and is no ValueError."""
+"""Readable errors of weights: safetensors' own names no file, and is no ValueError."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 
 
 @contextmanager
-def weights_of(name: object) -> Iterator[None]:
+def safetensors_errors(name: object) -> Iterator[None]:
     """Within the block, a damaged file of weights is a ValueError that names what was read."""
     try:
         yield

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pacorl.io.weights import weights_of
+from pacorl.io.weights import safetensors_errors
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     from safetensors.torch import load_file
 
     file = adapter_file(adapter)
-    with weights_of(file):
+    with safetensors_errors(file):
         weights = load_file(file)
     path = file.parent / PEFT_CONFIG
     if not path.is_file():

@@ -105,11 +105,11 @@ class LocalJudge:
         from transformers import AutoModelForImageTextToText
 
         from pacorl.io.processor import load_processor
-        from pacorl.io.weights import weights_of
+        from pacorl.io.weights import safetensors_errors
         from pacorl.judges.adapter import base_and_adapter, merge_adapter
 
         source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
-        with weights_of(source):
+        with safetensors_errors(source):
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:
             model = merge_adapter(model, adapter)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from pacorl.io.pixels import as_rgb
+from pacorl.io.images import as_rgb
 from pacorl.judges.sharing import TokenRun
 from pacorl.types import Question
 

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pacorl.io.weights import weights_of
+from pacorl.io.weights import safetensors_errors
 
 PEFT_PREFIX = "base_model.model."
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -153,7 +153,7 @@ def read_lora(source: str | Path) -> Lora:
 
 def _open(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file."""
-    with weights_of(file), safe_open(file, framework="pt") as opened:
+    with safetensors_errors(file), safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacorl.io.pixels import as_rgb
+from pacorl.io.images import as_rgb
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:

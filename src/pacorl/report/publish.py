@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from pacorl.io.files import read_jsonl, write_atomic
+from pacorl.io.documents import read_jsonl
+from pacorl.io.files import write_atomic
 
 CARD = "README.md"
 PARTS = ("adapter", "merged")

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pacorl.core import questions
 from pacorl.core.grid import split
+from pacorl.io.images import ImageError, check_shape
 from pacorl.io.net import open_source
-from pacorl.io.pixels import ImageError, check_shape
 from pacorl.judges.orders import both_orders
 from pacorl.types import Grid, Question, Verdict
 

@@ -7,8 +7,7 @@ import binascii
 from typing import TYPE_CHECKING
 
 from pacorl.io import net as remote_images
-from pacorl.io.images import open_image
-from pacorl.io.pixels import ImageError
+from pacorl.io.images import ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,8 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pacorl.io.images import open_image
-from pacorl.io.png import png_bytes
+from pacorl.io.images import open_image, png_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image

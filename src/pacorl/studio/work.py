@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.data.characters import VALUES, character_prompts
 from pacorl.generate.compose import prompt_from
-from pacorl.io.png import png_bytes
+from pacorl.io.images import png_bytes
 from pacorl.studio.jobs import Job
 from pacorl.studio.uploads import Upload, preview_of
 from pacorl.types import TINY, Grid, Prompt, Size
@@ -135,7 +135,7 @@ class JudgeOrder:
 def load_tools(models: Models) -> tuple[Generator, PacoReward]:
     from pacorl.engine.generator import Generator
     from pacorl.engine.threads import use_cores
-    from pacorl.io.quiet_loading import quiet_loading
+    from pacorl.io.quiet import quiet_loading
     from pacorl.score.reward import PacoReward
 
     use_cores()

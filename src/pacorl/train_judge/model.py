@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.processor import load_processor
-from pacorl.io.weights import weights_of
+from pacorl.io.weights import safetensors_errors
 from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter
 from pacorl.judges.judge import TINY_JUDGE
 
@@ -56,7 +56,7 @@ def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
 
 def load_model(checkpoint: str, *, dtype: str) -> Any:
     """The checkpoint's model, on the CPU. Raises ValueError where its weights are damaged."""
-    with weights_of(checkpoint):
+    with safetensors_errors(checkpoint):
         return AutoModelForImageTextToText.from_pretrained(source_of(checkpoint), dtype=getattr(torch, dtype))
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from pacorl.io.pixels import as_rgb
+from pacorl.io.images import as_rgb
 from pacorl.judges.http.endpoints import api_url, load_endpoints, root_url
 from pacorl.judges.orders import mean_of_orders, with_turned
 from pacorl.types import Question, Verdict
