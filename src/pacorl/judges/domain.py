@@ -25,7 +25,7 @@ from PIL.Image import Resampling
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pacorl.io.pixels import as_rgb
+from pacorl.io.images import as_rgb
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
