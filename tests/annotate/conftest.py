@@ -1,0 +1,1 @@
+from dataset_folder import dataset  # noqa: F401 - a fixture of this folder too
