@@ -27,11 +27,20 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"text_tokens": "max_sequence_length"}
 """First edition's key of a record or metric → today's."""
 
-VOLATILE = re.compile(r"^(seconds(/.*)?|.*_seconds|time|created|version|versions|out|page|root|host|pid)$")
-"""Keys whose values tell of time, place or version."""
+VOLATILE = re.compile(
+    r"^(seconds(/.*)?|.*_seconds|.*_runtime|.*_per_second|sha256|inputs|outputs|time|created|version|versions|out|page|root|host|pid|numpy|python)$"
+)
+"""Keys whose values tell of time, place or version, digests of what names a place, and generators that nobody reads."""
+
+COARSE = "story/policy/"
+"""The run of a story whose judge answers over HTTP: which questions meet in a batch is chance, so that scores agree to
+rounding only and its weights are left out."""
+
+PLACE = re.compile(r"/[^ \"']*?/(?=src/pacorl/|tools/same_bits/|configs/)")
+"""The checkout that a path in a record begins with."""
 
 POLICY = ["train-policy", str(HERE / "tiny.yaml")]
 STORIES: dict[str, list[list[str]]] = {
@@ -137,12 +146,14 @@ def _contents(folder: Path) -> Iterator[tuple[str, Any]]:
     """Every comparable value of a story's folder by a name that holds its file and its place in it."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         file = str(path.relative_to(folder))
-        if path.suffix == ".safetensors":
-            yield from _tensors(path, file)
-        elif path.suffix in (".png", ".jpg"):
-            yield file, _pixels(path)
+        if path.suffix in (".safetensors", ".png", ".jpg"):
+            if not file.startswith(COARSE):
+                yield from _tensors(path, file) if path.suffix == ".safetensors" else [(file, _pixels(path))]
         elif path.suffix == ".jsonl":
-            for number, line in enumerate(path.read_text().splitlines()):
+            lines = path.read_text().splitlines()
+            if path.name == "explanations.jsonl":  # answers are written in the order in which they come in
+                lines.sort()
+            for number, line in enumerate(lines):
                 yield from _values(json.loads(line), f"{file}:{number}", folder)
         elif path.suffix in (".json", ".txt") and path.read_text().lstrip().startswith(("{", "[")):
             yield from _values(_first_document(path.read_text()), file, folder)
@@ -174,10 +185,14 @@ def _values(document: Any, name: str, folder: Path) -> Iterator[tuple[str, Any]]
             if not VOLATILE.match(key):
                 yield from _values(value, f"{name}.{RENAMED.get(key, key)}", folder)
     elif isinstance(document, list):
+        if name.endswith("target_modules"):  # peft keeps them as a set
+            document = sorted(document)
         for number, value in enumerate(document):
             yield from _values(value, f"{name}[{number}]", folder)
+    elif isinstance(document, float) and name.startswith(COARSE):
+        yield name, float(f"{document:.3g}")
     else:
-        yield name, document.replace(str(folder), "") if isinstance(document, str) else document
+        yield name, PLACE.sub("", document.replace(str(folder), "")) if isinstance(document, str) else document
 
 
 def _short(value: Any) -> str:
