@@ -204,7 +204,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"run.yaml: not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"run.yaml:1: not UTF-8 text"):
         load(PolicyRun, tmp_path / "run.yaml")
 
 

@@ -29,6 +29,7 @@ from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
 from pacorl.data.characters import GRADES, Majority, Oracle, Panel
+from pacorl.io.documents import write_json
 from pacorl.judges.judge import Judge
 from pacorl.report import write_report
 from pacorl.train.judging import close_judge, load_judge, reach_judge
@@ -68,7 +69,7 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
 
     train_policy(config, resume=True, grade=grade)
     summary = summarize(config, oracle, judge=accuracy)
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_json(out / "summary.json", summary)
     before_and_after(out).save(out / "before-after.png")
     return write_report(out), summary["verdict"]
 

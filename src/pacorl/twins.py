@@ -6,13 +6,14 @@ Tokenizers are trained on the texts they are given; weights are random until `pa
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from pacorl.io.documents import parse_json
 
 if TYPE_CHECKING:
     from diffusers import (
@@ -340,7 +341,7 @@ def qwen_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
 
 
 def _vocab_and_merges(core: Any) -> dict[str, Any]:
-    model = json.loads(core.to_str())["model"]
+    model = parse_json(core.to_str())["model"]
     merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     return {"vocab": model["vocab"], "merges": merges}
 

@@ -107,7 +107,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], '{"key": "b', *lines[2:]]) + "\n")
-    with pytest.raises(ValueError, match=r"results\.jsonl:2: not JSON"):
+    with pytest.raises(ValueError, match=r"results\.jsonl:2: not valid JSON"):
         run(Numbers(KEYS), tmp_path, name="here")
     path.write_text("\n".join([lines[0], "[1, 2]"]) + "\n")
     with pytest.raises(ValueError, match=r"results\.jsonl:2: no result"):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from pacorl.io.documents import parse_json
+
 Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
 """(client, task) → slots, best first."""
 
@@ -29,7 +31,7 @@ class Client:
         self._connection.close()
 
     def task(self) -> dict[str, Any]:
-        return dict(json.loads(self._patiently("GET", "/api/task")))
+        return dict(parse_json(self._patiently("GET", "/api/task")))
 
     def rank(self, instance: str, order: Sequence[int], *, request: str = "") -> dict[str, Any]:
         """Returns the next state when the server has the ranking on its disk."""
@@ -58,7 +60,7 @@ class Client:
 
     def _change(self, path: str, body: Mapping[str, Any], request: str) -> dict[str, Any]:
         content = json.dumps({**body, "request": request or secrets.token_hex(16)})
-        return dict(json.loads(self._patiently("POST", path, content)))
+        return dict(parse_json(self._patiently("POST", path, content)))
 
     def _patiently(self, method: str, path: str, body: str | None = None) -> bytes:
         deadline = time.monotonic() + GIVE_UP_SECONDS
@@ -79,5 +81,5 @@ class Client:
         if answer.status >= 500:
             raise http.client.HTTPException(f"{path}: {answer.status}")
         if answer.status >= 400:
-            raise ValueError(f"{path}: {json.loads(content)['error']}")
+            raise ValueError(f"{path}: {parse_json(content)['error']}")
         return content

@@ -7,7 +7,6 @@ request id of the client's own: sent again after a lost answer, it is acknowledg
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,8 @@ from urllib.parse import quote
 
 from pacorl.annotate.assign import Sharing, share_out
 from pacorl.dataset.records import Answer, Instance
+from pacorl.io.documents import parse_json
+from pacorl.io.files import LockedError, sole_holder
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -175,7 +176,7 @@ class Store:
     def remembered(self, key: str) -> Any:
         """A setting that was kept, or None."""
         rows = self._all("SELECT value FROM meta WHERE key = ?", key)
-        return json.loads(rows[0][0]) if rows else None
+        return parse_json(rows[0][0]) if rows else None
 
     def answered(self) -> dict[str, set[str]]:
         """Instance id → who has answered it, skips included."""
@@ -234,7 +235,7 @@ class Store:
             person,
             instance.id,
         )
-        ranking = json.loads(rows[0][1]) if rows and rows[0][0] == "undo" and rows[0][1] else None
+        ranking = parse_json(rows[0][1]) if rows and rows[0][0] == "undo" and rows[0][1] else None
         if ranking is None:
             return None
         slots = shown_order(person, instance)
@@ -332,7 +333,7 @@ class Store:
             "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
             controls,
         )
-        return [_to_answer(person, json.loads(ranking), _instance(content)) for person, ranking, content in rows]
+        return [_to_answer(person, parse_json(ranking), _instance(content)) for person, ranking, content in rows]
 
     def skips(self) -> list[dict[str, str]]:
         """Who skipped what, and why."""
@@ -347,7 +348,7 @@ class Store:
         )
         result: dict[str, tuple[int, int]] = {}
         for person, ranking, content in rows:
-            order = json.loads(ranking)
+            order = parse_json(ranking)
             held = all(order.index(better) < order.index(worse) for better, worse in _instance(content).must)
             passed, answered = result.get(person, (0, 0))
             result[person] = (passed + held, answered + 1)
@@ -371,20 +372,11 @@ def only_server(database: Path, *, url: str) -> Iterator[None]:
 
     The lock is the operating system's, so it ends with its process, however that ends.
     """
-    path = database.with_name(database.name + ".server")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.seek(0)
-            raise ValueError(
-                f"{database} is already served ({handle.read().strip()}); stop that server first"
-            ) from None
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()} at {url}")
-        handle.flush()
-        yield
+    try:
+        with sole_holder(database.with_name(database.name + ".server"), note=f"process {os.getpid()} at {url}"):
+            yield
+    except LockedError as error:
+        raise ValueError(f"{database} is already served ({error.holder}); stop that server first") from None
 
 
 def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
@@ -404,7 +396,7 @@ def _hash(token: str) -> str:
 
 
 def _instance(content: str) -> Instance:
-    row: Mapping[str, Any] = json.loads(content)
+    row: Mapping[str, Any] = parse_json(content)
     must = tuple((better, worse) for better, worse in row["must"])
     return Instance(**{**row, "candidates": tuple(row["candidates"]), "must": must})
 

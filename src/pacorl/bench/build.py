@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pacorl.bench.pairs import JudgePairs, PairScorer, RewardPairs, ScoreFile, Wording
 from pacorl.bench.suite import Benchmark, Outcome, run
 from pacorl.bench.t2is import Aesthetics, Case, JudgeTexts, RewardTexts, TextScorer
 from pacorl.config.policy_run import RewardConfig
 from pacorl.data.leaks import trained_on
 from pacorl.engine.image_queue import Paint, Shard, Studio
+from pacorl.io.documents import parse_yaml
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.reward import Loads, Reward
 from pacorl.score.reward import PacoReward
@@ -140,7 +139,7 @@ def _argument(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise ValueError(f"argument {text!r} is not of the form name=value")
-    return name, yaml.safe_load(value)
+    return name, parse_yaml(value, name=f"argument {text!r}")
 
 
 class _NoJudge:

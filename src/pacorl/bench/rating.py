@@ -13,8 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from pacorl.io.documents import parse_json, parse_yaml, read_text
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -59,11 +58,8 @@ class Rating:
 
 def read_rubric(path: Path = RUBRIC) -> Rubric:
     """Reads `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError where one is not usable."""
-    content = path.read_text(encoding="utf-8")
-    try:
-        document = yaml.safe_load(content)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    content = read_text(path)
+    document = parse_yaml(content, name=str(path))
     held = document if isinstance(document, dict) else {}
     for name in ("semantics", "quality"):
         if not isinstance(held.get(name), str) or not held[name].strip():
@@ -108,7 +104,7 @@ def read_scores(answer: str, *, scale: float) -> tuple[tuple[float, float], str]
     """
     start, end = answer.find("{"), answer.rfind("}")
     try:
-        document = json.loads(answer[start : end + 1]) if 0 <= start < end else None
+        document = parse_json(answer[start : end + 1]) if 0 <= start < end else None
     except ValueError as error:
         raise _UnreadableError(f"its JSON is malformed ({error})") from None
     if not isinstance(document, dict):

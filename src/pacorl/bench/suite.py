@@ -7,7 +7,6 @@ them at the end, so a table can be made again without asking anybody.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any, Protocol
 from pacorl.bench.tables import Line, Table, as_dict, html_rows, markdown
 from pacorl.core.ranking import Interval
 from pacorl.engine.image_queue import Shard
-from pacorl.io.documents import Journal
-from pacorl.io.files import write_atomic
+from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
+from pacorl.io.files import LockedError, sole_holder, write_atomic
 from pacorl.report import render
 
 Row = dict[str, Any]
@@ -117,14 +116,11 @@ def run(
 def claim(out: Path, settings: Mapping[str, Any]) -> None:
     """Makes `out` the folder of these settings. Raises ValueError where it is another's, naming what differs."""
     path = out / "settings.json"
-    wanted = json.loads(json.dumps(settings))
+    wanted = as_read_back(settings)
     if not path.is_file():
-        write_atomic(path, json.dumps(wanted, indent=2, ensure_ascii=False) + "\n")
+        write_json(path, wanted)
         return
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); name another folder with --out") from None
+    known = read_object(path, fix="name another folder with --out")
     differing = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
     if differing:
         first = differing[0]
@@ -217,18 +213,12 @@ def _rows(benchmark: Benchmark, keys: Sequence[str], *, skip_bad: bool) -> list[
 def _sole_writer(lock: Path) -> Iterator[None]:
     """Keeps two processes from writing one results file. Raises ValueError where another one does."""
     try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with lock.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(
-                f"another process writes results in {lock.parent}; give each a --shard of its own, e.g. 0/2 and 1/2"
-            ) from None
-        yield
+        with sole_holder(lock):
+            yield
+    except LockedError:
+        raise ValueError(
+            f"another process writes results in {lock.parent}; give each a --shard of its own, e.g. 0/2 and 1/2"
+        ) from None
 
 
 # --- the folder --------------------------------------------------------------------------------------------------
@@ -251,10 +241,8 @@ def read_results(out: Path) -> dict[str, Row]:
 
 
 def _row_of(line: bytes, *, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        raise ValueError(f"{where}: not JSON; delete the line, and its item is measured again") from None
+    with blamed_on(where):
+        row = parse_json(line, fix="delete the line, and its item is measured again")
     if not isinstance(row, dict) or not isinstance(row.get("key"), str):
         raise ValueError(f"{where}: no result (it has no 'key'); delete the line, and its item is measured again")
     return row
@@ -274,7 +262,7 @@ def write_tables(outcome: Outcome, *, title: str) -> None:
         facts=[(f"{outcome.measured}", "measured"), (f"{outcome.wanted}", "wanted")],
     )
     write_atomic(outcome.folder / "table.html", page)
-    write_atomic(outcome.folder / "summary.json", json.dumps(summary(outcome), indent=2, ensure_ascii=False) + "\n")
+    write_json(outcome.folder / "summary.json", summary(outcome))
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

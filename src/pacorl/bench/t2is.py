@@ -13,7 +13,6 @@ pictures are `{case}_0001.png` and so on, as the released evaluation reads them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -37,7 +36,7 @@ from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.leaks import id_text
 from pacorl.data.records import load_prompts
 from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
-from pacorl.io.documents import read_jsonl
+from pacorl.io.documents import read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import IMAGE_TYPES, png_bytes
 from pacorl.types import Prompt, Question
@@ -110,17 +109,7 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(
-            f"{path}: cannot be read ({error.strerror}); give the folder of ChengyouJia/T2IS-Bench as published"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); download it again") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"{path}: maps cases to records, this is a {type(document).__name__}")
-    return document
+    return read_object(path, fix="give the folder of ChengyouJia/T2IS-Bench as published")
 
 
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:

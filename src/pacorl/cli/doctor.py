@@ -52,13 +52,13 @@ def doctor(
 
 def _is_run(target: str) -> bool:
     """Whether a YAML is a run's config and not a list of endpoints. Raises ValueError for a judge's training."""
-    import yaml
+    from pacorl.io.documents import read_yaml
 
     if not target.endswith((".yaml", ".yml")):
         return False
     try:
-        document = yaml.safe_load(Path(target).read_text(encoding="utf-8"))
-    except yaml.YAMLError:
+        document = read_yaml(Path(target))
+    except ValueError:
         return True  # loading it says where it is wrong
     keys = set(document) if isinstance(document, dict) else set()
     if keys & {"tuning", "data", "loss"}:

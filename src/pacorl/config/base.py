@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pacorl.config.upgrade import upgrade
+from pacorl.io.documents import dump_yaml, parse_yaml, read_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -63,18 +63,14 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
 
 def dump(config: Section) -> str:
     """The whole config as YAML."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        document = read_yaml(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -92,9 +88,9 @@ def _apply(document: dict[str, Any], override: str) -> None:
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section")
     try:
-        document[last] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: not valid YAML: {' '.join(str(error).split())}") from None
+        document[last] = parse_yaml(value, name=f"override {override!r}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _explain(kind: type[Section], fault: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pacorl.io.documents import read_object
+
 Vectors = NDArray[np.float32]
 """(N, C), each row of length 1."""
 Embedder = Callable[[Sequence[str]], Vectors]
@@ -106,7 +108,6 @@ class TransformerEmbedder:
 
 def _pools_first(checkpoint: str) -> bool:
     """Whether a sentence-transformers checkpoint takes its first token's state instead of the mean."""
-    import json
     from pathlib import Path
 
     from transformers.utils import cached_file
@@ -117,4 +118,4 @@ def _pools_first(checkpoint: str) -> bool:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return bool(name) and bool(json.loads(Path(name).read_text()).get("pooling_mode_cls_token"))
+    return bool(name) and bool(read_object(Path(name)).get("pooling_mode_cls_token"))

@@ -6,7 +6,6 @@ them beside the folder's own.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.manifest import Progress, Step, silent
 from pacorl.dataset.records import Answer, LabelledPair, write_answers, write_pairs
 from pacorl.dataset.rules import pair_key, question_suffix
-from pacorl.io.documents import read_jsonl, read_keyed
+from pacorl.io.documents import read_json, read_jsonl, read_keyed
 from pacorl.io.files import digest, inside, safe_name
 from pacorl.io.images import SHOWN_FAULTS, check_readable
 
@@ -340,7 +339,4 @@ def _key(row: Any, key: str, where: str) -> Any:
 def _json(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path} is missing; is this the right folder and kind?")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
+    return read_json(path)

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from pacorl.io.documents import blamed_on, parse_json
+
 Message = dict[str, Any]
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -153,10 +155,10 @@ def parse(text: str, schema: type[Answer]) -> Answer:
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:
         raise ValueError(f"it holds no JSON object: {text[:60]!r}")
+    with blamed_on("its JSON is malformed or breaks off"):
+        document = parse_json(text[start : end + 1])
     try:
-        return schema.model_validate(json.loads(text[start : end + 1]))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"its JSON breaks off or is malformed at character {error.pos} ({error.msg})") from None
+        return schema.model_validate(document)
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors()[:3]]
         raise ValueError("; ".join(faults).replace("Value error, ", "")) from None

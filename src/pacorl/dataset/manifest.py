@@ -6,7 +6,6 @@ it wrote. Versions are recorded and not compared: a new release does not undo fi
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.files import digest, write_atomic
+from pacorl.io.documents import as_read_back, read_json, write_json
+from pacorl.io.files import digest
 
 Progress = Callable[[int, int], None]
 """Hears of (done, total)."""
@@ -66,7 +66,7 @@ class Step:
             "counts": dict(counts),
             "versions": versions(),
         }
-        write_atomic(self.path, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+        write_json(self.path, manifest)
         return dict(counts)
 
     def plan(self) -> dict[str, Any]:
@@ -76,16 +76,16 @@ class Step:
             "options": dict(self.options),
             "seed": self.seed,
         }
-        return dict(json.loads(json.dumps(plan)))  # tuples become lists, as they do in the file
+        return dict(as_read_back(plan))
 
     def _known(self) -> dict[str, Any] | None:
         """The manifest on the disk. Raises ValueError where it is none, naming the file."""
         if not self.path.is_file():
             return None
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self.path} is no manifest ({error.msg}); delete it to do the step again") from None
+            found = read_json(self.path)
+        except ValueError as error:
+            raise ValueError(f"{self.path} is no manifest ({error}); delete it to do the step again") from None
         if not isinstance(found, dict) or not {"plan", "outputs", "counts"} <= found.keys():
             raise ValueError(f"{self.path} is no manifest; delete it to do the step again")
         return found

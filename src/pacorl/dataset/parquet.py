@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pacorl.dataset.records import LabelledPair
-from pacorl.io.files import inside
+from pacorl.io.files import inside, replacing
 
 ROWS_PER_GROUP = 100
 """So many rows are in memory at a time, pictures included; also what the hub's viewer likes."""
@@ -28,13 +27,10 @@ def write_pairs_parquet(path: Path, pairs: Sequence[LabelledPair], *, root: Path
         *((name, pa.string()) for name in TEXTS),
     ]
     schema = pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": _features()}})})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
-    with pq.ParquetWriter(beside, schema) as writer:
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for start in range(0, len(pairs), ROWS_PER_GROUP):
             rows = [_row(pair, root) for pair in pairs[start : start + ROWS_PER_GROUP]]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-    os.replace(beside, path)
 
 
 def arrow() -> tuple[Any, Any]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pacorl.io.documents import read_yaml
 from pacorl.types import Grid
 
 DIMENSIONS = ("Style", "Identity", "Logic")
@@ -38,12 +37,7 @@ class Order:
 
 def read_taxonomy(path: Path = PAPER) -> list[Subject]:
     """Raises ValueError that names the file and the entry which is not `category: {subcategory: [dimensions]}`."""
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    document = read_yaml(path)
     subjects = [one for category, named in _items(document, path) for one in _subjects(category, named, path)]
     if not subjects:
         raise ValueError(f"{path}: names no subcategories")

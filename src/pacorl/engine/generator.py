@@ -6,7 +6,6 @@ diffusers pipeline draws it from `torch.Generator().manual_seed(seed)`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
+from pacorl.io.documents import read_object
 from pacorl.lora.adapters import adapter_off, load_lora
 from pacorl.policies.flux import TINY_SEQUENCE_LENGTH
 from pacorl.policies.table import POLICIES, distilled_options
@@ -185,7 +185,7 @@ def kind_of(model: str, *, edit: bool = False) -> str:
         return "kontext" if edit else SETS
     index = Path(model) / "model_index.json"
     if index.is_file():
-        found = str(json.loads(index.read_text(encoding="utf-8")).get("_class_name", ""))
+        found = str(read_object(index).get("_class_name", ""))
         if found not in KIND_OF_PIPELINE:
             raise ValueError(
                 f"{model} is a {found or 'pipeline without a name'}; there are {', '.join(KIND_OF_PIPELINE)}"

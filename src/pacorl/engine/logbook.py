@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pacorl.engine.trackers import start_trackers
+from pacorl.io.documents import append_jsonl, parse_object, write_jsonl
+from pacorl.io.files import write_atomic
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,9 +42,7 @@ class Logbook:
             return
         path = self.folder / "metrics.jsonl"
         kept = [line for line in path.read_text().splitlines() if _place_of(line, self.axis) <= last]
-        aside = path.with_suffix(".partial")
-        aside.write_text("".join(f"{line}\n" for line in kept))
-        aside.replace(path)
+        write_atomic(path, "".join(f"{line}\n" for line in kept))
 
     def lines(self) -> int:
         """How many lines metrics.jsonl has."""
@@ -54,9 +53,7 @@ class Logbook:
         """Forgets all but the first `count` lines."""
         path = self.folder / "metrics.jsonl" if self.folder else None
         if path and path.exists():
-            aside = path.with_suffix(".partial")
-            aside.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:count]))
-            aside.replace(path)
+            write_atomic(path, "".join(f"{line}\n" for line in path.read_text().splitlines()[:count]))
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """One line: `kind` is "epoch" (or "train") or "evaluation"; `epoch` counts finished epochs.
@@ -67,8 +64,7 @@ class Logbook:
             return
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append_jsonl(self.folder / "metrics.jsonl", line)
         named = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
         for tracker in self._trackers:
             tracker.log(named, step={"epoch": epoch, "step": step}[self.axis])
@@ -84,8 +80,7 @@ class Logbook:
         """Writes samples/<name>.jsonl anew."""
         if self.folder:
             path = self.folder / "samples" / f"{name}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            write_jsonl(path, lines)
 
     def close(self) -> None:
         for tracker in self._trackers:
@@ -94,6 +89,6 @@ class Logbook:
 
 def _place_of(line: str, axis: str) -> int:
     try:
-        return int(json.loads(line)[axis])
-    except json.JSONDecodeError:  # a line that a crash cut short
+        return int(parse_object(line)[axis])
+    except ValueError:  # a line that a crash cut short
         return 2**31

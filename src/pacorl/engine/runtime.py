@@ -6,7 +6,6 @@ and never learns which it is.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
@@ -31,6 +30,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pacorl.io.documents import read_json, read_object, write_json
+from pacorl.io.files import flush_to_disk
 from pacorl.io.weights import safetensors_errors
 from pacorl.lora.shards import settle, shard_like, whole
 
@@ -359,11 +360,7 @@ def put_in_place(target: Path) -> None:
 def _reach_the_disk(folder: Path) -> None:
     """Waits until files and names are on the disk: a rename may otherwise outlive what it names (a power cut)."""
     for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        flush_to_disk(path)
 
 
 def write_checkpoint(
@@ -383,8 +380,8 @@ def write_checkpoint(
     try:
         for name, part in tensors.items():
             save_file({key: value.contiguous().cpu() for key, value in part.items()}, aside / f"{name}.safetensors")
-        (aside / "generators.json").write_text(json.dumps(list(generators)) + "\n")
-        (aside / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+        write_json(aside / "generators.json", list(generators), indent=None)
+        write_json(aside / "state.json", state)
         export(aside)
         put_in_place(target)
     except (OSError, SafetensorError) as error:
@@ -408,8 +405,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(
         path=path,
         tensors=tensors,
-        state=json.loads((path / "state.json").read_text()),
-        generators=json.loads((path / "generators.json").read_text()),
+        state=read_object(path / "state.json"),
+        generators=read_json(path / "generators.json"),
     )
 
 

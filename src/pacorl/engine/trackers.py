@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from pacorl.io.files import write_atomic
+
 PROJECT = "pacorl"
 """The services' project, unless WANDB_PROJECT or SWANLAB_PROJECT name another."""
 ID_FILE = "tracker_id"
@@ -128,5 +130,5 @@ def id_of(folder: Path) -> str:
     """The services' id of a run: drawn once, and kept in its folder."""
     path = folder / ID_FILE
     if not path.exists():
-        path.write_text(uuid.uuid4().hex[:ID_LETTERS] + "\n")
+        write_atomic(path, uuid.uuid4().hex[:ID_LETTERS] + "\n")
     return path.read_text().strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from pacorl.generate.sets import Made
+from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.report import pair_matrix_svg, render
 from pacorl.report.images import Picture, show
@@ -78,14 +78,14 @@ def save(made: Sequence[Made], out: Path, *, judge: str = "", stem: str = "") ->
 def _save_one(made: Made, out: Path, name: str, *, judge: str) -> Saved:
     texts = recipe_texts(made, judge=judge)
     sheet = out / f"{name}.png"
-    _write(sheet, png_bytes(made.sheet, texts))
+    write_atomic(sheet, png_bytes(made.sheet, texts))
     if made.prompt.grid.count == 1:
         return Saved(made, sheet, ())
     panels = []
     for place, panel in enumerate(made.panels, 1):
         panels.append(out / f"{name}-panel-{place}.png")
         own = {"panel": made.prompt.panels[place - 1]} if made.prompt.panels else {}
-        _write(panels[-1], png_bytes(panel, {**texts, "place": str(place), **own}))
+        write_atomic(panels[-1], png_bytes(panel, {**texts, "place": str(place), **own}))
     return Saved(made, sheet, tuple(panels))
 
 
@@ -142,8 +142,7 @@ def write_page(path: Path, saved: Sequence[Saved], *, title: str, notes: Sequenc
         notes=list(filter(None, notes)),
         judge=judge,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, page.encode())
+    write_atomic(path, page)
     return path
 
 
@@ -165,10 +164,3 @@ def _card(saved: Saved, *, judge: str) -> Card:
         score=judged.score if judged else None,
         facts={key: text for key, text in facts.items() if key not in hidden},
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_bytes(data)
-    os.replace(aside, path)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pacorl.data.records import load_prompts
+from pacorl.io.documents import read_jsonl, text_lines
 from pacorl.types import Prompt
 
 
@@ -32,7 +32,6 @@ def find_record(named: str) -> Prompt:
 
 def _names(path: Path) -> list[str]:
     """The records' `idx`, empty where one has none, in the order of `load_prompts`."""
-    lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     if path.suffix.lower() != ".jsonl":
-        return [""] * len(lines)
-    return [str(json.loads(line).get("idx", "")) for line in lines]
+        return [""] * sum(1 for _ in text_lines(path))
+    return [str(record.get("idx", "")) for record in read_jsonl(path)]

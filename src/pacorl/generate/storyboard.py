@@ -22,10 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from pacorl.core.grid import parse_layout
 from pacorl.generate.compose import prompt_from
+from pacorl.io.documents import blamed_on, read_yaml
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
@@ -63,16 +62,9 @@ class Storyboard:
 
 def read_storyboard(path: Path) -> Storyboard:
     """Reads a storyboard. Raises ValueError naming file, key, value and fix."""
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    try:
+    document = read_yaml(path)
+    with blamed_on(path):
         return _storyboard(document)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def pages(board: Storyboard, model: str) -> list[Prompt]:

@@ -150,9 +150,9 @@ def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
         raise ValueError(f"{name}: not UTF-8 text{_ending(fix)}" if name else "not UTF-8 text") from None
 
 
-def parse_object(line: str | bytes, *, kind: str = "record") -> dict[str, Any]:
+def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> dict[str, Any]:
     """Parse one line of JSONL; `kind` is what messages call it."""
-    document = parse_json(line, fix=f"a {kind} is one JSON object a line")
+    document = parse_json(line, fix=fix or f"a {kind} is one JSON object a line")
     return _checked_object(document, f"a {kind} is a JSON object", "")
 
 
@@ -182,12 +182,17 @@ def dump_json(document: Any, *, indent: int | None = 2) -> str:
     return json.dumps(document, indent=indent, ensure_ascii=False, default=str)
 
 
+def as_read_back(document: Any) -> Any:
+    """A document as `read_json` will return it: tuples are lists, keys are texts."""
+    return json.loads(dump_json(document))
+
+
 def dump_yaml(document: Any) -> str:
     """A document as YAML, keys in the order given."""
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
-def write_json(path: Path, document: Any, *, indent: int = 2) -> None:
+def write_json(path: Path, document: Any, *, indent: int | None = 2) -> None:
     """Write a JSON document whole, or not at all."""
     write_atomic(path, dump_json(document, indent=indent) + "\n")
 
@@ -245,9 +250,10 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
     items: dict[Any, dict[str, Any]] = {}
     for number, line in enumerate(_whole_lines(path).decode().split("\n"), start=1):
         if line.strip():
-            row = parse_line(line, dict, at=f"{path}:{number}")
-            if key not in row:
-                raise ValueError(f"{path}:{number}: it has no {key!r}; delete the line to go on without it")
+            with blamed_on(f"{path}:{number}"):
+                row = parse_object(line, fix="delete the line to go on without it")
+                if key not in row:
+                    raise ValueError(f"it has no {key!r}; delete the line to go on without it")
             items[row[key]] = row
     return items
 

@@ -6,7 +6,6 @@ is left out, and images are prepared by the PIL backend.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLProce
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
+
+from pacorl.io.documents import read_object
 
 TEMPLATE_FILE = "chat_template.json"
 
@@ -61,6 +62,6 @@ def _template_beside(source: str | Path, **hub: Any) -> str:
     if not path:
         return ""
     try:
-        return str(json.loads(Path(path).read_text(encoding="utf-8"))["chat_template"])
-    except (ValueError, KeyError, TypeError):
+        return str(read_object(Path(path))["chat_template"])
+    except (ValueError, KeyError):
         raise ValueError(f'{path} holds no chat template; it must be JSON, {{"chat_template": "…"}}') from None

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pacorl.io.documents import read_object
 from pacorl.io.weights import safetensors_errors
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file
 
@@ -74,8 +75,7 @@ def lora_config(checkpoint: str) -> dict[str, Any] | None:
         path = Path(cached) if cached else None
     if path is None or not path.is_file():
         return None
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return config
+    return read_object(path)
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:

@@ -25,6 +25,7 @@ from PIL.Image import Resampling
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pacorl.io.documents import read_object
 from pacorl.io.images import as_rgb
 from pacorl.types import Question, Verdict
 
@@ -83,7 +84,7 @@ class Domain:
         if path is None:
             return None
         try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
+            settings = read_object(path)
             net = DomainNet(int(settings["width"]))
             weights = load_file(_file_of(checkpoint, WEIGHTS_FILE) or path.with_name(WEIGHTS_FILE))
             net.load_state_dict({name: weight.float() for name, weight in weights.items()})

@@ -28,12 +28,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pacorl.io.documents import blamed_on, parse_json, read_object, write_json
 from pacorl.io.weights import safetensors_errors
 
 PEFT_PREFIX = "base_model.model."
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 HUB_PATH = re.compile(rf"(?P<repo>{HUB_NAME.pattern}):(?P<path>[^:]+)")
 
 METADATA = "lora_adapter_metadata"
@@ -192,19 +193,13 @@ def _peft_config(file: Path) -> dict[str, Any]:
     path = file.parent / PEFT_CONFIG
     if not path.is_file():
         raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no config of a PEFT adapter ({error})") from None
-    return _checked(config, path)
+    return _checked(read_object(path, fix="fetch the adapter again"), path)
 
 
 def _config_in(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """What diffusers wrote of the adapter's config into the file's metadata; empty if it did not."""
-    try:
-        entries = json.loads(metadata.get(METADATA, "{}"))
-    except ValueError as error:
-        raise ValueError(f"{file}: {METADATA} in its metadata is not valid JSON ({error})") from None
+    with blamed_on(f"{file}: {METADATA} in its metadata"):
+        entries = parse_json(metadata.get(METADATA, "{}"))
     prefix = "transformer."
     config = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
     return _checked(config, file)
@@ -242,7 +237,7 @@ def _unfolded(lora: Lora, metadata: Mapping[str, str]) -> Lora:
     """An adapter of ours with the α that it was trained with, and B as it was."""
     if FOLDED_ALPHA not in metadata:
         return lora
-    alphas = {module: float(alpha) for module, alpha in json.loads(metadata[FOLDED_ALPHA]).items()}
+    alphas = {module: float(alpha) for module, alpha in parse_json(metadata[FOLDED_ALPHA]).items()}
     scales = _scales(Lora(lora.state, alphas))
     # Back to the bit for scales that are powers of two, as the released 128/64 is, and to an ulp for others.
     state = {name: value / scales.get(name, 1.0) for name, value in lora.state.items()}
@@ -329,7 +324,7 @@ def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None
         "init_lora_weights": "gaussian",
         "inference_mode": True,
     } | ({"target_modules": list(targets)} if targets else {})
-    (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / PEFT_CONFIG, config)
     _write_folded(folder / DIFFUSERS_WEIGHTS, Lora(tensors, lora.alphas, lora.base))
 
 

@@ -22,6 +22,7 @@ import torch
 
 from pacorl.config.policy_run import JudgeConfig, PolicyRun
 from pacorl.data.records import prompts_from
+from pacorl.io.documents import parse_json
 from pacorl.judges.http.endpoints import load_endpoints
 from pacorl.judges.judge import Judge
 from pacorl.plan import sources
@@ -74,7 +75,7 @@ class Diagnosis:
     def to_json(self) -> str:
         """Findings, the worst severity and the plan."""
         document = {"severity": self.severity, "findings": [asdict(finding) for finding in self.findings]}
-        return json.dumps(document | {"plan": json.loads(self.plan.to_json()) if self.plan else None}, indent=2)
+        return json.dumps(document | {"plan": parse_json(self.plan.to_json()) if self.plan else None}, indent=2)
 
 
 def examine(config: PolicyRun, *, ask: bool = True) -> Diagnosis:

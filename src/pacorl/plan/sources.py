@@ -5,7 +5,6 @@ Nothing here asks the network: a hub name is looked up in the local cache alone.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pacorl.config.judge_run import ComparisonsConfig
 from pacorl.config.policy_run import PUBLISHED, JudgeConfig, PolicyRun
 from pacorl.data.comparisons import SOURCES, missing_file
 from pacorl.data.published import LANGUAGES
+from pacorl.io.documents import read_object
 from pacorl.judges.judge import TINY_JUDGE
 from pacorl.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.policies.flux import TINY_FLUX
@@ -452,11 +452,9 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path, fix="fetch the checkpoint again")
     except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON ({error}); fetch the checkpoint again") from None
-    assert isinstance(document, dict)
-    return document
+        raise ConfigError(str(error)) from None
 
 
 def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:

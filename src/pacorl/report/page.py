@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
+from pacorl.io.files import write_atomic
 from pacorl.report import words
 from pacorl.report.alarms import alarms, is_watched
 from pacorl.report.bars import changes_svg, shares_svg
@@ -30,9 +30,7 @@ def write_report(run: Path) -> Path:
     Returns its path. Raises ValueError where `run` is no run's folder, or where a file in it cannot be understood.
     """
     path = run / "report.html"
-    aside = run / "report.html.new"
-    aside.write_text(render("run.html", **_contents(read_run(run))), encoding="utf-8")
-    os.replace(aside, path)
+    write_atomic(path, render("run.html", **_contents(read_run(run))))
     return path
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pacorl.io.documents import parse_json
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
 
@@ -103,7 +104,7 @@ class HttpScorer:
 
     def _parsed(self, answer: bytes, prompts: Sequence[Prompt]) -> list[float | None]:
         try:
-            scores = json.loads(answer)["scores"]
+            scores = parse_json(answer)["scores"]
         except (ValueError, TypeError, KeyError):
             shown = answer[:120].decode(errors="replace")
             raise RewardError(f'{self.url} answered no {{"scores": […]}} to {named(prompts)}: {shown!r}') from None

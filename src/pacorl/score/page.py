@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pacorl.io.files import write_atomic
 from pacorl.report import pair_matrix_svg, render
 from pacorl.report.images import Picture, data_url, show
 from pacorl.score.reward import PairScore, Scores
@@ -96,9 +96,7 @@ def write_page(
         questions=[(asked.label, asked.text) for asked in scores.asked],
         refused=list((refused or {}).values()),
     )
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(page, encoding="utf-8")
-    os.replace(aside, path)
+    write_atomic(path, page)
     return path
 
 

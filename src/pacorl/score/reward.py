@@ -11,7 +11,6 @@ of which any question stayed unanswered has no score, and its reason is kept.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pacorl.core import questions
 from pacorl.core.grid import split
+from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, check_shape
 from pacorl.io.net import open_source
 from pacorl.judges.orders import both_orders
@@ -174,13 +174,7 @@ def read_criteria(values: Sequence[str]) -> dict[str, str]:
 
 
 def _criteria_file(path: Path) -> dict[str, str]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON at column {error.colno} ({error.msg})") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+    document = read_json(path)
     document = document.get("criteria", document) if isinstance(document, dict) else document
     found: dict[str, str] = {}
     for dimension, named in document.items() if isinstance(document, dict) else ():

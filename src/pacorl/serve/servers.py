@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pacorl.config.base import ConfigError, dump
+from pacorl.io.files import write_atomic
 from pacorl.judges.http.endpoints import Endpoints, ServedJudge
 
 
@@ -66,7 +67,7 @@ def describe(
 
 def write_endpoints(description: Endpoints, path: Path) -> None:
     """Writes what `HttpJudge.connect(path)` reads."""
-    path.write_text(dump(description), encoding="utf-8")
+    write_atomic(path, dump(description))
 
 
 def is_loopback(host: str) -> bool:

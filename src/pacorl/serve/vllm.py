@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from pacorl.io.documents import read_object
 from pacorl.judges.http.endpoints import root_url
 from pacorl.serve.servers import Server
 
@@ -243,7 +244,7 @@ def _checked_rank(name: str, adapter: str) -> int:
     if not folder.is_dir():
         return UNKNOWN_RANK
     try:
-        rank = int(json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["r"])
+        rank = int(read_object(folder / "adapter_config.json")["r"])
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"adapter {name}: {folder} is no PEFT adapter ({error})") from None
     vision = [key for key in _tensor_names(folder) if ".visual." in key]

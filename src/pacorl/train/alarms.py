@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacorl.engine.monitor import PREFIX, Alarm, Kind, Look, alarm_values, look_at, signs
+from pacorl.io.documents import read_jsonl
 from pacorl.train.checkpointing import save
 from pacorl.types import Prompt
 
@@ -56,7 +56,7 @@ def heed(training: Training) -> None:
 
 def remembered(path: Path) -> list[dict[str, float]]:
     """The lines of a run's log, for `HackingMonitor.recall`; none where there is no log."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_jsonl(path) if path.exists() else []
 
 
 def _told_to_stop(training: Training, stops: Sequence[Alarm]) -> str:

@@ -7,7 +7,6 @@ follows from it) and how far the log went. `lora/` in it is the averaged adapter
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from pacorl.engine.runtime import (
     set_random_state,
     write_checkpoint,
 )
+from pacorl.io.documents import read_object, write_json
 from pacorl.lora.adapters import adapter_state, full_state, set_adapter_state
 from pacorl.lora.formats import save_lora
 from pacorl.train.training import Training
@@ -81,9 +81,7 @@ def _write(training: Training, target: Path, tensors: dict[str, dict[str, Tensor
     best = _best(target.parent)
     prune(target.parent, keep=config.keep_checkpoints, newest=training.step, best=best)
     if best:
-        aside = target.parent / ".best.json"
-        aside.write_text(json.dumps({"checkpoint": best.name} | _judgement(best)) + "\n")
-        aside.replace(target.parent / "best.json")
+        write_json(target.parent / "best.json", {"checkpoint": best.name} | _judgement(best))
     publish(target, config.out / "adapter")
 
 
@@ -120,7 +118,7 @@ def _state(training: Training) -> dict[str, Any]:
 
 
 def _judgement(path: Path) -> dict[str, Any]:
-    state = json.loads((path / "state.json").read_text())
+    state = read_object(path / "state.json")
     return {"best_by": state["best_by"], "score": state["score"]}
 
 

@@ -35,6 +35,7 @@ from pacorl.engine.rollout import ConditioningCache, Row, Sampler, assign_groups
 from pacorl.engine.runtime import Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, beside
 from pacorl.engine.trackers import check_trackers
+from pacorl.io.files import write_atomic
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.lora.adapters import MovingAverage, OldPolicy, add_lora, start_from
 from pacorl.lora.fuse import FusedLora, merge
@@ -199,7 +200,7 @@ def _load(
     if start:
         training.watch.recall(runtime.on_main(partial(remembered, config.out / "metrics.jsonl")))
     if runtime.is_main:
-        (config.out / "config.yaml").write_text(configs.dump(config))
+        write_atomic(config.out / "config.yaml", configs.dump(config))
     return training
 
 
