@@ -7,6 +7,7 @@ Legend for the letters that end a tensor's name, here and everywhere:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,18 @@ class Size:
 
     height: int
     width: int
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """`512x768` is 512 pixels high and 768 wide.
+
+        Raises:
+            ValueError: if the text is of another form.
+        """
+        sides = re.fullmatch(r"\s*([1-9]\d*)\s*[x×⨉]\s*([1-9]\d*)\s*", text)
+        if sides is None:
+            raise ValueError(f"{text!r} is not of the form HEIGHTxWIDTH, e.g. 1024x1024")
+        return cls(int(sides[1]), int(sides[2]))
 
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"

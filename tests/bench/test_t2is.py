@@ -21,7 +21,7 @@ from pacorl.cli.benchmark import INCOMPLETE, app
 from pacorl.core.ranking import Interval
 from pacorl.data.characters import character_prompts
 from pacorl.data.leaks import trained_on
-from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
+from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judges.judge import LocalJudge
@@ -217,25 +217,25 @@ def grey(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image.Image]:
 
 
 def test_processes_paint_what_one_would(tmp_path: Path) -> None:
-    jobs = [Job(f"case{number}", Prompt(number, "a hat"), f"sheets/{number}.png") for number in range(5)]
+    jobs = [ImageJob(f"case{number}", Prompt(number, "a hat"), f"sheets/{number}.png") for number in range(5)]
     loads: list[int] = []
 
-    def load() -> t2is.Studio | Any:
+    def load() -> Any:
         loads.append(1)
         return grey
 
-    studio = Studio(load, {"model": "grey"}, seed=3, batch=2)
-    assert paint_missing(jobs, tmp_path / "one", studio) == 5
-    counts = [paint_missing(jobs, tmp_path / "two", studio, shard=Shard(index, 2)) for index in (0, 1)]
+    studio = ImageSource(load, {"model": "grey"}, seed=3, batch=2)
+    assert generate_missing(jobs, tmp_path / "one", studio) == 5
+    counts = [generate_missing(jobs, tmp_path / "two", studio, shard=Shard(index, 2)) for index in (0, 1)]
     assert counts == [3, 2]
     for job in jobs:
         assert (tmp_path / "one" / job.file).read_bytes() == (tmp_path / "two" / job.file).read_bytes()
-    assert paint_missing(jobs, tmp_path / "one", studio) == 0
+    assert generate_missing(jobs, tmp_path / "one", studio) == 0
     assert len(loads) == 3  # nothing to paint, nothing loaded
-    other = Studio(load, {"model": "grey"}, seed=4, batch=2)
-    assert paint_missing(jobs, tmp_path / "one", other) == 5  # another recipe is another picture
+    other = ImageSource(load, {"model": "grey"}, seed=4, batch=2)
+    assert generate_missing(jobs, tmp_path / "one", other) == 5  # another recipe is another picture
     (tmp_path / "one" / jobs[2].file).write_bytes(b"torn")
-    assert paint_missing(jobs, tmp_path / "one", other) == 1
+    assert generate_missing(jobs, tmp_path / "one", other) == 1
 
 
 # --- leaks ---------------------------------------------------------------------------------------------------------

@@ -7,27 +7,33 @@ import pytest
 from PIL import Image
 
 from pacorl.data.characters import Panel, draw_grid, redrawn
-from pacorl.dataset.generate import generate
+from pacorl.dataset.generate import generate, image_source
 from pacorl.dataset.pair import pair
+from pacorl.dataset.records import read_prompts
+from pacorl.engine.image_queue import ImageSource, Shard
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image, png_text
 
 
-class Painter:
-    """An unreliable painter of the tiny world; counts what it paints."""
+class DrawnSource:
+    """An unreliable generator of the tiny world; counts the images that it made."""
 
     def __init__(self, stop_after: int = 10**9) -> None:
-        self.painted, self.stop_after = 0, stop_after
+        self.generated, self.stop_after = 0, stop_after
 
     def __call__(self, prompts, seeds):
-        if self.painted >= self.stop_after:
+        if self.generated >= self.stop_after:
             raise KeyboardInterrupt
-        self.painted += len(prompts)
+        self.generated += len(prompts)
         sets = [[Panel.parse(text) for text in prompt.panels] for prompt in prompts]
         return [
             draw_grid(redrawn(panels, chance=0.35, rng=random.Random(seed)), prompt.grid, 16)
             for prompt, panels, seed in zip(prompts, sets, seeds, strict=True)
         ]
+
+
+def source(drawn=None, *, checkpoint="drawn", batch=4):
+    return ImageSource(lambda: drawn or DrawnSource(), {"checkpoint": checkpoint}, batch=batch)
 
 
 @pytest.fixture
@@ -39,98 +45,103 @@ def folder(dataset):
     return made
 
 
-NAMED = {"generator": {"checkpoint": "drawn"}}
-
-
-def pictures(folder):
+def images(folder):
     return {path.name + path.parent.name: path.read_bytes() for path in (folder / "grids").rglob("*.png")}
 
 
 def pixels(folder):
-    return {name: Image.open(BytesIO(data)).tobytes() for name, data in pictures(folder).items()}
+    return {name: Image.open(BytesIO(data)).tobytes() for name, data in images(folder).items()}
 
 
-def test_paints_everything_once(folder):
-    painter = Painter()
-    assert generate(folder, painter, grids=4, **NAMED) == {"grids": 12, "painted": 12, "missing": 0}
+def test_generates_everything_once(folder):
+    drawn = DrawnSource()
+    assert generate(folder, source(drawn), grids=4) == {"grids": 12, "generated": 12, "missing": 0}
     assert len({row["seed"] for row in read_jsonl(folder / "grids.jsonl")}) == 12
-    assert generate(folder, painter, grids=4, **NAMED)["painted"] == 0
-    assert painter.painted == 12
+    assert generate(folder, source(drawn), grids=4)["generated"] == 0
+    assert drawn.generated == 12
     assert pair(folder)["instances"] == 3 * 48
+
+
+def test_a_folder_of_the_first_edition_goes_on(folder):
+    """Seeds and recipes are the first edition's, to the byte: its grids are not generated again."""
+    generate(folder, source(), grids=2)
+    first = read_jsonl(folder / "grids.jsonl")[0]
+    assert first["seed"] == 39529684342150259
+    recipe = png_text(folder / first["file"], "pacorl recipe")
+    text = read_prompts(folder / "diverse.jsonl")[0].prompt.text
+    assert recipe == f'{{"generator": {{"checkpoint": "drawn"}}, "prompt": "{text}", "seed": {first["seed"]}}}'
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        generate(folder, Painter(stop_after=4), grids=4, batch=2, **NAMED)
+        generate(folder, source(DrawnSource(stop_after=4), batch=2), grids=4)
     assert not (folder / "grids.jsonl").exists()
-    painter = Painter()
-    assert generate(folder, painter, grids=4, **NAMED)["painted"] == 8
-    halted = pictures(folder)
+    assert generate(folder, source(), grids=4)["generated"] == 8
+    halted = images(folder)
     for path in (folder / "grids").rglob("*.png"):
         path.unlink()
-    generate(folder, Painter(), grids=4, batch=5, **NAMED)
-    assert pictures(folder) == halted
+    generate(folder, source(batch=5), grids=4)
+    assert images(folder) == halted
 
 
-def test_another_recipe_is_painted_anew(folder):
-    generate(folder, Painter(), grids=2, **NAMED)
-    painter = Painter()
-    generate(folder, painter, grids=2, generator={"checkpoint": "other"})
-    assert painter.painted == 6
+def test_another_recipe_is_generated_anew(folder):
+    generate(folder, source(), grids=2)
+    assert generate(folder, source(checkpoint="other"), grids=2)["generated"] == 6
     assert "other" in png_text(folder / "grids/0000/0.png", "pacorl recipe")
 
 
-def test_a_broken_picture_is_painted_anew(folder):
-    generate(folder, Painter(), grids=2, **NAMED)
+def test_a_broken_image_is_generated_anew(folder):
+    generate(folder, source(), grids=2)
     whole = (folder / "grids/0001/1.png").read_bytes()
     (folder / "grids/0001/1.png").write_bytes(whole[: len(whole) // 2])
-    assert generate(folder, Painter(), grids=2, **NAMED)["painted"] == 1
+    assert generate(folder, source(), grids=2)["generated"] == 1
     assert (folder / "grids/0001/1.png").read_bytes() == whole
 
 
-def test_shards_share_the_work_and_paint_the_same(folder):
-    generate(folder, Painter(), grids=4, **NAMED)
-    alone, listed = pictures(folder), (folder / "grids.jsonl").read_bytes()
+def test_shards_share_the_work_and_generate_the_same(folder):
+    generate(folder, source(), grids=4)
+    alone, listed = images(folder), (folder / "grids.jsonl").read_bytes()
     for path in [*(folder / "grids").rglob("*.png"), folder / "grids.jsonl"]:
         path.unlink()
-    first = generate(folder, Painter(), grids=4, shard=(0, 2), **NAMED)
-    assert first == {"grids": 12, "painted": 6, "missing": 6}
+    first = generate(folder, source(), grids=4, shard=Shard(0, 2))
+    assert first == {"grids": 12, "generated": 6, "missing": 6}
     assert not (folder / "grids.jsonl").exists()
-    assert generate(folder, Painter(), grids=4, shard=(1, 2), **NAMED)["missing"] == 0
-    assert pictures(folder) == alone
+    assert generate(folder, source(), grids=4, shard=Shard(1, 2))["missing"] == 0
+    assert images(folder) == alone
     assert (folder / "grids.jsonl").read_bytes() == listed
 
 
-def test_dry_run_paints_nothing(folder):
-    assert generate(folder, None, grids=4, dry_run=True, **NAMED) == {"grids": 12, "to_paint": 12}
+def test_dry_run_generates_and_loads_nothing(folder):
+    unloadable = ImageSource(lambda: pytest.fail("a dry run loads no weights"), {"checkpoint": "drawn"})
+    assert generate(folder, unloadable, grids=4, dry_run=True) == {"grids": 12, "to_generate": 12}
     assert not (folder / "grids.jsonl").exists()
 
 
-def test_impossible_shards(folder):
+def test_impossible_shards():
     with pytest.raises(ValueError, match="shards count from 0 to 1"):
-        generate(folder, Painter(), shard=(2, 2), **NAMED)
+        Shard(2, 2)
+    with pytest.raises(ValueError, match=r"'1' is not of the form INDEX/COUNT"):
+        Shard.parse("1")
 
 
-def test_the_tiny_generator_paints_what_the_oracle_reads(folder):
+def test_the_tiny_generator_makes_what_the_oracle_reads(folder):
     from pacorl.core.grid import parse_layout, split
     from pacorl.data.characters import Oracle
-    from pacorl.dataset.painter import policy_painter
     from pacorl.types import Size
 
-    paint, named = policy_painter("tiny", size=Size(64, 64), steps=6, dtype="float32")
-    assert generate(folder, paint, generator=named, grids=2)["painted"] == 6
-    sheets = [open_image(path) for path in (folder / "grids").rglob("*.png")]
-    panels = [panel for sheet in sheets for panel in split(sheet, parse_layout("2x2"))]
+    tiny = image_source("tiny", size=Size(64, 64), steps=6)
+    assert generate(folder, tiny, grids=2)["generated"] == 6
+    grids = [open_image(path) for path in (folder / "grids").rglob("*.png")]
+    panels = [panel for grid in grids for panel in split(grid, parse_layout("2x2"))]
     assert len(panels) == 24
     assert sum(seen is not None for seen in Oracle().read(panels)) >= 20
 
 
-def test_a_policy_paints(folder):
+def test_a_policy_generates(folder):
     """A random FLUX of the tiny kind through the engine's loop, base and with an adapter."""
     import torch
 
     from pacorl.data.characters import vocabulary
-    from pacorl.dataset.painter import policy_painter
     from pacorl.lora.adapters import adapter_state, add_lora
     from pacorl.lora.formats import save_lora
     from pacorl.policies.flux import FluxPolicy
@@ -149,36 +160,33 @@ def test_a_policy_paints(folder):
     save_lora(adapter, state, rank=2, alpha=4, targets=targets)
 
     options = {"size": Size(32, 32), "steps": 2, "dtype": "float32"}
-    paint, named = policy_painter(str(checkpoint), **options)
-    assert generate(folder, paint, generator=named, grids=2)["missing"] == 0
+    assert generate(folder, image_source(str(checkpoint), **options), grids=2)["missing"] == 0
     base = pixels(folder)
-    paint, named = policy_painter(str(checkpoint), adapter=str(adapter), **options)
-    assert generate(folder, paint, generator=named, grids=2)["painted"] == 6
+    with_adapter = image_source(str(checkpoint), adapter=str(adapter), **options)
+    assert generate(folder, with_adapter, grids=2)["generated"] == 6
     tuned = pixels(folder)
     assert all(base[name] != tuned[name] for name in base)
     diffusers = adapter / "pytorch_lora_weights.safetensors"
-    paint, named = policy_painter(str(checkpoint), adapter=str(diffusers), **options)
-    assert generate(folder, paint, generator=named, grids=2)["painted"] == 6, "another file, another generator"
+    with_adapter = image_source(str(checkpoint), adapter=str(diffusers), **options)
+    assert generate(folder, with_adapter, grids=2)["generated"] == 6, "another file, another generator"
     assert pixels(folder) == tuned
 
 
-def test_every_kind_of_policy_paints(tmp_path):
+def test_every_kind_of_policy_generates(tmp_path):
     """Qwen-Image-Edit has no distilled guidance and no text length to be told."""
     from edit_twins import edit, picture, qwen_pipeline
 
-    from pacorl.dataset.painter import policy_painter
     from pacorl.types import Size
 
     qwen_pipeline().save_pretrained(tmp_path / "qwen")
     prompt = edit(picture(tmp_path / "source.png", height=64, width=64))
     options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 2, "dtype": "float32"}
-    paint, named = policy_painter(str(tmp_path / "qwen"), **options)
-    assert "guidance" not in named
-    assert "max_sequence_length" not in named
-    (image,) = paint([prompt], [0])
+    qwen = image_source(str(tmp_path / "qwen"), **options)
+    assert not {"guidance", "max_sequence_length"} & qwen.generator.keys()
+    (image,) = qwen.load()([prompt], [0])
     assert image.size == (64, 64)
-    hasty, _ = policy_painter(str(tmp_path / "qwen"), **{**options, "steps": 1})
+    hasty = image_source(str(tmp_path / "qwen"), **{**options, "steps": 1}).load()
     with pytest.raises(ValueError, match=r"1 sampling step is too few.* at least 2 steps"):
         hasty([prompt], [0])
     with pytest.raises(ValueError, match=r"qwen_edit has no distilled guidance.*leave guidance out"):
-        policy_painter(str(tmp_path / "qwen"), guidance=2.5, **options)
+        image_source(str(tmp_path / "qwen"), guidance=2.5, **options)

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from pacorl.dataset.manifest import Step
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.records import read_answers, read_instances, read_pairs, read_prompts
 from pacorl.io.documents import read_keyed, write_jsonl
 from pacorl.io.files import write_atomic
 
 
 def step(folder, **options):
-    return Step(folder, "demo", inputs=[folder / "in.txt"], options=options, seed=1)
+    return DatasetStep(folder, "demo", inputs=[folder / "in.txt"], options=options, seed=1)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from pacorl.annotate.simulate import read, shared
 from pacorl.cli.dataset import app
 from pacorl.data.characters import Panel, draw_grid, redrawn
+from pacorl.engine.image_queue import ImageSource
 from pacorl.io.documents import read_jsonl
 
 pytest.importorskip("faiss", reason="faiss is not installed")
@@ -25,8 +26,8 @@ def run(*arguments: object) -> dict:
     return json.loads(found.stdout)
 
 
-def paint(prompts, seeds):
-    """A painter as unreliable as the tiny generator, whose pictures the oracle can read."""
+def draw(prompts, seeds):
+    """A generator as unreliable as the tiny one, whose images the oracle can read."""
     sets = [[Panel.parse(text) for text in prompt.panels] for prompt in prompts]
     return [
         draw_grid(redrawn(panels, chance=0.3, rng=random.Random(seed)), prompt.grid, 32)
@@ -68,7 +69,8 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     folder = tmp_path / "set"
     assert run("prompts", folder, "--writer", "tiny", "--count", 20)["records"] == 20
     assert run("diversify", folder, "--number", 6)["kept"] == 6
-    monkeypatch.setattr("pacorl.cli.dataset.painter", lambda *args, **options: (paint, {"checkpoint": "drawn"}))
+    source = ImageSource(lambda: draw, {"checkpoint": "drawn"})
+    monkeypatch.setattr("pacorl.dataset.generate.image_source", lambda *args, **options: source)
     assert run("generate", folder, "--grids", 3)["missing"] == 0
     total = run("pair", folder)["instances"]
     assert total == 6 * 3 * 4 * 3
@@ -101,7 +103,7 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
 
 def test_a_dry_run_loads_no_weights(dataset):
     counts = run("generate", dataset(prompts=2, grids=1, paired=False), "--dry-run")
-    assert counts == {"grids": 8, "to_paint": 8}
+    assert counts == {"grids": 8, "to_generate": 8}
 
 
 STEPS = {

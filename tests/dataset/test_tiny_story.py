@@ -33,7 +33,7 @@ def test_a_judge_learns_from_a_dataset_of_its_own_and_rewards_a_policy(tmp_path:
     summary = json.loads(found.stdout)
     assert summary == json.loads((folder / "summary.json").read_text())
     dataset = summary["dataset"]
-    assert dataset["generate"] == {"grids": 96, "painted": 96, "missing": 0}
+    assert dataset["generate"] == {"grids": 96, "generated": 96, "missing": 0}
     assert dataset["pair"]["instances"] == 24 * 4 * 4 * 3
     assert sum(dataset["annotate"].values()) >= dataset["pair"]["instances"]
     assert dataset["explain"]["failed"] == 0

@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
-RENAMED: dict[str, str] = {"text_tokens": "max_sequence_length"}
+RENAMED: dict[str, str] = {"text_tokens": "max_sequence_length", "painted": "generated"}
 """First edition's key of a record or metric → today's."""
 
 VOLATILE = re.compile(

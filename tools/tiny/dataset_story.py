@@ -37,9 +37,8 @@ from pacorl.dataset.diversify import Goal
 from pacorl.dataset.diversify_step import diversify
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
-from pacorl.dataset.generate import generate
+from pacorl.dataset.generate import generate, image_source
 from pacorl.dataset.llm import ChatModel
-from pacorl.dataset.painter import policy_painter
 from pacorl.dataset.pair import pair
 from pacorl.dataset.prompts import make_writer, write_all
 from pacorl.dataset.taxonomy import TINY, read_taxonomy
@@ -53,7 +52,7 @@ from pacorl.train.trainer import train_policy
 from pacorl.train_judge.run import train_reward
 from pacorl.types import Comparison, Question, Size
 
-SHEET = Size(64, 64)
+GRID_SIZE = Size(64, 64)
 JUDGE = "home-made"
 """What the trained judge is called at its server."""
 WRITTEN_PER_KEPT = 4
@@ -121,9 +120,8 @@ def make_dataset(folder: Path, *, scale: Scale, seed: int, tell: Tell) -> dict[s
 
     done("prompts", _write_prompts(folder, scale.prompts * WRITTEN_PER_KEPT, seed), "records")
     done("diversify", diversify(folder, goal=Goal(number=scale.prompts), seed=seed), "kept", "nearest")
-    paint, generator = policy_painter("tiny", size=SHEET, steps=6, dtype="float32", batch=12)
-    painted = generate(folder, paint, generator=generator, grids=scale.grids, batch=12, seed=seed)
-    done("generate", painted, "grids", "painted")
+    source = image_source("tiny", size=GRID_SIZE, steps=6, batch=12, seed=seed)
+    done("generate", generate(folder, source, grids=scale.grids), "grids", "generated")
     done("pair", pair(folder), "panels", "instances")
     done("annotate", annotate(folder, scale.people, noise=scale.noise, attend=scale.attend), *scale.people)
     with serving(narrator()) as url:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pacorl.annotate.assign import Sharing, foreign_controls, share_out
 from pacorl.annotate.store import Store, only_server
-from pacorl.dataset.manifest import Step
+from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.records import Answer, Instance, read_answers, read_instances, write_answers
 
 ADMIN = "admin"
@@ -99,7 +99,9 @@ def _record(folder: Path, store: Store, sharing: Sharing) -> None:
     """The step's manifest: what is ranked, and how it is shared. The rankings are the database's, which grows."""
     inputs = [path for path in (folder / "instances.jsonl", folder / "controls.jsonl") if path.is_file()]
     people = store.people()
-    step = Step(folder, "annotate", inputs=inputs, options={**asdict(sharing), "people": people}, seed=sharing.seed)
+    step = DatasetStep(
+        folder, "annotate", inputs=inputs, options={**asdict(sharing), "people": people}, seed=sharing.seed
+    )
     step.finish(outputs=[], counts={name: store.progress(name)["total"] for name in people})
 
 

@@ -15,7 +15,7 @@ from pacorl.bench.suite import Benchmark, Outcome, run
 from pacorl.bench.t2is import Aesthetics, Case, JudgeTexts, RewardTexts, TextScorer
 from pacorl.config.policy_run import RewardConfig
 from pacorl.data.leaks import trained_on
-from pacorl.engine.image_queue import Paint, Shard, Studio
+from pacorl.engine.image_queue import GenerateImages, ImageSource, Shard
 from pacorl.io.documents import parse_yaml
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.reward import Loads, Reward
@@ -169,7 +169,7 @@ class Painter:
     panel: int = 512
     """Side of a panel, in pixels, where neither `size` nor the record says one."""
 
-    def studio(self, *, edit: bool) -> Studio:
+    def studio(self, *, edit: bool) -> ImageSource:
         """Raises ValueError where no model is named, or one that cannot do what is asked."""
         from pacorl.engine.generator import SETS, kind_of
 
@@ -178,14 +178,14 @@ class Painter:
         kind = self.kind or kind_of(self.model, edit=edit)
         if edit == (kind == SETS):
             raise ValueError(f"{self.model} is of kind {kind!r}, which {'paints sets' if edit else 'edits pictures'}")
-        return Studio(lambda: self._load(kind), self.describe() | {"kind": kind}, seed=self.seed, batch=self.batch)
+        return ImageSource(lambda: self._load(kind), self.describe() | {"kind": kind}, seed=self.seed, batch=self.batch)
 
     def describe(self) -> dict[str, Any]:
         """What makes its pictures; an adapter by its content."""
         named = {"model": self.model, "adapter": adapter_digest(self.adapter), "size": str(self.size or "")}
         return named | {"steps": self.steps, "guidance": self.guidance, "panel": self.panel, "seed": self.seed}
 
-    def _load(self, kind: str) -> Paint:
+    def _load(self, kind: str) -> GenerateImages:
         from pacorl.engine.generator import Generator
 
         generator = Generator.load(

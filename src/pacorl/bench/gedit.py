@@ -22,7 +22,7 @@ from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
 from pacorl.bench.suite import BadItemError, Row, evenly, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
+from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.types import Prompt
@@ -128,7 +128,7 @@ def _is_true(value: object) -> bool:
 def paint_edits(
     data: GeditData,
     out: Path,
-    studio: Studio,
+    source: ImageSource,
     *,
     shard: Shard = Shard(),
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -137,13 +137,13 @@ def paint_edits(
     for edit in data.edits[shard.index :: shard.count]:
         if not (out / edit.source).is_file():
             write_atomic(out / edit.source, png_bytes(_input(data, edit)))
-    return paint_missing(edit_jobs(data, out), out, studio, shard=shard, progress=progress)
+    return generate_missing(edit_jobs(data, out), out, source, shard=shard, progress=progress)
 
 
-def edit_jobs(data: GeditData, out: Path) -> list[Job]:
+def edit_jobs(data: GeditData, out: Path) -> list[ImageJob]:
     """One edit per row."""
     return [
-        Job(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
+        ImageJob(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
         for edit in data.edits
     ]
 

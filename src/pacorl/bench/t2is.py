@@ -35,7 +35,7 @@ from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.leaks import id_text
 from pacorl.data.records import load_prompts
-from pacorl.engine.image_queue import Job, Shard, Studio, paint_missing
+from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.io.documents import read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import IMAGE_TYPES, png_bytes
@@ -166,32 +166,32 @@ def prompts_by_case(path: Path) -> dict[str, Prompt]:
     return found
 
 
-def set_jobs(cases: Sequence[Case], prompt_of: Callable[[Case], Prompt]) -> list[Job]:
+def set_jobs(cases: Sequence[Case], prompt_of: Callable[[Case], Prompt]) -> list[ImageJob]:
     """One sheet per case. Raises ValueError where a prompt's layout has another number of panels than the case."""
     jobs = []
     for case in cases:
         prompt = prompt_of(case)
         if prompt.grid.count != len(case.captions):
             raise ValueError(f"case {case.id} has {len(case.captions)} pictures, its prompt a {prompt.grid} layout")
-        jobs.append(Job(case.id, prompt, f"sheets/{case.id}.png"))
+        jobs.append(ImageJob(case.id, prompt, f"sheets/{case.id}.png"))
     return jobs
 
 
 def paint_sets(
-    jobs: Sequence[Job],
+    jobs: Sequence[ImageJob],
     out: Path,
-    studio: Studio,
+    source: ImageSource,
     *,
     shard: Shard = Shard(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
     """Paints the missing sheets into `sheets/` and cuts them into `images/`."""
 
-    def cut(job: Job, sheet: Image) -> None:
+    def cut(job: ImageJob, sheet: Image) -> None:
         for number, panel in enumerate(split(sheet, job.prompt.grid), start=1):
             write_atomic(out / "images" / f"{job.key}_{number:04d}.png", png_bytes(panel))
 
-    return paint_missing(jobs, out, studio, shard=shard, accompany=cut, progress=progress)
+    return generate_missing(jobs, out, source, shard=shard, save_panels=cut, progress=progress)
 
 
 # --- scoring -----------------------------------------------------------------------------------------------------

@@ -151,42 +151,27 @@ def generate(
     dry_run: bool = DRY_RUN,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Paint grids of every prompt, going on where an earlier call stopped."""
-    from pacorl.core.grid import parse_layout
+    """Generate grids of every prompt, going on where an earlier call stopped."""
     from pacorl.dataset.generate import generate as run
+    from pacorl.dataset.generate import image_source
+    from pacorl.engine.image_queue import Shard
     from pacorl.types import Size
 
-    share = two(shard, "--shard", int)
-    sides = parse_layout(size) if size else None
-    wanted = Size(sides.rows, sides.cols) if sides else None
-    paint, generator = painter(
-        checkpoint, adapter=adapter, size=wanted, steps=steps, guidance=guidance,
-        max_sequence_length=max_sequence_length, batch=batch, dry_run=dry_run,
-        dtype=dtype or ("float32" if checkpoint == "tiny" else "bfloat16"),
+    source = image_source(
+        checkpoint, adapter=adapter, size=Size.parse(size) if size else None, steps=steps, guidance=guidance,
+        max_sequence_length=max_sequence_length, dtype=dtype, batch=batch, seed=seed,
     )  # fmt: skip
-    with progress("painting") as advance:
+    with progress("generating") as advance:
         counts = run(
             folder,
-            paint,
-            generator=generator,
+            source,
             grids=grids,
             prompts=prompts,
-            batch=batch,
-            seed=seed,
-            shard=share,
+            shard=Shard.parse(shard),
             dry_run=dry_run,
             progress=advance,
         )
     tell(counts, as_json=as_json, dry_run=dry_run)
-
-
-def painter(checkpoint: str, *, dry_run: bool, batch: int, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """The painter and its name; a dry run loads no weights."""
-    from pacorl.dataset.painter import describe, policy_painter
-
-    if dry_run:
-        return None, describe(checkpoint, **options)
-    return policy_painter(checkpoint, batch=batch, **options)
 
 
 @app.command()

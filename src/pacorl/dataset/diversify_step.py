@@ -12,7 +12,7 @@ import numpy as np
 
 from pacorl.dataset.diversify import SELECTIONS, Goal, Spread, select, spread
 from pacorl.dataset.embed import embedder
-from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import PromptRecord, read_prompts, write_prompts
 
 
@@ -33,7 +33,9 @@ def diversify(
     """
     source, target = folder / "prompts.jsonl", folder / "diverse.jsonl"
     options = {"number": goal.number, "distance": goal.distance, "method": method, "embed": embed}
-    step = Step(folder, "diversify", inputs=[source], options={**options, "per_category": per_category}, seed=seed)
+    step = DatasetStep(
+        folder, "diversify", inputs=[source], options={**options, "per_category": per_category}, seed=seed
+    )
     known = step.counts_if_done()
     if known is not None:
         return known

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.dataset.export import label
 from pacorl.dataset.llm import ChatError, ChatModel, estimate
-from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import LabelledPair
 from pacorl.io.documents import Journal, read_journal
 from pacorl.io.files import inside
@@ -76,7 +76,7 @@ def explain(
     _explain_missing(folder, model, missing, journal, attempts=attempts, workers=workers, progress=progress)
     status = Counter(journal.items[pair.key]["status"] for pair in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
-    step = Step(
+    step = DatasetStep(
         folder, "explain", inputs=[folder / "pairs.jsonl"], options={"model": model.model, "attempts": attempts}
     )
     used = {**model.usage.as_dict(), "cost": model.usage.cost(price)}

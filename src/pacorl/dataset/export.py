@@ -22,7 +22,7 @@ from typing import Any
 from pacorl.annotate.launch import rankings
 from pacorl.core.questions import same_theme
 from pacorl.data.comparisons import save_comparisons, save_sharegpt
-from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
@@ -243,7 +243,7 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dr
     labelled = Labelled([*pairs, *imported], answers, counts)
     if not dry_run:
         sources = [path for path in (folder / "rankings.jsonl", *others) if path.is_file()]
-        step = Step(folder, "label", inputs=sources, options={"rule": rule, "question": question})
+        step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
         if step.counts_if_done() is None:
             write_pairs(folder / "pairs.jsonl", labelled.pairs)
             step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
@@ -286,7 +286,7 @@ def export(
         written += FORMATS[name](bundle)
         progress(done, len(formats))
     sources = [folder / name for name in ("pairs.jsonl", "rankings.jsonl", "explanations.jsonl")]
-    step = Step(
+    step = DatasetStep(
         folder,
         "export",
         inputs=[path for path in sources if path.is_file()],

@@ -1,117 +1,141 @@
-"""Paints k grids per prompt (`pacorl dataset generate`), going on where an earlier call stopped.
+"""Generates several grids per prompt (`pacorl dataset generate`), going on where an earlier call stopped.
 
-A grid carries what made it in its PNG text: a picture whose recipe is the one that is wanted is never painted again,
-and one with another recipe is. Several processes share the work by `shard`; the last one to finish lists the grids.
+The engine's image queue does the work: every grid carries its recipe, and several processes may share the prompts. The
+last process to finish lists the grids.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import PromptRecord, read_prompts
+from pacorl.engine.image_queue import GenerateImages, ImageJob, ImageSource, Shard, generate_missing, missing_jobs
 from pacorl.io.documents import write_jsonl
-from pacorl.io.files import digest, write_atomic
-from pacorl.io.images import png_bytes, png_text
-from pacorl.types import Prompt
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-Paint = Callable[[Sequence[Prompt], Sequence[int]], Sequence["Image"]]
-"""(prompts, seeds) → one sheet each, in order."""
-
-RECIPE = "pacorl recipe"  # the key of the PNG text
-
-
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """One grid that is wanted."""
-
-    record: PromptRecord
-    number: int
-    seed: int
-
-    @property
-    def file(self) -> str:
-        return f"grids/{self.record.idx}/{self.number}.png"
-
-
-def sheets(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list[Sheet]:
-    """Every wanted grid. Its seed depends on (seed, prompt, number) alone: on no other prompt, and no process."""
-    return [Sheet(one, number, _seed(seed, one.idx, number)) for one in records for number in range(grids)]
-
-
-def _seed(seed: int, idx: str, number: int) -> int:
-    return int.from_bytes(sha256(f"{seed}\n{idx}\n{number}".encode()).digest()[:7], "big")
-
-
-def recipe(sheet: Sheet, generator: Mapping[str, Any]) -> str:
-    """What makes a grid: generator, text and seed."""
-    content = {"generator": dict(generator), "prompt": sheet.record.prompt.text, "seed": sheet.seed}
-    return json.dumps(content, sort_keys=True, ensure_ascii=False)
+from pacorl.io.files import digest
+from pacorl.types import Size
 
 
 def generate(
     folder: Path,
-    paint: Paint | None,
+    source: ImageSource,
     *,
-    generator: Mapping[str, Any],
     grids: int = 4,
     prompts: str = "diverse.jsonl",
-    batch: int = 4,
-    seed: int = 0,
-    shard: tuple[int, int] = (0, 1),
+    shard: Shard = Shard(),
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Paints what is missing of this shard and, once every grid is there, writes grids.jsonl; returns counts.
+    """Generates the grids that this shard lacks; lists all in grids.jsonl as soon as none is missing.
 
-    generator: names the policy and its settings, for the recipe. shard: (index, count). Without `paint` only a dry
-    run is possible. Raises ValueError for an impossible shard.
+    Args:
+        source: the generator; a dry run does not load it.
+        grids: how many per prompt.
+        prompts: the prompts file inside the folder.
+
+    Returns:
+        How many grids there are to be, how many were generated (or would be), and how many other shards still owe.
     """
-    index, count = shard
-    if not 0 <= index < count:
-        raise ValueError(f"shard {index} of {count} does not exist; shards count from 0 to {count - 1}")
-    wanted = sheets(read_prompts(folder / prompts), grids=grids, seed=seed)
-    mine = [sheet for sheet in wanted[index::count] if not _is_painted(folder, sheet, generator)]
-    counts = {"grids": len(wanted), "to_paint": len(mine)}
+    jobs = grid_jobs(read_prompts(folder / prompts), grids=grids, seed=source.seed)
     if dry_run:
-        return counts
-    assert paint is not None
-    for start in range(0, len(mine), batch):
-        part = mine[start : start + batch]
-        images = paint([sheet.record.prompt for sheet in part], [sheet.seed for sheet in part])
-        for sheet, image in zip(part, images, strict=True):
-            write_atomic(folder / sheet.file, png_bytes(image, {RECIPE: recipe(sheet, generator)}))
-        progress(start + len(part), len(mine))
-    return _list(folder, wanted, generator, prompts=prompts, seed=seed, painted=len(mine))
+        return {"grids": len(jobs), "to_generate": len(missing_jobs(jobs, folder, source, shard=shard))}
+    generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
+    missing = len(missing_jobs(jobs, folder, source))
+    if not missing:
+        _list_grids(folder, jobs, source, prompts=prompts)
+    return {"grids": len(jobs), "generated": generated, "missing": missing}
 
 
-def _is_painted(folder: Path, sheet: Sheet, generator: Mapping[str, Any]) -> bool:
-    return png_text(folder / sheet.file, RECIPE) == recipe(sheet, generator)
+def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list[ImageJob]:
+    """One job per grid, prompt by prompt; its key is GROUP/NUMBER."""
+    return [
+        ImageJob(f"{one.idx}/{number}", one.prompt, f"grids/{one.idx}/{number}.png", _grid_seed(seed, one.idx, number))
+        for one in records
+        for number in range(grids)
+    ]
 
 
-def _list(
-    folder: Path, wanted: Sequence[Sheet], generator: Mapping[str, Any], *, prompts: str, seed: int, painted: int
-) -> dict[str, int]:
-    """Lists the grids, if the other shards have painted theirs."""
-    missing = sum(not _is_painted(folder, sheet, generator) for sheet in wanted)
-    counts = {"grids": len(wanted), "painted": painted, "missing": missing}
-    if missing:
-        return counts
-    rows = [_row(folder, sheet) for sheet in wanted]
+def _grid_seed(seed: int, idx: str, number: int) -> int:
+    """The seed of a grid depends on (seed, prompt, number) alone: on no other prompt, and no process."""
+    return int.from_bytes(sha256(f"{seed}\n{idx}\n{number}".encode()).digest()[:7], "big")
+
+
+def _list_grids(folder: Path, jobs: Sequence[ImageJob], source: ImageSource, *, prompts: str) -> None:
+    rows = []
+    for job in jobs:
+        group, _, number = job.key.rpartition("/")
+        row = {"group": group, "number": int(number), "file": job.file, "seed": source.seed_of(job)}
+        rows.append(row | {"sha256": digest(folder / job.file)})
     write_jsonl(folder / "grids.jsonl", rows)
-    step = Step(folder, "generate", inputs=[folder / prompts], options={"generator": dict(generator)}, seed=seed)
-    step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(wanted)})
-    return counts
+    options = {"generator": dict(source.generator)}
+    step = DatasetStep(folder, "generate", inputs=[folder / prompts], options=options, seed=source.seed)
+    step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(jobs)})
 
 
-def _row(folder: Path, sheet: Sheet) -> dict[str, Any]:
-    named = {"group": sheet.record.idx, "number": sheet.number, "file": sheet.file, "seed": sheet.seed}
-    return named | {"sha256": digest(folder / sheet.file)}
+# --- the generator -----------------------------------------------------------------------------------------------
+
+GUIDANCE, TEXT_TOKENS = 3.5, 512
+"""FLUX.1-dev's."""
+
+
+def image_source(
+    checkpoint: str,
+    *,
+    kind: str = "",
+    adapter: str = "",
+    size: Size | None = None,
+    steps: int = 20,
+    guidance: float | None = None,
+    max_sequence_length: int | None = None,
+    dtype: str = "",
+    batch: int = 4,
+    seed: int = 0,
+) -> ImageSource:
+    """A generator by any name, described but not loaded.
+
+    Args:
+        checkpoint: a diffusers folder, a hub name, or "tiny".
+        kind: of POLICIES; found out from the checkpoint if empty.
+        adapter: a LoRA in any form; a recipe names it by its content.
+        size: for every prompt; None for the records' own.
+        guidance, max_sequence_length: of FLUX's kinds; None for 3.5 and 512, or the tiny checkpoint's 48 tokens.
+        dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
+        batch: grids at a time.
+
+    Raises:
+        ValueError: for an unknown kind, an option that the kind does not take, or an adapter that is missing.
+    """
+    from pacorl.engine.generator import Generator, kind_of
+    from pacorl.lora.formats import adapter_file
+    from pacorl.types import TINY
+
+    kind = kind or kind_of(checkpoint)
+    dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
+    options = _policy_options(checkpoint, kind, guidance=guidance, max_sequence_length=max_sequence_length)
+    description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps, **options, "dtype": dtype}
+    description |= {"size": str(size)} if size else {}
+    description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}
+
+    def load() -> GenerateImages:
+        generator = Generator.load(checkpoint, kind=kind, adapter=adapter, dtype=dtype, **options)
+        generator.batch = batch
+        return lambda prompts, seeds: generator.paint(prompts, seeds, size=size, steps=steps)
+
+    return ImageSource(load, description, seed=seed, batch=batch)
+
+
+def _policy_options(
+    checkpoint: str, kind: str, *, guidance: float | None, max_sequence_length: int | None
+) -> dict[str, Any]:
+    """Guidance and text length for the kinds that know them, and nothing for others."""
+    from pacorl.policies.flux import TINY_SEQUENCE_LENGTH
+    from pacorl.policies.table import distilled_options
+
+    given = distilled_options(kind, guidance=guidance, max_sequence_length=max_sequence_length)
+    if kind.startswith("qwen"):
+        return given
+    tokens = TINY_SEQUENCE_LENGTH if checkpoint == "tiny" else TEXT_TOKENS
+    return {"guidance": GUIDANCE, "max_sequence_length": tokens} | given

@@ -15,7 +15,7 @@ from pacorl.core import questions
 from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sharegpt_names
 from pacorl.data.rankings import Ranking, load_rankings
 from pacorl.dataset.export import link_or_copy
-from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, write_answers, write_pairs
 from pacorl.dataset.rules import pair_key, question_suffix
 from pacorl.io.documents import read_json, read_jsonl, read_keyed
@@ -277,7 +277,7 @@ def import_folder(
     read, files_of = SOURCES[kind]
     bundle = Import(folder, source, name or (_folder_name(source.stem) if source.is_file() else source.resolve().name))
     options = {"kind": kind, "source": str(source.resolve())}
-    step = Step(folder, f"import-{bundle.name}", inputs=_existing(files_of(source)), options=options)
+    step = DatasetStep(folder, f"import-{bundle.name}", inputs=_existing(files_of(source)), options=options)
     _refuse_another_source(step)
     items = list(read(bundle))
     rankings = [item for item in items if isinstance(item, Answer)]
@@ -314,7 +314,7 @@ def _existing(paths: Sequence[Path]) -> Sequence[Path]:
     return paths
 
 
-def _refuse_another_source(step: Step) -> None:
+def _refuse_another_source(step: DatasetStep) -> None:
     """The same folder may come in again, and the same files from elsewhere; others must not replace them."""
     known, mine = step.known_plan(), step.plan()
     if known is None or known["options"] == mine["options"]:

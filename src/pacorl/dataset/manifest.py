@@ -27,7 +27,7 @@ def silent(done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DatasetStep:
     """One step's work on one dataset folder."""
 
     folder: Path

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pacorl.core.grid import shared_text, split
-from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Instance, PromptRecord, read_prompts, write_instances
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import digest, inside, write_atomic
@@ -71,7 +71,7 @@ def pair(
     instances = [one for idx, record in records.items() for one in instances_of(record, grids=len(grids[idx]))]
     panels = sum(len(grids[idx]) * record.prompt.grid.count for idx, record in records.items())
     counts = {"prompts": len(records), "panels": panels, "instances": len(instances)}
-    step = Step(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
+    step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
     if dry_run or (step.counts_if_done() == counts and _all_cut(folder, instances)):
         return counts
     for done, record in enumerate(records.values(), 1):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.core.grid import panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
 from pacorl.dataset.llm import ChatError, ChatModel, estimate
-from pacorl.dataset.manifest import Progress, Step, silent
+from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.taxonomy import Order, Subject, orders
 from pacorl.io.documents import Journal, read_journal, write_jsonl
 from pacorl.types import Grid
@@ -192,7 +192,7 @@ def write_all(
     """
     wanted = orders(subjects, count=count, grids=grids)
     plan = {"count": count, "grids": [str(grid) for grid in grids], **options}
-    step = Step(folder, "prompts", options=plan, seed=seed)
+    step = DatasetStep(folder, "prompts", options=plan, seed=seed)
     known = step.counts_if_done()
     if known is not None:
         return known

@@ -1,6 +1,9 @@
-"""Pictures that a benchmark asks a generator for: resumable, shared by processes, each with what made it.
+"""The one queue of generated images: resumable, shared by processes, each image with the recipe that made it.
 
-A picture whose recipe is the wanted one is never painted again; one with another recipe is.
+    source = ImageSource(load, {"checkpoint": "tiny", "steps": 10}, seed=0)
+    generate_missing([ImageJob("0000", prompt, "images/0000.png")], folder, source)
+
+An image whose recipe is still the current one is never generated again; one with another recipe is replaced.
 """
 
 from __future__ import annotations
@@ -19,24 +22,34 @@ from pacorl.types import Prompt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Paint = Callable[[Sequence[Prompt], Sequence[int]], Sequence["Image"]]
-"""(prompts, seeds) → one picture each, in order."""
+GenerateImages = Callable[[Sequence[Prompt], Sequence[int]], Sequence["Image"]]
+"""(prompts, seeds) → one image each, in order."""
 
-RECIPE = "pacorl recipe"  # the key of the PNG text
+RECIPE = "pacorl recipe"  # the key of the PNG text: images of the first edition carry it
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """This process's share of the items: every `count`-th, from `index` on."""
+    """The share of the items that one process takes: every `count`-th, from `index` on."""
 
     index: int = 0
     count: int = 1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(
+                f"shard {self.index} of {self.count} does not exist; shards count from 0 to {self.count - 1}"
+            )
+
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """`0/4` is the first of four. Raises ValueError for others."""
+        """`0/4` is the first of four.
+
+        Raises:
+            ValueError: if the text is of another form, or names a shard that does not exist.
+        """
         index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        if not (slash and index.isdecimal() and count.isdecimal()):
             raise ValueError(f"shard {text!r} is not of the form INDEX/COUNT with INDEX from 0, e.g. 0/4")
         return cls(int(index), int(count))
 
@@ -46,61 +59,74 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One picture that is wanted."""
+class ImageJob:
+    """One image to be generated."""
 
     key: str
+    """Names the image in its run, and with the source's seed its noise."""
     prompt: Prompt
     file: str
     """Relative to the run's folder."""
+    seed: int | None = None
+    """None for the seed that follows from the source's and the key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Studio:
-    """Who paints, and how."""
+class ImageSource:
+    """A generator that is not loaded yet, and what its images depend on."""
 
-    load: Callable[[], Paint]
-    """Called when there is something to paint, and not before: weights are heavy."""
+    load: Callable[[], GenerateImages]
+    """Called only if an image is missing: weights are heavy."""
     generator: Mapping[str, Any]
-    """Names the model, its adapter and settings: part of every recipe."""
+    """Names the model, its adapter and its settings: a part of every recipe."""
     seed: int = 0
     batch: int = 4
 
+    def seed_of(self, job: ImageJob) -> int:
+        return seed_of(self.seed, job.key) if job.seed is None else job.seed
 
-def paint_missing(
-    jobs: Sequence[Job],
+    def recipe(self, job: ImageJob) -> str:
+        """What an image depends on, as its PNG text: generator, prompt, source images and seed."""
+        # Keys and their order are those of the first edition: half-finished folders go on without a second pass.
+        content = {"generator": dict(self.generator), "prompt": job.prompt.text, "seed": self.seed_of(job)}
+        sources = {"sources": [path.name for path in job.prompt.sources]} if job.prompt.sources else {}
+        return json.dumps(content | sources, sort_keys=True, ensure_ascii=False)
+
+
+def generate_missing(
+    jobs: Sequence[ImageJob],
     out: Path,
-    studio: Studio,
+    source: ImageSource,
     *,
     shard: Shard = Shard(),
-    accompany: Callable[[Job, Image], None] = lambda job, image: None,
+    save_panels: Callable[[ImageJob, Image], None] = lambda job, image: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Paints what this shard lacks; returns how many that were.
+    """Generates the images that this shard lacks, a batch at a time.
 
-    A picture's seed comes from (seed, its key), so neither processes nor limits change it. `accompany` writes what
-    belongs to a picture; it is called first, because the picture is the sign that all is there.
+    Args:
+        save_panels: writes what belongs to an image, such as its panels.
+        progress: gets (done, total) after each batch.
+
+    Returns:
+        How many images were missing.
     """
-    mine = [job for job in jobs[shard.index :: shard.count] if not is_painted(job, out, studio)]
-    paint = studio.load() if mine else None
-    for start in range(0, len(mine), studio.batch):
-        assert paint is not None
-        part = mine[start : start + studio.batch]
-        images = paint([job.prompt for job in part], [seed_of(studio.seed, job.key) for job in part])
-        for job, image in zip(part, images, strict=True):
-            accompany(job, image)
-            write_atomic(out / job.file, png_bytes(image, {RECIPE: recipe(job, studio)}))
-        progress(start + len(part), len(mine))
-    return len(mine)
+    missing = missing_jobs(jobs, out, source, shard=shard)
+    if not missing:
+        return 0
+    generate = source.load()
+    for start in range(0, len(missing), source.batch):
+        batch = missing[start : start + source.batch]
+        images = generate([job.prompt for job in batch], [source.seed_of(job) for job in batch])
+        for job, image in zip(batch, images, strict=True):
+            # Panels first: the image with its recipe is the sign that everything of the job is on the disk.
+            save_panels(job, image)
+            write_atomic(out / job.file, png_bytes(image, {RECIPE: source.recipe(job)}))
+        progress(start + len(batch), len(missing))
+    return len(missing)
 
 
-def is_painted(job: Job, out: Path, studio: Studio) -> bool:
-    """Whether the picture is there and made by the wanted recipe."""
-    return png_text(out / job.file, RECIPE) == recipe(job, studio)
-
-
-def recipe(job: Job, studio: Studio) -> str:
-    """What makes a picture: generator, text, sources and seed."""
-    content = {"generator": dict(studio.generator), "prompt": job.prompt.text, "seed": seed_of(studio.seed, job.key)}
-    sources = {"sources": [path.name for path in job.prompt.sources]} if job.prompt.sources else {}
-    return json.dumps(content | sources, sort_keys=True, ensure_ascii=False)
+def missing_jobs(jobs: Sequence[ImageJob], out: Path, source: ImageSource, *, shard: Shard = Shard()) -> list[ImageJob]:
+    """The jobs of a shard whose image is absent, broken, or of another recipe."""
+    # The shard is cut from all jobs, not from the missing ones: another process may finish some in the meantime.
+    return [job for job in jobs[shard.index :: shard.count] if png_text(out / job.file, RECIPE) != source.recipe(job)]
