@@ -26,7 +26,7 @@ from pacorl.engine.generator import Generator
 from pacorl.engine.threads import use_cores
 from pacorl.generate.sets import Made, generate_sets
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.types import Size
 
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match")

@@ -28,7 +28,7 @@ from pacorl.core.questions import same_theme
 from pacorl.data.characters import all_panels, draw, vocabulary
 from pacorl.engine.threads import use_cores
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.judges.sharing import Node, prefix_forest
 from pacorl.plan.sources import QWEN_JUDGE
 from pacorl.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of

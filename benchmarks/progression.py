@@ -39,7 +39,8 @@ from pacorl.engine.generator import Generator
 from pacorl.engine.threads import use_cores
 from pacorl.generate.storyboard import pages, paint_storyboard, read_storyboard
 from pacorl.io.quiet import quiet_loading
-from pacorl.judges.judge import Judge, LocalJudge
+from pacorl.judges.judge import Judge
+from pacorl.judges.local import LocalJudge
 from pacorl.types import Question
 
 CASE = Path(__file__).parents[1] / "configs" / "cases" / "tiny_journey.yaml"

@@ -113,7 +113,7 @@ FAULTS = [
         "sampling: window.size 2 exceeds the 1 sde_steps that it is chosen from",
     ),
     (["sampling.curriculum=[[4, [64, 64]], [2, [96, 96]]]"], "sampling: curriculum's epochs [4, 2] must be ascending"),
-    (["judge.backend=http"], "judge: checkpoint 'X-GenGroup/PaCo-Reward-7B' is no address; backend http needs a URL"),
+    (["judge.backend=http"], "judge: checkpoint '' is no address; backend http needs a URL"),
     (["judge.backend=http", "judge.checkpoint=http://h:1/v1"], "judge: model is empty; name the model to ask at"),
     (["judge.checkpoint=http://h:1/v1"], "judge: checkpoint http://h:1/v1 is a URL; set backend: http"),
     (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pacorl.data.records import load_prompts
     from pacorl.judges.http.judge import HttpJudge
-    from pacorl.judges.judge import LocalJudge
+    from pacorl.judges.local import LocalJudge
     from pacorl.score.reward import PacoReward
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ __all__ = ["HttpJudge", "LocalJudge", "PacoReward", "__version__", "load_prompts
 _HOMES = {
     "HttpJudge": "pacorl.judges.http.judge",
     "PacoReward": "pacorl.score.reward",
-    "LocalJudge": "pacorl.judges.judge",
+    "LocalJudge": "pacorl.judges.local",
     "load_prompts": "pacorl.data.records",
 }
 

@@ -17,22 +17,21 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import torch
 from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
 from PIL import Image
 from transformers.utils import logging as transformers_logging
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import JudgeConfig, PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
 from pacorl.data.characters import GRADES, Majority, Oracle, Panel
 from pacorl.io.documents import write_json
-from pacorl.judges.judge import Judge
+from pacorl.judges import open_judge
+from pacorl.judges.judge import Judge, JudgeOptions, close_judge
 from pacorl.report import write_report
-from pacorl.train.judging import close_judge, load_judge, reach_judge
 from pacorl.train.trainer import train_policy
 from pacorl.types import Prompt, Question
 
@@ -87,9 +86,9 @@ def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     return picture
 
 
-def _accuracy_of(config: JudgeConfig) -> dict[str, float]:
+def _accuracy_of(config: JudgeOptions) -> dict[str, float]:
     """`judge_accuracy` of the run's own judge."""
-    judge = reach_judge(config, processes=1) or load_judge(config, device=torch.device("cpu"))
+    judge = open_judge(config, device="cpu")
     try:
         return judge_accuracy(judge)
     finally:

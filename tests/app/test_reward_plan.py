@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from pacorl import cli
 from pacorl.config.base import load
 from pacorl.config.judge_run import RewardRun
-from pacorl.judges.judge import TINY_JUDGE
+from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.judge_plan import plan_reward
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reward"

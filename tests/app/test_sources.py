@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyRun
-from pacorl.judges.judge import TINY_JUDGE
+from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan import sources
 
 NAMES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors", "night.safetensors")

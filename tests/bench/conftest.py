@@ -11,7 +11,7 @@ from bench_data import GRIDS, edit_reward_rows, gedit_rows, rank_rows, write_par
 
 from pacorl.data.characters import Panel, character_prompts, draw, redrawn
 from pacorl.io.documents import write_jsonl
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from pacorl.cli.benchmark import INCOMPLETE, app
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.types import Question
 

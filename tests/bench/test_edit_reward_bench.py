@@ -16,7 +16,7 @@ from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edi
 from pacorl.bench.suite import run
 from pacorl.cli.benchmark import app
 from pacorl.io.images import open_image
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.types import Question, Verdict
 
 

@@ -24,7 +24,7 @@ from pacorl.data.leaks import trained_on
 from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.types import Prompt, Question, Verdict
 

@@ -17,7 +17,7 @@ from pacorl.data.characters import GRADES, Oracle
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
 from pacorl.judges import judge as judge_module
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.policies import flux as flux_module
 from pacorl.policies import kontext as kontext_module
 from pacorl.policies.flux import FluxPolicy

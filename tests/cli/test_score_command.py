@@ -15,7 +15,7 @@ from pacorl.cli.score import INCOMPLETE, register
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
 from pacorl.io.images import open_image
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.serve.builtin import create_app
 from pacorl.twins import tiny_judge
 from pacorl.types import Grid, Question

@@ -11,8 +11,12 @@ from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
 from pacorl.io.images import ImageError
+from pacorl.judges.http import client as http_client
 from pacorl.judges.http import judge as http_judge
-from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError, read_p_yes
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.http.loop import BackgroundLoop
+from pacorl.judges.http.messages import UnansweredError, read_p_yes
+from pacorl.judges.judge import JudgeRefusedError
 from pacorl.types import Question
 
 RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))
@@ -23,8 +27,8 @@ QUESTIONS = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_judge, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(http_judge, "MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(http_client, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(http_client, "MAX_BACKOFF_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -69,7 +73,7 @@ def test_equal_questions_are_asked_once_whatever_objects_hold_the_images(server:
 def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = []
     encode = http_judge.encode
-    monkeypatch.setattr(http_judge, "encode", lambda image, kind: encoded.append(image) or encode(image, kind))
+    monkeypatch.setattr(http_judge, "encode", lambda image, *how: encoded.append(image) or encode(image, *how))
     with judge_of(server) as judge:
         judge.verdicts(QUESTIONS)
     assert len(encoded) == 3
@@ -149,7 +153,7 @@ def test_one_background_loop_serves_all_judges_and_ends_with_the_last(server: Fa
         assert first._loop is second._loop
         second.close()
         assert_all_right(first)
-    assert http_judge._Background._thread is None
+    assert BackgroundLoop._thread is None
     with pytest.raises(RuntimeError, match="closed"):
         first.verdicts(QUESTIONS)
 
@@ -358,18 +362,18 @@ def test_temperature_divides_the_logit() -> None:
 
 
 def test_neither_word_listed_is_missing() -> None:
-    with pytest.raises(http_judge._UnansweredError, match="neither"):
+    with pytest.raises(UnansweredError, match="neither"):
         read_p_yes(chat_answer([("Maybe", -0.1), (" Yes", -3.0), ("No.", -4.0)]))
 
 
 def test_vllms_floor_is_no_probability() -> None:
-    with pytest.raises(http_judge._UnansweredError, match="neither"):
+    with pytest.raises(UnansweredError, match="neither"):
         read_p_yes(chat_answer([("Maybe", 0.0), ("Yes", -9999.0), ("No", -9999.0)]))
 
 
 def test_one_word_listed_is_enough_where_the_other_cannot_matter() -> None:
     assert read_p_yes(chat_answer([("No", -0.01), ("Maybe", -6.0), ("So", -12.0)])) == 0.0
-    with pytest.raises(http_judge._UnansweredError, match="listed Yes and not No"):
+    with pytest.raises(UnansweredError, match="listed Yes and not No"):
         read_p_yes(chat_answer([("Maybe", -0.7), ("Yes", -1.0), ("So", -2.0)]))
 
 
@@ -378,7 +382,7 @@ def test_the_sampled_token_bounds_nothing() -> None:
     first = answer["choices"][0]["logprobs"]["content"][0]
     first["token"], first["logprob"] = "Rare", -30.0
     first["top_logprobs"].append({"token": "Rare", "logprob": -30.0})
-    with pytest.raises(http_judge._UnansweredError):
+    with pytest.raises(UnansweredError):
         read_p_yes(answer)
 
 

@@ -19,8 +19,8 @@ from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.io.images import ImageError
 from pacorl.io.processor import ImageTextProcessor
-from pacorl.judges.http.judge import VARIANTS
-from pacorl.judges.judge import TINY_JUDGE, LocalJudge, single_token
+from pacorl.judges.judge import VARIANTS
+from pacorl.judges.local import TINY_JUDGE, LocalJudge, single_token
 from pacorl.types import Question
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judges.adapter import merge_adapter
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 

@@ -13,7 +13,7 @@ from pacorl.core import questions
 from pacorl.core.grid import shared_text, split
 from pacorl.data import characters
 from pacorl.data.records import load_prompts
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.rewards.consistency import Consistency, GridLayout, PanelMatch
 from pacorl.types import Grid, Prompt, Question, Verdict
 

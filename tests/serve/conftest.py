@@ -12,7 +12,7 @@ import torch
 import uvicorn
 
 from pacorl.data.characters import vocabulary
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.serve.builtin import create_app
 from pacorl.twins import tiny_judge
 

@@ -16,8 +16,10 @@ from PIL import Image
 from pacorl.core.questions import consistent, shows_text
 from pacorl.data.characters import all_panels, draw
 from pacorl.io.net import PRIVATE_VARIABLE
-from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError, encode
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.http.messages import encode
+from pacorl.judges.judge import JudgeRefusedError
+from pacorl.judges.local import LocalJudge
 from pacorl.serve.builtin import Limits
 from pacorl.types import Question
 
@@ -216,7 +218,7 @@ def test_a_picture_with_transparency_is_laid_on_white(url: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGBA", (32, 32), (0, 0, 0, 0)).save(buffer, "PNG")
     clear = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    white = encode(Image.new("RGB", (32, 32), "white")).url
+    white = encode(Image.new("RGB", (32, 32), "white"), "white").url
     fields = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     answers = [first_token(chat(url, messages=asking_about(image), **fields)[1]) for image in (clear, white)]
     assert answers[0]["logprob"] == pytest.approx(answers[1]["logprob"], abs=1e-9)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.serve.probe import probe
 
 

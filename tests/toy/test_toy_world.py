@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toy_world import ToyJudge, toy_config, toy_world
 
-from pacorl.judges.judge import JUDGES
+from pacorl.judges import JUDGES
 from pacorl.policies.table import POLICIES
 from pacorl.train.trainer import train_policy
 
@@ -38,5 +38,5 @@ def test_a_policy_learns_what_the_judge_rewards(tmp_path: Path) -> None:
 def test_the_released_models_are_back_after_the_block() -> None:
     policy, judge = POLICIES["flux"], JUDGES["local"]
     with toy_world():
-        assert JUDGES["local"] == ToyJudge.from_pretrained
+        assert isinstance(JUDGES["local"].open(None), ToyJudge)
     assert (POLICIES["flux"], JUDGES["local"]) == (policy, judge)

@@ -28,7 +28,9 @@ from torch import Tensor, nn
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.judges.judge import JUDGES
+from pacorl.judges import JUDGES
+from pacorl.judges.judge import JudgeSpec
+from pacorl.judges.local import LocalOptions
 from pacorl.policies.table import POLICIES
 from pacorl.policies.tokens import check_multiple, join, token_grid
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
@@ -77,18 +79,19 @@ def toy_config(out: Path, *overrides: str) -> PolicyRun:
 
 def install() -> None:
     """From here on generators of kind flux and judges of this process are the toy world's."""
-    POLICIES["flux"], JUDGES["local"] = ToyPolicy.from_pretrained, ToyJudge.from_pretrained
+    POLICIES["flux"] = ToyPolicy.from_pretrained
+    JUDGES._homes["local"] = f"{__name__}:TOY_JUDGE"
 
 
 @contextmanager
 def toy_world() -> Iterator[None]:
     """Within the block generators of kind flux and judges of this process are the toy world's."""
-    policy, judge = POLICIES["flux"], JUDGES["local"]
+    policy, judge = POLICIES["flux"], JUDGES._homes["local"]
     install()
     try:
         yield
     finally:
-        POLICIES["flux"], JUDGES["local"] = policy, judge
+        POLICIES["flux"], JUDGES._homes["local"] = policy, judge
 
 
 class ToyTransformer(nn.Module):
@@ -184,16 +187,15 @@ class ToyJudge:
     Behind the seam of `judges.judge.Judge`.
     """
 
-    @classmethod
-    def from_pretrained(cls, checkpoint: str = "", **options: Any) -> ToyJudge:
-        """The one toy judge; a checkpoint's name and a config's options do not change it."""
-        return cls()
-
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         return [Verdict(math.exp(-STRICTNESS * _distance(question))) for question in questions]
 
     def explain(self, question: Question) -> str:
         return f"The colours lie {_distance(question):.3f} apart."
+
+
+TOY_JUDGE = JudgeSpec(options=LocalOptions, open=lambda options, **place: ToyJudge())
+"""The one toy judge; a checkpoint's name and a config's options do not change it."""
 
 
 def _distance(question: Question) -> float:

@@ -7,12 +7,12 @@ import torch
 from fake_server import FakeServer, p_of_images
 from PIL import Image
 
-from pacorl.config.policy_run import JudgeConfig
 from pacorl.core.questions import consistent
 from pacorl.data.characters import all_panels, draw
-from pacorl.judges.http.judge import VARIANTS
-from pacorl.judges.judge import LocalJudge
-from pacorl.train.judging import close_judge, load_judge, reach_judge
+from pacorl.judges.http.judge import HttpOptions
+from pacorl.judges.judge import VARIANTS, close_judge
+from pacorl.judges.local import LocalJudge, LocalOptions
+from pacorl.train.judging import load_judge, reach_judge
 from pacorl.types import Question
 
 PANELS = tuple(draw(panel, 32) for panel in all_panels()[:4000:3000])
@@ -20,7 +20,7 @@ PAIR = Question(PANELS, consistent())
 
 
 def local(**keys: bool) -> LocalJudge:
-    config = JudgeConfig(checkpoint="tiny", dtype="float32", **keys)
+    config = LocalOptions(checkpoint="tiny", dtype="float32", **keys)
     judge = load_judge(config, device=torch.device("cpu"))
     assert isinstance(judge, LocalJudge)
     return judge
@@ -48,7 +48,7 @@ def test_a_judge_over_http_does_both_too() -> None:
     red, blue = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
     with FakeServer(tokens={"Yes": [7], "yes": [17], "No": [9]}).running() as server:
         keys = {"backend": "http", "checkpoint": server.url, "model": "judge"}
-        judge = reach_judge(JudgeConfig(**keys, symmetric=True, variants=True), processes=1)
+        judge = reach_judge(HttpOptions(**keys, symmetric=True, variants=True), processes=1)
         assert judge is not None
         both, alone = judge.verdicts([Question((red, blue), "Same?"), Question((red,), "Red?")])
         close_judge(judge)

@@ -27,7 +27,7 @@ from pacorl.data.comparisons import comparisons_from, save_comparisons
 from pacorl.engine.runtime import Interrupted
 from pacorl.io.images import ImageError, open_image
 from pacorl.io.processor import load_processor
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.plan.judge_plan import plan_reward
 from pacorl.train_judge import run as reward
 from pacorl.train_judge.callbacks import complete_checkpoints

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -14,12 +15,13 @@ from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.engine import runtime
-from pacorl.judges.judge import TINY_JUDGE
+from pacorl.judges.judge import Judge, JudgeOptions
+from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.plan import plan
 from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
 from pacorl.report.gallery import match
-from pacorl.train import judging
+from pacorl.train import judging, trainer
 from pacorl.train.evaluate import evaluate
 from pacorl.train.judging import without_idle_judges
 from pacorl.train.trainer import prepare, train_policy
@@ -73,13 +75,13 @@ def smaller(small: list[str]) -> list[str]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The checkpoints of the judges that are loaded in this process, as they are."""
     loaded: list[str] = []
-    local = judging.JUDGES["local"]
+    load = judging.load_judge
 
-    def noted(checkpoint: str, **options: object) -> object:
-        loaded.append(checkpoint)
-        return local(checkpoint, **options)  # type: ignore[arg-type]
+    def noted(options: JudgeOptions, **place: torch.device) -> Judge:
+        loaded.append(options.checkpoint)
+        return load(options, **place)
 
-    monkeypatch.setitem(judging.JUDGES, "local", noted)
+    monkeypatch.setattr(trainer, "load_judge", noted)
     return loaded
 
 

@@ -18,7 +18,7 @@ import torch
 
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.data.characters import vocabulary
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.serve import vllm
 from pacorl.serve.servers import Server
 from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command

@@ -9,8 +9,9 @@ import pytest
 
 from pacorl.core.questions import consistent, same_theme
 from pacorl.data.characters import all_panels, draw
-from pacorl.judges.http.judge import HttpJudge, JudgeRefusedError
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import JudgeRefusedError
+from pacorl.judges.local import LocalJudge
 from pacorl.serve.probe import probe
 from pacorl.types import Question
 
@@ -57,7 +58,7 @@ def test_token_ids_are_those_of_the_tokenizer(served: Served) -> None:
 def test_read_by_text_a_verdict_is_right_or_missing(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
         judge.check()
-        judge._endpoints[0].ids = None
+        judge.pool.endpoints[0].ids = None
         for found, expected in zip(judge.verdicts(QUESTIONS), p_yes(served.base), strict=True):
             assert found.error or found.p_yes == pytest.approx(expected, abs=1e-3)
 

@@ -24,7 +24,7 @@ from test_image_adapters import TOOLS
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judges.adapter import merge_adapter
-from pacorl.judges.judge import LocalJudge
+from pacorl.judges.local import LocalJudge
 from pacorl.lora.formats import METADATA
 from pacorl.score.reward import PacoReward
 from pacorl.train_judge.model import save_processor, source_of, tune

@@ -92,7 +92,7 @@ def edit_judge(
     from diffusers import AutoencoderKL
 
     from pacorl.engine.threads import use_cores
-    from pacorl.judges.judge import TINY_JUDGE
+    from pacorl.judges.local import TINY_JUDGE
     from pacorl.policies.flux import TINY_FLUX
     from tools.tiny.pretrain_edits import edit_lessons
     from tools.tiny.pretrain_judge import pretrain_judge

@@ -45,7 +45,8 @@ from pacorl.dataset.taxonomy import TINY, read_taxonomy
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.judge import TINY_JUDGE, Judge, LocalJudge
+from pacorl.judges.judge import Judge
+from pacorl.judges.local import TINY_JUDGE, LocalJudge
 from pacorl.quickstart import recipe
 from pacorl.serve.builtin import create_app
 from pacorl.train.trainer import train_policy

@@ -117,7 +117,7 @@ def _run_builtin(servers: list[Server], limits: object, *, dtype: str, api_key: 
 
 
 def _declines(name: str, domain: str) -> str:
-    from pacorl.judges.http.judge import DECLINE_HEADER
+    from pacorl.judges.http.client import DECLINE_HEADER
 
     return f"{name} declines images of anything but {domain}; the header `{DECLINE_HEADER}: no` turns that off"
 

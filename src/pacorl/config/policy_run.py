@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive, Section, Share, TrackerName, Word
-
-NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
-"""A section that may be `none`, which YAML reads as a text."""
-
+from pacorl.judges import JudgeSection, default_judge
 
 PUBLISHED = {
     "flux": "black-forest-labs/FLUX.1-dev",
@@ -179,54 +176,6 @@ class RewardConfig(Section):
         return self.label or self.name.rpartition(":")[2]
 
 
-class JudgeConfig(Section):
-    """Who answers the questions."""
-
-    backend: Literal["local", "http"] = "local"
-    """In this process, or behind an OpenAI-compatible API."""
-    checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
-    """local: a transformers folder, a hub name, or `tiny` for the committed judge. http: a URL, or a YAML file of
-    endpoints."""
-    model: str = ""
-    """http: the model's name there."""
-    api_key_env: str = ""
-    """http: the environment variable that holds the key."""
-    concurrency: Positive = 32
-    """http: requests that an endpoint is sent at a time, by all processes together."""
-    timeout: float = Field(60.0, gt=0)
-    """http: seconds for an answer."""
-    retries: int = Field(6, ge=0)
-    """http: further attempts before a verdict is missing."""
-    symmetric: bool = False
-    """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
-    variants: bool = False
-    """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
-    overlap: bool | Literal["auto"] = "auto"
-    """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
-    CPU cores; so it is without a judge too. Scores are the same either way."""
-    adapter: str = ""
-    """local: a LoRA on top of the checkpoint, a folder or a hub name."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    batch_tokens: Positive = 8192
-    """local: most tokens of one forward, padding included."""
-
-    @model_validator(mode="after")
-    def _http_has_an_address(self) -> JudgeConfig:
-        url = self.checkpoint.startswith(("http://", "https://"))
-        if self.backend == "http" and not url and not self.checkpoint.endswith((".yaml", ".yml")):
-            raise ValueError(
-                f"checkpoint {self.checkpoint!r} is no address; backend http needs a URL such as "
-                "http://127.0.0.1:8000/v1, or a YAML file of endpoints"
-            )
-        if self.backend == "http" and url and not self.model:
-            raise ValueError(f"model is empty; name the model to ask at {self.checkpoint}")
-        if self.backend == "local" and url:
-            raise ValueError(f"checkpoint {self.checkpoint} is a URL; set backend: http")
-        if self.backend == "http" and self.adapter:
-            raise ValueError(f"adapter {self.adapter} is a server's own affair; name it there, and here as the model")
-        return self
-
-
 class EvaluationConfig(Section):
     """How the policy is judged: at full resolution, without noise."""
 
@@ -238,7 +187,7 @@ class EvaluationConfig(Section):
     batch: Positive = 1
     rewards: tuple[RewardConfig, ...] = ()
     """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
-    judge: Annotated[JudgeConfig | None, NoneWord] = None
+    judge: JudgeSection = None
     """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
     reached nor loaded if they ask no judge."""
     compare_sizes: bool = True
@@ -405,7 +354,7 @@ class PolicyRun(Section):
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     watch: MonitorConfig = MonitorConfig()
-    judge: Annotated[JudgeConfig | None, NoneWord] = JudgeConfig()
+    judge: JudgeSection = Field(default_factory=default_judge)
     """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
     evaluation or best_by asks it."""
     rewards: tuple[RewardConfig, ...] = (

@@ -20,6 +20,10 @@ Spec = TypeVar("Spec")
 class Table(Mapping[str, Spec], Generic[Spec]):
     """Name → spec, in the order in which the names are offered to people."""
 
+    # A table equals itself alone: Mapping's own comparison would import every file, and would forbid hashing.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __init__(self, noun: str, homes: Mapping[str, str]) -> None:
         """
         Args:

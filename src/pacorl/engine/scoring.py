@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import RemoteJudge
 from pacorl.rewards.reward import Explains, Reward, scores_of
 from pacorl.types import Rollout
 
@@ -80,7 +80,7 @@ class Scorer:
     def _begin(self, name: str, job: Callable[[], Scores]) -> Callable[[], Scores]:
         if not self.beside:
             return job
-        asks = isinstance(getattr(self.rewards[name], "judge", None), HttpJudge)
+        asks = isinstance(getattr(self.rewards[name], "judge", None), RemoteJudge)
         future: Future[Scores] = (self._remote if asks else self._local).submit(job)
         return future.result
 
@@ -95,11 +95,11 @@ class Scorer:
         return work
 
 
-def beside(wanted: bool | Literal["auto"], *, backend: str, device: torch.device) -> bool:
+def beside(wanted: bool | Literal["auto"], *, in_process: bool, device: torch.device) -> bool:
     """Whether scoring runs while sampling does. "auto": not where both would want the same CPU cores."""
     if isinstance(wanted, bool):
         return wanted
-    if backend == "http" or device.type != "cpu":
+    if not in_process or device.type != "cpu":
         return True
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 2 * torch.get_num_threads() <= cores

@@ -1,1 +1,49 @@
-"""Judges of image pairs behind one seam."""
+"""Judges of image pairs behind one seam, by the name of their backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BeforeValidator
+
+from pacorl.config.one_of import OneOf
+from pacorl.core.table import Table
+from pacorl.judges.judge import Judge, JudgeOptions, JudgeSpec
+
+if TYPE_CHECKING:
+    import torch
+
+JUDGES: Table[JudgeSpec] = Table(
+    "backend",
+    {
+        "local": "pacorl.judges.local:SPEC",
+        "http": "pacorl.judges.http.judge:SPEC",
+    },
+)
+
+JUDGE = OneOf(JUDGES, key="backend", default="local")
+
+NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
+"""A section that may be `none`, which YAML reads as a text."""
+
+JudgeSection = Annotated[Annotated[JudgeOptions, JUDGE] | None, NoneWord]
+"""A config's judge: the options of one backend, or `none`."""
+
+
+def open_judge(options: JudgeOptions, *, device: str | torch.device, processes: int = 1) -> Judge:
+    """The judge that a config asks for, ready to be asked.
+
+    Args:
+        device: Where a judge of this process lives.
+        processes: How many processes share a judge of another.
+
+    Raises:
+        ValueError: if the options name something that is not there, or refuses.
+        OSError: if nobody answers at an address.
+    """
+    return JUDGES[options.backend].open(options, device=device, processes=processes)
+
+
+def default_judge() -> JudgeOptions:
+    """The options of a config that says nothing of its judge."""
+    return JudgeOptions.model_validate(JUDGE.validate({}))

@@ -1,44 +1,39 @@
-"""The seam of a judge, and the judge that runs in this process.
+"""The seam of a judge, the options that every judge has, and what a line of the table `JUDGES` brings.
 
 A judge is shown images and a question, and its P(Yes | Yes or No) of the first answer token is the score
 (arXiv 2512.04784, §3.2).
 
-    judge = LocalJudge.from_pretrained("X-GenGroup/PaCo-Reward-7B", dtype="bfloat16", device="cuda")
-    judge.verdicts([Question((first, second), same_theme("a red fox"))])
-
-Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature maps of an image, D width.
+To add a backend: a file with an options model, a class behind `Judge` and a `JudgeSpec`, and one line of `JUDGES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+from pydantic import model_validator
 
-from pacorl.judges.domain import Domain
-from pacorl.judges.http.judge import VARIANTS, WORDS, HttpJudge
-from pacorl.judges.orders import both_orders
-from pacorl.judges.prompting import ChatPrompt, Prompting
-from pacorl.judges.sharing import SharedForward, can_share
+from pacorl.config.base import Positive, Section
 from pacorl.types import Question, Verdict
 
-if TYPE_CHECKING:
-    from pacorl.judges.prompting import EncodedPrompt
+WORDS = (("Yes",), ("No",))
+VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))
+"""The spellings whose probabilities EditReward-Bench adds up (those of them that are single tokens)."""
 
-TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
-BATCH_TOKENS = 8192
-"""Enough to keep a GPU busy with a 7B model; its activations then take about 2 GiB."""
 
-HEAD_ROWS = 256
-"""Answers that pass the head together: each is a row of the whole vocabulary."""
+class JudgeRefusedError(ValueError):
+    """A fault that no retry mends: wrong model name, refused key, Yes or No not a single token."""
 
 
 class Judge(Protocol):
-    """Answers questions about images."""
+    """Answers questions about images.
+
+    Example:
+        judge = LocalJudge.from_pretrained("X-GenGroup/PaCo-Reward-7B", dtype="bfloat16", device="cuda")
+        judge.verdicts([Question((first, second), same_theme("a red fox"))])[0].p_yes
+    """
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
         """One verdict per question, in order; a failed one says why."""
@@ -47,174 +42,147 @@ class Judge(Protocol):
         """The answer in words."""
 
 
-class LocalJudge:
-    """A Qwen-VL-family model in this process; one call at a time.
+@dataclass(slots=True)
+class Counters:
+    """What a judge has done so far."""
 
-    In one call every distinct question is asked once, every distinct image passes the vision tower once (equal
-    pixels are one image), and what questions begin with in common is computed once.
-    """
+    requests: int = 0
+    """Chat requests sent, retries included."""
+    retries: int = 0
+    missing: int = 0
+    """Distinct questions that ended without a probability."""
+    cached: int = 0
+    """Questions answered by an identical one of the same call."""
 
-    def __init__(
-        self,
-        model: Any,
-        processor: Any,
-        *,
-        batch_tokens: int = BATCH_TOKENS,
-        temperature: float = 1.0,
-        symmetric: bool = False,
-        variants: bool = False,
-        share: bool | None = None,
-        domain: Domain | None = None,
-    ) -> None:
-        """`batch_tokens`: the most tokens of one forward, padding included (one longer prompt still passes alone).
 
-        `temperature` divides the Yes − No logit. `symmetric`: every pair is asked about in both orders, the verdict
-        is the mean, and its `order_gap` says how far they lie apart. `variants` adds up the spellings VARIANTS
-        (EditReward-Bench's rule). `share`: compute common beginnings once; by default where that is proven equal.
-        `domain`: verdicts about images outside of it are missing.
-        """
-        self.model = model.eval().requires_grad_(False)
-        self.processor = processor
-        self.prompting = Prompting(model, processor)
-        self.batch_tokens, self.temperature, self.symmetric = batch_tokens, temperature, symmetric
-        self.share = can_share(model.config) if share is None else share
-        self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
-        self.domain = domain
+@runtime_checkable
+class RemoteJudge(Protocol):
+    """A judge outside of this process: several threads may ask it at once, it counts, and it is closed at the end."""
 
+    counters: Counters
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]: ...
+
+    def explain(self, question: Question) -> str: ...
+
+    def close(self) -> None:
+        """Abandons what is running."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeFacts:
+    """What a judge says of itself."""
+
+    yes_ids: tuple[int, ...] = ()
+    """Token ids of Yes; empty if a server does not tell, and its answers are read by their text."""
+    no_ids: tuple[int, ...] = ()
+    served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Endpoint → model names; empty for a judge in this process."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    weight_bytes: int = 0
+    """Of this process; a server's memory is its own."""
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A judge that knows what it is."""
+
+    def facts(self) -> JudgeFacts:
+        """Raises what the judge raises if it cannot be asked."""
+
+
+def counts_of(judge: Judge | None) -> dict[str, int]:
+    """What a remote judge has done so far, by name; nothing of one in this process."""
+    return asdict(judge.counters) if isinstance(judge, RemoteJudge) else {}
+
+
+def close_judge(judge: Judge | None) -> None:
+    """Ends what a judge runs beside its caller."""
+    if isinstance(judge, RemoteJudge):
+        judge.close()
+
+
+# --- options and specs -----------------------------------------------------------------------------------------
+
+FIRST_EDITION_KEYS: Mapping[str, Any] = {
+    "model": "",
+    "api_key_env": "",
+    "concurrency": 32,
+    "timeout": 60.0,
+    "retries": 6,
+    "adapter": "",
+    "dtype": "bfloat16",
+    "batch_tokens": 8192,
+}
+"""Keys that one section held for all backends, with their defaults; what a backend has no use for is dropped."""
+
+
+class JudgeOptions(Section):
+    """Who answers the questions; each backend adds its own keys."""
+
+    backend: str
+    """In this process, or behind an OpenAI-compatible API."""
+    checkpoint: str
+    symmetric: bool = False
+    """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
+    variants: bool = False
+    """Whether yes/Yes/YES/y/Y are added up against no/No/NO/n/N; for judges that spell their answers freely."""
+    overlap: bool | Literal["auto"] = "auto"
+    """Whether samples are scored while the next are drawn. auto: yes, unless judge and generator would share the same
+    CPU cores; so it is without a judge too. Scores are the same either way."""
+
+    @model_validator(mode="before")
     @classmethod
-    def from_pretrained(
-        cls,
-        checkpoint: str | Path = "tiny",
-        *,
-        adapter: str = "",
-        dtype: str = "float32",
-        device: str | torch.device = "cpu",
-        decline: bool = False,
-        **options: Any,
-    ) -> LocalJudge:
-        """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
+    def _without_keys_of_other_backends(cls, section: Any) -> Any:
+        # A file written for one backend is often overridden to another (`judge.backend=…`), and a run's own config of
+        # the first edition holds every backend's keys. The adapter stays: it would change the verdicts.
+        if not isinstance(section, Mapping):
+            return section
+        foreign = FIRST_EDITION_KEYS.keys() - cls.model_fields.keys()
+        return {
+            key: value for key, value in section.items() if key not in foreign or (key == "adapter" and value != "")
+        }
 
-        `decline`: verdicts about images outside of the checkpoint's domain, if it brings one (`judges.domain`), are
-        missing and say so; an adapter may have learned more than its base, so that its own domain counts. A reward
-        never declines.
+    @property
+    def name(self) -> str:
+        """What messages call the judge."""
+        return self.checkpoint
 
-        A checkpoint that is itself a PEFT LoRA is loaded on the base that its config names. `options` are those of
-        `LocalJudge`. Raises ValueError where the adapter belongs to another base or its base is unknown, and where
-        weights are damaged.
+
+class InProcessOptions(JudgeOptions):
+    """A judge that lives in this process's memory."""
+
+    adapter: str = ""
+    """A LoRA on top of the checkpoint, a folder or a hub name."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    batch_tokens: Positive = 8192
+    """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then
+    take about 2 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSpec:
+    """A line of `JUDGES`."""
+
+    options: type[JudgeOptions]
+    open: Callable[..., Judge]
+    """(options, *, device, processes) → the judge, ready to be asked; `processes` share it.
+
+    Raises ValueError or OSError that names what is wrong.
+    """
+    remedy: Callable[[Any], str] = lambda options: ""
+    """(options) → how to get the judge to answer, once it did not; a clause for the end of a message."""
+    base: str = ""
+    """What the published judge is made from; its sizes stand in for a checkpoint that is not here."""
+    architecture: Path | None = None
+    """A JSON of that base's `config.json` as `model` and image options as `processor`, for the memory plan."""
+    tiny: Path | None = None
+    """The committed checkpoint that `tiny` names."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether it is opened after the generator's text encoders have left the device.
+
+        Another is opened before any weights load, so that a wrong address costs no time.
         """
-        from transformers import AutoModelForImageTextToText
-
-        from pacorl.io.processor import load_processor
-        from pacorl.io.weights import safetensors_errors
-        from pacorl.judges.adapter import base_and_adapter, merge_adapter
-
-        source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
-        with safetensors_errors(source):
-            model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
-        if adapter:
-            model = merge_adapter(model, adapter)
-        domain = Domain.load(adapter or source) if decline else None
-        return cls(model.to(device), load_processor(source), domain=domain, **options)
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        """One verdict per question, in order. Raises ImageError where an image cannot be looked at."""
-        if not questions:
-            return []
-        ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
-        return self.domain.verdicts(ask, questions) if self.domain else ask(questions)
-
-    def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
-        """The answer in words, the likeliest token each time.
-
-        Raises RuntimeError if an image is outside of the judge's domain.
-        """
-        if self.domain and (reason := self.domain.reason(question.images)):
-            raise RuntimeError(f"no reasons: {reason}")
-        (prompt,) = self.prompting.chat_prompts([question])
-        answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
-        return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
-
-    def log_probs(self, prompts: Sequence[ChatPrompt]) -> list[Tensor]:
-        """Per prompt the (V,) log-probabilities of the first answer token, fp64 on the CPU."""
-        return list(log_softmax(self._last_logits(prompts, slice(None)))) if prompts else []
-
-    @torch.inference_mode()
-    def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
-        """What transformers' `generate` returns as a dict; its `sequences` hold the new tokens alone."""
-        inputs = self.prompting.padded(self.prompting.encode([prompt]))
-        output = self.model.generate(**inputs, **options, return_dict_in_generate=True)
-        output.sequences = output.sequences[:, inputs["input_ids"].shape[1] :]
-        return output
-
-    def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        prompts = self.prompting.chat_prompts(questions)
-        place = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-        logits = self._last_logits(list(place), torch.tensor([*self.yes_ids, *self.no_ids]))
-        p_yes = self._p_yes(logits).tolist()
-        return [Verdict(p_yes[place[prompt]]) for prompt in prompts]
-
-    def _p_yes(self, logits: Tensor) -> Tensor:
-        """P(Yes | Yes or No) from the logits of `yes_ids` and `no_ids`, in fp32 (fp64 for an fp64 model)."""
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        yes, no = (part.logsumexp(-1) for part in wide.split([len(self.yes_ids), len(self.no_ids)], dim=-1))
-        return (torch.stack([yes, no], dim=-1) / self.temperature).softmax(-1)[:, 0]
-
-    @torch.inference_mode()
-    def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
-        """(P, columns) logits at the last position of each prompt, and nowhere else."""
-        encoded = self.prompting.encode(prompts)
-        return self._shared(encoded, columns) if self.share else self._plain(encoded, columns)
-
-    def _shared(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
-        feature_KND, runs = self.prompting.featured(prompts, batch_tokens=self.batch_tokens)
-        hidden_PD = SharedForward(self.model, feature_KND, self.batch_tokens).last_hidden(runs)
-        return torch.cat([self.model.lm_head(part)[:, columns] for part in hidden_PD.split(HEAD_ROWS)])
-
-    def _plain(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
-        """An ordinary forward of left-padded batches; nothing is shared."""
-        rows: dict[int, Tensor] = {}
-        for batch in _batches(prompts, tokens=self.batch_tokens):
-            inputs = self.prompting.padded([prompts[i] for i in batch])
-            logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1, columns]
-            rows |= dict(zip(batch, logits, strict=True))
-        return torch.stack([rows[number] for number in range(len(prompts))])
-
-
-JUDGES: dict[str, Callable[..., Judge]] = {"local": LocalJudge.from_pretrained, "http": HttpJudge.connect}
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities in fp64 on the CPU."""
-    # One of −20 in fp32 is known to 1e-6 only, and P(Yes) is a difference of two.
-    return logits.double().log_softmax(-1).cpu()
-
-
-def single_token(tokenizer: Any, word: str) -> int:
-    """The id of a word that must be one token. Raises ValueError where it is not."""
-    ids = tokenizer.encode(word, add_special_tokens=False)
-    if len(ids) != 1:
-        raise ValueError(f"{word!r} is {len(ids)} tokens for this judge's tokenizer, and must be one to be a score")
-    return int(ids[0])
-
-
-def answer_ids(tokenizer: Any, *, variants: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of Yes and of No, first; with `variants` also those of their other spellings that are single tokens."""
-    yes, no = (
-        (
-            single_token(tokenizer, words[0]),
-            *(ids[0] for word in words[1:] if len(ids := tokenizer.encode(word, add_special_tokens=False)) == 1),
-        )
-        for words in (VARIANTS if variants else WORDS)
-    )
-    return yes, no
-
-
-def _batches(prompts: Sequence[EncodedPrompt], *, tokens: int) -> Iterator[list[int]]:
-    """Prompts longest first (they pad little, and a batch too large fails at once), `tokens` of them at most."""
-    batch: list[int] = []
-    for number in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
-        if batch and (len(batch) + 1) * len(prompts[batch[0]]) > tokens:
-            yield batch
-            batch = []
-        batch.append(number)
-    yield batch
+        return issubclass(self.options, InProcessOptions)

@@ -9,9 +9,10 @@ from typing import Any, Literal
 import torch
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import JudgeConfig, PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.engine.rollout import Sampler
+from pacorl.judges.judge import InProcessOptions
 from pacorl.lora.adapters import add_lora
 from pacorl.lora.fuse import fused_bytes
 from pacorl.plan import generators, memory
@@ -113,13 +114,13 @@ def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid:
             ("judge", config.judge, judge),
             ("evaluation's judge", config.evaluation.judge, held_out_judge),
         )
-        if options and options.backend == "local"
+        if isinstance(options, InProcessOptions)
     ]
     weights, working = [pair[0] for pair in judges], [pair[1] for pair in judges]
     return weights + sorted(working, key=lambda row: row.bytes)[-1:]
 
 
-def _judge_in_process(component: str, judge: JudgeConfig, parts: Parts, *, panel: Size) -> tuple[Row, Row]:
+def _judge_in_process(component: str, judge: InProcessOptions, parts: Parts, *, panel: Size) -> tuple[Row, Row]:
     """A judge's weights, and what it needs at work."""
     dtype = getattr(torch, judge.dtype)
     model = generators.vlm_on_meta(parts["model"], dtype=dtype)

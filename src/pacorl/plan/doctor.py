@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
 from typing import Literal
-from urllib.parse import SplitResult, urlsplit
 
 import torch
 
-from pacorl.config.policy_run import JudgeConfig, PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.records import prompts_from
 from pacorl.io.documents import parse_json
-from pacorl.judges.http.endpoints import load_endpoints
-from pacorl.judges.judge import Judge
+from pacorl.judges import JUDGES, open_judge
+from pacorl.judges.http.endpoints import listens
+from pacorl.judges.judge import Judge, JudgeOptions, close_judge
 from pacorl.plan import sources
 from pacorl.plan.plan import Plan, card_shortage, disk_shortage, plan, size_text
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.reward import smoke_test
 from pacorl.serve.probe import JudgeProbe, probe
-from pacorl.train.judging import close_judge, load_judge, reach_judge, without_idle_judges
+from pacorl.train.judging import without_idle_judges
 from pacorl.types import Size
 
 Severity = Literal["fine", "warning", "error"]
@@ -129,18 +127,10 @@ def _versions() -> list[Finding]:
 
 def _ports() -> list[Finding]:
     port = int(os.environ.get("MASTER_PORT", RENDEZVOUS))
-    if not _listens("127.0.0.1", port):
+    if not listens("127.0.0.1", port):
         return [Finding("fine", "ports", f"{port}, where processes meet, is free")]
     text = f"{port}, where processes meet, is in use: give another with --main_process_port (torchrun: --master_port)"
     return [Finding("warning", "ports", text)]
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=2):
-            return True
-    except OSError:
-        return False
 
 
 def _folder(config: PolicyRun) -> Iterator[Finding]:
@@ -217,45 +207,27 @@ def _judges(config: PolicyRun, absences: Sequence[sources.MissingFile], *, ask: 
     for key, judge in judges.items():
         if judge is None:
             continue
-        if not ask or (judge.backend == "local" and key in absent):
+        if not ask or (JUDGES[judge.backend].in_process and key in absent):
             why = "its weights are absent" if ask else "--no-ask"
             yield Finding("fine" if not ask else "warning", key, f"not asked: {why}")
         else:
             yield _asked(key, judge)
 
 
-def _asked(key: str, config: JudgeConfig) -> Finding:
+def _asked(key: str, config: JudgeOptions) -> Finding:
     judge: Judge | None = None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        judge = reach_judge(config, processes=1) or load_judge(config, device=device)
-        found = probe(judge, name=config.model or config.checkpoint)
+        judge = open_judge(config, device=device)
+        found = probe(judge, name=config.name)
     except (ValueError, OSError, RuntimeError, ImportError) as fault:
-        return Finding("error", key, f"{fault}{_how_to_serve(config)}")
+        return Finding("error", key, f"{fault}{JUDGES[config.backend].remedy(config)}")
     finally:
         close_judge(judge)
     if found.problems:
         return Finding(judge_severity(found), key, "; ".join(found.problems))
     answers = f"P(Yes) {found.p_yes_same:.2f} for one hero and {found.p_yes_different:.2f} for two"
     return Finding("fine", key, f"{found.judge} answers: {answers}, {found.seconds:.1f} s")
-
-
-def _how_to_serve(config: JudgeConfig) -> str:
-    """For a server of this machine at whose port nobody listens, how to start it."""
-    if config.backend != "http":
-        return ""
-    own = not config.checkpoint.startswith("http")
-    urls = load_endpoints(Path(config.checkpoint)).urls if own else [config.checkpoint]
-    silent = [parts for parts in map(urlsplit, urls) if parts.hostname and not _listens(parts.hostname, _port(parts))]
-    if not silent:
-        return ""
-    ports = ", ".join(f"{parts.hostname}:{_port(parts)}" for parts in silent)
-    what = config.checkpoint if own else f"CHECKPOINT --name {config.model} --port {_port(silent[0])}"
-    return f" (nobody listens at {ports}: `pacorl serve {what} --backend vllm`)"
-
-
-def _port(parts: SplitResult) -> int:
-    return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _rewards(config: PolicyRun, absences: Sequence[sources.MissingFile], *, ask: bool) -> Iterator[Finding]:

@@ -13,11 +13,13 @@ from typing import Any
 
 from pacorl.config.base import ConfigError
 from pacorl.config.judge_run import ComparisonsConfig
-from pacorl.config.policy_run import PUBLISHED, JudgeConfig, PolicyRun
+from pacorl.config.policy_run import PUBLISHED, PolicyRun
 from pacorl.data.comparisons import SOURCES, missing_file
 from pacorl.data.published import LANGUAGES
 from pacorl.io.documents import read_object
-from pacorl.judges.judge import TINY_JUDGE
+from pacorl.judges import JUDGES
+from pacorl.judges.judge import InProcessOptions, JudgeOptions
+from pacorl.judges.local import TINY_JUDGE
 from pacorl.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.policies.flux import TINY_FLUX
 from pacorl.policies.kontext import TINY_KONTEXT
@@ -83,32 +85,8 @@ FLUX_DEV: Parts = {
 }
 """FLUX.1-dev as published: 11.90 B, 84 M, 123 M and 4.76 B parameters. FLUX.1-Kontext-dev has the same parts."""
 
-QWEN_JUDGE: Parts = {
-    "model": {
-        "model_type": "qwen2_5_vl",
-        "text_config": {
-            "vocab_size": 152064,
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-        },
-        "vision_config": {
-            "depth": 32,
-            "hidden_size": 1280,
-            "intermediate_size": 3420,
-            "num_heads": 16,
-            "patch_size": 14,
-            "window_size": 112,
-            "fullatt_block_indexes": [7, 15, 23, 31],
-            "out_hidden_size": 3584,
-        },
-        "tie_word_embeddings": False,
-    },
-    "processor": {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056},
-}
+assert JUDGES["local"].architecture is not None
+QWEN_JUDGE: Parts = read_object(JUDGES["local"].architecture)
 """Qwen2.5-VL-7B as published, which PaCo-Reward-7B is trained from: 8.29 B parameters."""
 
 
@@ -283,8 +261,8 @@ def held_out_judge(config: PolicyRun) -> Checkpoint:
     return _judge_at(config.evaluation.judge, "evaluation.judge.checkpoint")
 
 
-def _judge_at(config: JudgeConfig | None, key: str) -> Checkpoint:
-    if config is None or config.backend == "http":
+def _judge_at(config: JudgeOptions | None, key: str) -> Checkpoint:
+    if not isinstance(config, InProcessOptions):
         return Checkpoint({}, assumed=False, absences=())
     if lora := _lora_folder(config.checkpoint):
         base = _json(lora / PEFT_CONFIG).get("base_model_name_or_path")
@@ -351,7 +329,9 @@ def adapter_absences(config: PolicyRun) -> list[MissingFile]:
     """Adapters that the config names and that are not here."""
     judges = {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
     adapters = {"adapter.start": config.adapter.start}
-    adapters |= {f"{key}.adapter": judge.adapter for key, judge in judges.items() if judge}
+    adapters |= {
+        f"{key}.adapter": judge.adapter for key, judge in judges.items() if isinstance(judge, InProcessOptions)
+    }
     return [absence for key, source in adapters.items() if (absence := adapter_absence(key, source))]
 
 

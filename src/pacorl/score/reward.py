@@ -349,11 +349,11 @@ class PacoReward:
         if not text.startswith(("http://", "https://")) and not text.endswith((".yaml", ".yml")):
             local = _local(text, adapter=adapter, temperature=temperature, variants=variants, decline=decline)
             return cls(local, name=_local_name(text, adapter))
-        from pacorl.judges.http.judge import HttpJudge
+        from pacorl.judges.http.judge import connected
 
         if adapter:
             raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
-        judge = HttpJudge.connect(
+        judge = connected(
             text,
             model=model,
             api_key_env=api_key_env,
@@ -361,11 +361,6 @@ class PacoReward:
             variants=variants,
             decline=decline,
         )
-        try:
-            judge.check()
-        except BaseException:
-            judge.close()
-            raise
         return cls(judge, name=judge.model)
 
     @property
@@ -432,8 +427,7 @@ class PacoReward:
 def _local(checkpoint: str, *, adapter: str, **options: Any) -> Judge:
     from transformers.utils import logging
 
-    from pacorl.judges.judge import LocalJudge
-    from pacorl.judges.placement import placement
+    from pacorl.judges.local import LocalJudge, placement
 
     logging.disable_progress_bar()  # one would be drawn for the weights, between a command's own lines
     return LocalJudge.from_pretrained(checkpoint, adapter=adapter, **options, **placement(checkpoint))

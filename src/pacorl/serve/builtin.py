@@ -24,9 +24,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pacorl import __version__
 from pacorl.io.images import MAX_PIXELS
-from pacorl.judges.http.judge import DECLINE_HEADER, DECLINED
-from pacorl.judges.judge import LocalJudge
-from pacorl.judges.placement import placement
+from pacorl.judges.http.client import DECLINE_HEADER, DECLINED
+from pacorl.judges.local import LocalJudge, placement
 from pacorl.judges.prompting import ChatPrompt
 from pacorl.serve.batcher import Batcher, QueueFullError
 from pacorl.serve.conversation import Continuation, Conversations, pick_token

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pacorl.judges.judge import LocalJudge, log_softmax
+from pacorl.judges.local import LocalJudge, log_softmax
 from pacorl.judges.prompting import ChatPrompt, Picture
 from pacorl.serve.schema import ImagePart, Message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -12,8 +13,7 @@ from typing import Any
 from pacorl import __version__
 from pacorl.core.questions import same_theme
 from pacorl.data.characters import Panel, draw
-from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.judge import Judge, LocalJudge
+from pacorl.judges.judge import Inspectable, Judge, JudgeFacts
 from pacorl.types import Question, Verdict
 
 PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the picture as it is
@@ -30,9 +30,9 @@ class JudgeProbe:
     served: dict[str, tuple[str, ...]]
     """Endpoint → model names; empty for a judge in this process."""
     token_ids: dict[str, tuple[int, ...]]
-    """Of Yes and of No; empty where a server does not tell, and its answers are read by their text."""
+    """Of Yes and of No; empty if a server does not tell, and its answers are read by their text."""
     p_yes_same: float | None
-    """P(Yes) of two pictures of one drawn hero."""
+    """P(Yes) of two images of one drawn hero."""
     p_yes_different: float | None
     """P(Yes) of two heroes that share nothing."""
     seconds: float
@@ -43,34 +43,32 @@ class JudgeProbe:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What keeps it from being a judge; empty where nothing does."""
+        """What keeps it from being a judge; empty if nothing does."""
         if self.errors:
             return self.errors
         if self.p_yes_same is not None and self.p_yes_different is not None and self.p_yes_same > self.p_yes_different:
             return ()
-        return ("it finds two pictures of one hero no more consistent than pictures of two; is it trained as a judge?",)
+        return ("it finds two images of one hero no more consistent than images of two; is it trained as a judge?",)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"problems": list(self.problems)}
 
 
 def probe(judge: Judge, *, name: str) -> JudgeProbe:
-    """Asks a judge two questions whose answers are plain. Raises what the judge raises where it cannot be asked."""
-    reports = judge.check() if isinstance(judge, HttpJudge) else []
+    """Asks a judge two questions whose answers are plain. Raises what the judge raises if it cannot be asked."""
+    facts = judge.facts() if isinstance(judge, Inspectable) else JudgeFacts()
     start = time.perf_counter()
     same, different = judge.verdicts(_questions())
-    seconds = time.perf_counter() - start
-    versions = _versions() | {f"server at {report.url}": report.version for report in reports if report.version}
     return JudgeProbe(
         judge=name,
-        served={report.url: report.served for report in reports},
-        token_ids=_local_ids(judge) if isinstance(judge, LocalJudge) else _served_ids(reports),
+        served=dict(facts.served),
+        token_ids={"Yes": facts.yes_ids, "No": facts.no_ids} if facts.yes_ids else {},
         p_yes_same=same.p_yes,
         p_yes_different=different.p_yes,
-        seconds=seconds,
+        seconds=time.perf_counter() - start,
         errors=_errors([same, different]),
-        versions=versions,
-        memory_gib=_memory(judge),
+        versions={**_versions(), **facts.versions},
+        memory_gib=_memory(facts.weight_bytes),
     )
 
 
@@ -87,33 +85,21 @@ def _errors(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(verdict.error for verdict in verdicts if not verdict.valid))
 
 
-def _local_ids(judge: LocalJudge) -> dict[str, tuple[int, ...]]:
-    return {"Yes": judge.yes_ids, "No": judge.no_ids}
-
-
-def _served_ids(reports: Sequence[Any]) -> dict[str, tuple[int, ...]]:
-    told = [report for report in reports if report.yes_ids]
-    return {"Yes": told[0].yes_ids, "No": told[0].no_ids} if told else {}
-
-
 def _versions() -> dict[str, str]:
-    found = {"pacorl": __version__, "python": sys.version.split()[0]}
+    versions = {"pacorl": __version__, "python": sys.version.split()[0]}
     for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue  # not every installation has every one
-    return found
+        with suppress(PackageNotFoundError):  # not every installation has every one
+            versions[library] = version(library)
+    return versions
 
 
-def _memory(judge: Judge) -> dict[str, float]:
-    """What a judge in this process takes; a server's memory is its own."""
-    if not isinstance(judge, LocalJudge):
+def _memory(weight_bytes: int) -> dict[str, float]:
+    """GiB that a judge in this process takes, by what takes it; nothing for a server's."""
+    if not weight_bytes:
         return {}
     import torch
 
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in judge.model.parameters())
-    memory = {"weights": weights / 2**30}
+    memory = {"weights": weight_bytes / 2**30}
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         memory |= {"GPU, most used": torch.cuda.max_memory_allocated() / 2**30, "GPU, free": free / 2**30}

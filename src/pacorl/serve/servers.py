@@ -6,11 +6,10 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pacorl.config.base import ConfigError, dump
 from pacorl.io.files import write_atomic
-from pacorl.judges.http.endpoints import Endpoints, ServedJudge
+from pacorl.judges.http.endpoints import Endpoints, ServedJudge, address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +25,11 @@ class Server:
 
     @property
     def host(self) -> str:
-        return urlsplit(self.url).hostname or ""
+        return address_of(self.url)[0]
 
     @property
     def port(self) -> int:
-        parts = urlsplit(self.url)
-        return parts.port or (443 if parts.scheme == "https" else 80)
+        return address_of(self.url)[1]
 
 
 def servers_of(description: Endpoints) -> list[Server]:

@@ -233,7 +233,7 @@ def _shares(gpus: Sequence[str], servers: int) -> list[tuple[str, ...]]:
 def _folder(checkpoint: str) -> str:
     if checkpoint != "tiny":
         return checkpoint
-    from pacorl.judges.judge import TINY_JUDGE
+    from pacorl.judges.local import TINY_JUDGE
 
     return str(TINY_JUDGE)
 

@@ -1,6 +1,6 @@
 """The judges of a run: which of them anything asks, and how each is had.
 
-A judge behind HTTP is reached before weights load, one of this process is loaded after the encoders left.
+A judge of another process is reached before weights load, one of this process is loaded after the encoders left.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import JudgeConfig, PolicyRun
-from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.judge import JUDGES, Judge
+from pacorl.config.policy_run import PolicyRun
+from pacorl.judges import JUDGES, open_judge
+from pacorl.judges.judge import Judge, JudgeOptions
 from pacorl.rewards import asks_judge
 
 if TYPE_CHECKING:
@@ -39,46 +39,17 @@ def without_idle_judges(config: PolicyRun) -> PolicyRun:
     return config.model_copy(update={"judge": config.judge if asking else None, "evaluation": evaluation})
 
 
-def reach_judge(config: JudgeConfig, *, processes: int) -> HttpJudge | None:
-    """A judge behind HTTP, after it was met; None for one of this process.
+def reach_judge(options: JudgeOptions, *, processes: int) -> Judge | None:
+    """A judge of another process, after it was met; None for one of this process.
 
-    Raises JudgeRefusedError for a wrong name or key, ConnectionError where nobody answers.
+    Raises:
+        JudgeRefusedError: for a wrong name or key.
+        ConnectionError: if nobody answers.
     """
-    if config.backend != "http":
-        return None
-    judge = HttpJudge.connect(
-        config.checkpoint,
-        model=config.model,
-        api_key_env=config.api_key_env,
-        concurrency=config.concurrency,
-        processes=processes,
-        timeout=config.timeout,
-        retries=config.retries,
-        symmetric=config.symmetric,
-        variants=config.variants,
-    )
-    try:
-        judge.check()
-    except BaseException:
-        judge.close()
-        raise
-    return judge
+    in_process = JUDGES[options.backend].in_process
+    return None if in_process else open_judge(options, device="cpu", processes=processes)
 
 
-def load_judge(config: JudgeConfig, *, device: torch.device) -> Judge:
+def load_judge(options: JudgeOptions, *, device: torch.device) -> Judge:
     """A judge in this process."""
-    return JUDGES[config.backend](
-        config.checkpoint,
-        adapter=config.adapter,
-        dtype=config.dtype,
-        device=device,
-        batch_tokens=config.batch_tokens,
-        symmetric=config.symmetric,
-        variants=config.variants,
-    )
-
-
-def close_judge(judge: Judge | None) -> None:
-    """Ends what a judge runs beside the training."""
-    if isinstance(judge, HttpJudge):
-        judge.close()
+    return open_judge(options, device=device)

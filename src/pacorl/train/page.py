@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import counts_of
 from pacorl.report import write_report
 
 if TYPE_CHECKING:
@@ -31,13 +30,8 @@ def write_page_where_due(training: Training) -> None:
         logger.warning("report.html was not built after epoch %d: %s", training.epoch, fault)
 
 
-def judge_counts(training: Training) -> dict[str, int]:
-    """What this process's judge behind HTTP has done so far; nothing of one in this process."""
-    return asdict(training.judge.counters) if isinstance(training.judge, HttpJudge) else {}
-
-
 def judged_since(training: Training, before: Mapping[str, int]) -> dict[str, float]:
     """`judge/…`: what the judges of all processes did since `before`."""
-    own = {name: count - before[name] for name, count in judge_counts(training).items()}
+    own = {name: count - before[name] for name, count in counts_of(training.judge).items()}
     parts = training.runtime.gather(own)
     return {f"judge/{name}": float(sum(part[name] for part in parts)) for name in own}

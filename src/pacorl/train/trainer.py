@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import JudgeConfig, PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import Floor, advantages
 from pacorl.core.schedule import learning_rate
 from pacorl.data.leaks import check_leaks
@@ -36,7 +36,8 @@ from pacorl.engine.runtime import Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, beside
 from pacorl.engine.trackers import check_trackers
 from pacorl.io.files import write_atomic
-from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges import JUDGES
+from pacorl.judges.judge import Judge, JudgeOptions, close_judge, counts_of
 from pacorl.lora.adapters import MovingAverage, OldPolicy, add_lora, start_from
 from pacorl.lora.fuse import FusedLora, merge
 from pacorl.policies.policy import Policy
@@ -46,8 +47,8 @@ from pacorl.rewards.reward import smoke_test
 from pacorl.train.alarms import heed, panel_statistics_of, remembered, watched
 from pacorl.train.checkpointing import Resume, restore, save, starting_point
 from pacorl.train.evaluate import evaluate
-from pacorl.train.judging import close_judge, load_judge, reach_judge, without_idle_judges
-from pacorl.train.page import judge_counts, judged_since, write_page_where_due
+from pacorl.train.judging import load_judge, reach_judge, without_idle_judges
+from pacorl.train.page import judged_since, write_page_where_due
 from pacorl.train.training import Grade, Training
 from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Size
@@ -110,7 +111,7 @@ def prepare(config: PolicyRun, *, resume: Resume = False) -> Training:
     return training
 
 
-def _reached(config: JudgeConfig | None, runtime: Runtime, on_fault: ExitStack) -> HttpJudge | None:
+def _reached(config: JudgeOptions | None, runtime: Runtime, on_fault: ExitStack) -> Judge | None:
     """A judge behind HTTP, met before weights load; None if nothing asks one, or it is of this process."""
     judge = reach_judge(config, processes=runtime.world) if config else None
     on_fault.callback(close_judge, judge)
@@ -121,7 +122,7 @@ def _load(
     config: PolicyRun,
     *,
     runtime: Runtime,
-    served: tuple[HttpJudge | None, HttpJudge | None],
+    served: tuple[Judge | None, Judge | None],
     train_prompts: list[Prompt],
     evaluation_prompts: list[Prompt],
     start: Path | None,
@@ -268,7 +269,7 @@ def run_epoch(training: Training) -> dict[str, float]:
     Told to stop while it paints, it is abandoned: nothing has changed yet, and a resumed run paints the same again.
     Once it updates, it is finished.
     """
-    config, started, asked = training.config, dict(training.seconds), judge_counts(training)
+    config, started, asked = training.config, dict(training.seconds), counts_of(training.judge)
     rows = epoch_rows(
         training.train_prompts,
         epoch=training.epoch,
@@ -360,8 +361,9 @@ def _paint(training: Training, rows: Sequence[Row], easel: SamplingContext) -> R
 
 
 def _scores_beside(training: Training) -> bool:
-    judge = training.config.judge or JudgeConfig()  # without a judge, the defaults of the two keys: auto, local
-    return beside(judge.overlap, backend=judge.backend, device=training.runtime.device)
+    judge = training.config.judge
+    in_process = judge is None or JUDGES[judge.backend].in_process
+    return beside(judge.overlap if judge else "auto", in_process=in_process, device=training.runtime.device)
 
 
 def _scores(training: Training, scorer: Scorer) -> dict[int, Scores]:

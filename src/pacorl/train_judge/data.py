@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from pacorl.data.comparisons import IMAGE_TAG, answer_text
 from pacorl.io.images import open_image
-from pacorl.judges.judge import single_token
+from pacorl.judges.local import single_token
 from pacorl.types import Comparison
 
 if TYPE_CHECKING:

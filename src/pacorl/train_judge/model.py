@@ -19,7 +19,7 @@ from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.processor import load_processor
 from pacorl.io.weights import safetensors_errors
 from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter
-from pacorl.judges.judge import TINY_JUDGE
+from pacorl.judges.local import TINY_JUDGE
 
 VISION = "visual"
 """The vision tower's name in every model of the family."""

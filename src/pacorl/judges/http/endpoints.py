@@ -12,6 +12,7 @@ Judges that share an endpoint are served by one process: one base, and its adapt
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -71,12 +72,11 @@ class Endpoints(Section):
 
     def named(self, name: str = "") -> ServedJudge:
         """The judge of that name; without a name, the only one. Raises ConfigError listing the names."""
-        found = [judge for judge in self.judges if name in ("", judge.name)]
-        if len(found) != 1:
-            known = ", ".join(judge.name for judge in self.judges)
-            wish = f"no judge is named {name!r}" if name else "several judges are described and none is named"
-            raise ConfigError(f"{wish}; choose one of {known}")
-        return found[0]
+        matches = [judge for judge in self.judges if name in ("", judge.name)]
+        if len(matches) != 1:
+            fault = f"no judge is named {name!r}" if name else "several judges are described and none is named"
+            raise ConfigError(f"{fault}; choose one of {', '.join(judge.name for judge in self.judges)}")
+        return matches[0]
 
 
 def load_endpoints(path: Path) -> Endpoints:
@@ -88,9 +88,9 @@ def load_endpoints(path: Path) -> Endpoints:
 
 
 def api_url(url: str) -> str:
-    """`url` as the base of an OpenAI-compatible API: with a host, ending in a path (`/v1` where it had none).
+    """`url` as the base of an OpenAI-compatible API: with a host, ending in a path (`/v1` if it had none).
 
-    Raises ValueError where it is no such URL, or holds a password (it would be logged).
+    Raises ValueError if it is no such URL, or holds a password (it would be logged).
     """
     parts = urlsplit(url.strip().rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -98,6 +98,21 @@ def api_url(url: str) -> str:
     if parts.username or parts.password:
         raise ValueError(f"the endpoint at {parts.hostname} holds a password; put the key into an environment variable")
     return urlunsplit((parts.scheme, parts.netloc, parts.path or "/v1", "", ""))
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of a URL; an empty host if it has none."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether anything accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def root_url(endpoint: str) -> str:

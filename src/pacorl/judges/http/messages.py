@@ -1,0 +1,187 @@
+"""Requests and answers of the chat-completions API: images and a question out, the probability of Yes in.
+
+An answer that does not hold the probabilities of Yes and No raises; it never becomes a number.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pacorl.io.images import as_rgb
+from pacorl.judges.judge import WORDS
+from pacorl.types import Question
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Json = Mapping[str, Any]
+ImageFormat = Literal["png", "jpeg"]
+TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
+"""The ids of Yes and of No."""
+
+TOP_LOGPROBS = 20  # the most that the API allows
+CUT_TOLERANCE = 1e-3
+"""If a list of the likeliest tokens holds only one of Yes and No, the other is at most as likely as the least of the
+list. If that leaves P(Yes) open by more than this, the verdict is missing."""
+MASS_TOLERANCE = 1e-2  # probabilities of one list may exceed 1 by so much (bf16 servers), and no more
+FLOOR_LOGPROB = -9999.0  # what vLLM sends for −inf
+
+
+class TransientError(Exception):
+    """An attempt failed; another may not."""
+
+    def __init__(self, reason: str, *, wait: float = 0.0, unreachable: bool = False) -> None:
+        super().__init__(reason)
+        self.wait, self.unreachable = wait, unreachable
+
+
+class UnansweredError(Exception):
+    """There will be no answer to this question."""
+
+
+class DeclinedError(UnansweredError):
+    """The judge declines the question's images."""
+
+
+# --- requests --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image as it travels."""
+
+    url: str
+    """A data URL."""
+    digest: str
+    """SHA-256 of the bytes: equal images are one, whichever objects hold them."""
+
+
+def named_images(question: Question) -> list[tuple[Image, str]]:
+    """The images with what messages call them."""
+    return [(image, f"image {number} of {question.text!r}") for number, image in enumerate(question.images, 1)]
+
+
+def encode(image: Image, name: str, image_format: ImageFormat = "png") -> EncodedImage:
+    """The RGB bytes as a judge in this process would see them.
+
+    Raises:
+        ImageError: if no judge can look at the image.
+    """
+    buffer = io.BytesIO()
+    # The bytes are read once, by a server that is near: compressing them well would take longer than sending them.
+    options: dict[str, Any] = {"compress_level": 1} if image_format == "png" else {"quality": 95, "subsampling": 0}
+    as_rgb(image, name).save(buffer, format=image_format, **options)
+    encoded = buffer.getvalue()
+    url = f"data:image/{image_format};base64,{base64.b64encode(encoded).decode('ascii')}"
+    return EncodedImage(url, hashlib.sha256(encoded).hexdigest())
+
+
+def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
+    """One user turn: the images, then the text."""
+    content = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
+    return {"model": model, "messages": messages, "max_tokens": max_tokens}
+
+
+def verdict_body(model: str, images: Sequence[EncodedImage], text: str) -> dict[str, Any]:
+    """A request for the first token's log-probabilities."""
+    # The sampled token is thrown away, and at temperature 1 a server that reports log-probabilities after sampling's
+    # changes to them reports the model's own.
+    return chat_body(model, images, text, max_tokens=1) | {
+        "temperature": 1,
+        "top_p": 1,
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
+    }
+
+
+def id_options(ids: TokenIds | None) -> dict[str, Any]:
+    """Asks for the words by their ids, which are then listed however unlikely they are."""
+    if ids is None:
+        return {}
+    return {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
+
+
+# --- answers ---------------------------------------------------------------------------------------------------
+
+
+def read_p_yes(
+    answer: Json,
+    words: Sequence[Sequence[str]] = WORDS,
+    *,
+    ids: TokenIds | None = None,
+    temperature: float = 1.0,
+) -> float:
+    """P(Yes | Yes or No) from the first token's log-probabilities of a chat completion.
+
+    Args:
+        words: The spellings of Yes and of No; tokens that spell the same are added up.
+        ids: Their token ids: entries named `token_id:N` are read by id, others by their text.
+        temperature: Divides the Yes − No logit.
+
+    Raises:
+        TransientError: if the answer is malformed.
+        UnansweredError: if it does not determine the probability.
+    """
+    entries, least = _first_token(answer)
+    by_id = ids is not None and any(name.startswith("token_id:") for name, _ in entries)
+    names = [[f"token_id:{i}" for i in row] for row in ids] if by_id and ids else words
+    yes, no = (_log_sum([value for name, value in entries if name in spellings]) for spellings in names)
+    if max(yes, no) <= FLOOR_LOGPROB:
+        raise UnansweredError(f"neither Yes nor No is among the {len(entries)} tokens that the server listed")
+    if min(yes, no) <= FLOOR_LOGPROB and _sigmoid((least - max(yes, no)) / temperature) > CUT_TOLERANCE:
+        listed, absent = ("Yes", "No") if yes > no else ("No", "Yes")
+        raise UnansweredError(f"the server listed {listed} and not {absent}, which may be as likely as its least entry")
+    return _sigmoid((yes - no) / temperature)
+
+
+def read_text(answer: Json) -> str:
+    """The words of a chat completion."""
+    try:
+        text = answer["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise TransientError("an answer without text")
+    return text.strip()
+
+
+def _first_token(answer: Json) -> tuple[set[tuple[str, float]], float]:
+    """The listed (token, log-probability) of the first position, and the least of the likeliest.
+
+    A server that repeats an entry (the sampled token, say) lists it once here.
+    """
+    try:
+        first = answer["choices"][0]["logprobs"]["content"][0]
+        sampled = (str(first["token"]), float(first["logprob"]))
+        listed = [(str(entry["token"]), float(entry["logprob"])) for entry in first["top_logprobs"]]
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise TransientError("an answer without log-probabilities") from None
+    entries = {sampled, *listed}
+    log_probs = [log_prob for _, log_prob in entries]
+    if any(math.isnan(log_prob) or log_prob > MASS_TOLERANCE for log_prob in log_probs):
+        raise TransientError("log-probabilities that are none (NaN, or above 0)")
+    if (mass := sum(map(math.exp, log_probs))) > 1 + MASS_TOLERANCE:
+        raise TransientError(f"log-probabilities whose probabilities add up to {mass:.3f}")
+    # The sampled token may lie far below the likeliest, and bounds nothing.
+    likeliest = [log_prob for name, log_prob in listed if (name, log_prob) != sampled]
+    return entries, min(likeliest, default=0.0)
+
+
+def _log_sum(log_probs: Sequence[float]) -> float:
+    top = max(log_probs, default=-math.inf)
+    if top <= FLOOR_LOGPROB:
+        return -math.inf
+    return top + math.log(sum(math.exp(log_prob - top) for log_prob in log_probs))
+
+
+def _sigmoid(logit: float) -> float:
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    return math.exp(logit) / (1 + math.exp(logit))

@@ -1,0 +1,253 @@
+"""The judge that runs in this process: a Qwen-VL-family model, its options, and where it runs.
+
+    judge = LocalJudge.from_pretrained("X-GenGroup/PaCo-Reward-7B", dtype="bfloat16", device="cuda")
+    judge.verdicts([Question((first, second), same_theme("a red fox"))])
+
+Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature maps of an image, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from pacorl.judges.domain import Domain
+from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
+from pacorl.judges.orders import both_orders
+from pacorl.judges.prompting import ChatPrompt, Prompting
+from pacorl.judges.sharing import SharedForward, can_share
+from pacorl.types import Question, Verdict
+
+if TYPE_CHECKING:
+    from pacorl.judges.prompting import EncodedPrompt
+
+TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
+HEAD_ROWS = 256
+"""Answers that pass the head together: each is a row of the whole vocabulary."""
+
+
+class LocalOptions(InProcessOptions):
+    """A judge in this process."""
+
+    backend: Literal["local"] = "local"
+    checkpoint: str = "X-GenGroup/PaCo-Reward-7B"
+    """A transformers folder, a hub name, or `tiny` for the committed judge."""
+
+    @model_validator(mode="after")
+    def _no_address(self) -> LocalOptions:
+        if self.checkpoint.startswith(("http://", "https://")):
+            raise ValueError(f"checkpoint {self.checkpoint} is a URL; set backend: http")
+        return self
+
+
+class LocalJudge:
+    """A Qwen-VL-family model in this process; one call at a time.
+
+    In one call every distinct question is asked once, every distinct image passes the vision tower once (equal
+    pixels are one image), and what questions begin with in common is computed once.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        *,
+        batch_tokens: int = 8192,
+        temperature: float = 1.0,
+        symmetric: bool = False,
+        variants: bool = False,
+        share: bool | None = None,
+        domain: Domain | None = None,
+    ) -> None:
+        """`batch_tokens`: the most tokens of one forward, padding included (one longer prompt still passes alone).
+
+        `temperature` divides the Yes − No logit. `symmetric`: every pair is asked about in both orders, the verdict
+        is the mean, and its `order_gap` says how far they lie apart. `variants` adds up the spellings VARIANTS
+        (EditReward-Bench's rule). `share`: compute common beginnings once; by default where that is proven equal.
+        `domain`: verdicts about images outside of it are missing.
+        """
+        self.model = model.eval().requires_grad_(False)
+        self.processor = processor
+        self.prompting = Prompting(model, processor)
+        self.batch_tokens, self.temperature, self.symmetric = batch_tokens, temperature, symmetric
+        self.share = can_share(model.config) if share is None else share
+        self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
+        self.domain = domain
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        checkpoint: str | Path = "tiny",
+        *,
+        adapter: str = "",
+        dtype: str = "float32",
+        device: str | torch.device = "cpu",
+        decline: bool = False,
+        **options: Any,
+    ) -> LocalJudge:
+        """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
+
+        `decline`: verdicts about images outside of the checkpoint's domain, if it brings one (`judges.domain`), are
+        missing and say so; an adapter may have learned more than its base, so that its own domain counts. A reward
+        never declines.
+
+        A checkpoint that is itself a PEFT LoRA is loaded on the base that its config names. `options` are those of
+        `LocalJudge`. Raises ValueError if the adapter belongs to another base, its base is unknown, or weights are
+        damaged.
+        """
+        from transformers import AutoModelForImageTextToText
+
+        from pacorl.io.processor import load_processor
+        from pacorl.io.weights import safetensors_errors
+        from pacorl.judges.adapter import base_and_adapter, merge_adapter
+
+        source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
+        with safetensors_errors(source):
+            model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
+        if adapter:
+            model = merge_adapter(model, adapter)
+        domain = Domain.load(adapter or source) if decline else None
+        return cls(model.to(device), load_processor(source), domain=domain, **options)
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        """One verdict per question, in order. Raises ImageError if an image cannot be looked at."""
+        if not questions:
+            return []
+        ask = partial(both_orders, self._verdicts) if self.symmetric else self._verdicts
+        return self.domain.verdicts(ask, questions) if self.domain else ask(questions)
+
+    def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
+        """The answer in words, the likeliest token each time.
+
+        Raises RuntimeError if an image is outside of the judge's domain.
+        """
+        if self.domain and (reason := self.domain.reason(question.images)):
+            raise RuntimeError(f"no reasons: {reason}")
+        (prompt,) = self.prompting.chat_prompts([question])
+        answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
+        return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
+
+    def facts(self) -> JudgeFacts:
+        """The ids of Yes and No, and the size of the weights."""
+        weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        return JudgeFacts(self.yes_ids, self.no_ids, weight_bytes=weight_bytes)
+
+    def log_probs(self, prompts: Sequence[ChatPrompt]) -> list[Tensor]:
+        """Per prompt the (V,) log-probabilities of the first answer token, fp64 on the CPU."""
+        return list(log_softmax(self._last_logits(prompts, slice(None)))) if prompts else []
+
+    @torch.inference_mode()
+    def generate(self, prompt: ChatPrompt, **options: Any) -> Any:
+        """What transformers' `generate` returns as a dict; its `sequences` hold the new tokens alone."""
+        inputs = self.prompting.padded(self.prompting.encode([prompt]))
+        output = self.model.generate(**inputs, **options, return_dict_in_generate=True)
+        output.sequences = output.sequences[:, inputs["input_ids"].shape[1] :]
+        return output
+
+    def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        prompts = self.prompting.chat_prompts(questions)
+        distinct = list(dict.fromkeys(prompts))
+        logits = self._last_logits(distinct, torch.tensor([*self.yes_ids, *self.no_ids]))
+        p_yes = dict(zip(distinct, self._p_yes(logits).tolist(), strict=True))
+        return [Verdict(p_yes[prompt]) for prompt in prompts]
+
+    def _p_yes(self, logits: Tensor) -> Tensor:
+        """P(Yes | Yes or No) from the logits of `yes_ids` and `no_ids`, in fp32 (fp64 for an fp64 model)."""
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        yes, no = (columns.logsumexp(-1) for columns in wide.split([len(self.yes_ids), len(self.no_ids)], dim=-1))
+        return (torch.stack([yes, no], dim=-1) / self.temperature).softmax(-1)[:, 0]
+
+    @torch.inference_mode()
+    def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
+        """(P, columns) logits at the last position of each prompt, and nowhere else."""
+        encoded = self.prompting.encode(prompts)
+        return self._shared(encoded, columns) if self.share else self._plain(encoded, columns)
+
+    def _shared(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
+        feature_KND, runs = self.prompting.featured(prompts, batch_tokens=self.batch_tokens)
+        hidden_PD = SharedForward(self.model, feature_KND, self.batch_tokens).last_hidden(runs)
+        return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
+
+    def _plain(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
+        """An ordinary forward of left-padded batches; nothing is shared."""
+        rows: dict[int, Tensor] = {}
+        for batch in _batches(prompts, tokens=self.batch_tokens):
+            inputs = self.prompting.padded([prompts[i] for i in batch])
+            logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1, columns]
+            rows |= dict(zip(batch, logits, strict=True))
+        return torch.stack([rows[number] for number in range(len(prompts))])
+
+
+def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
+    """The `dtype` and `device` for `LocalJudge.from_pretrained`.
+
+    "auto" is bfloat16 on a GPU and float32 elsewhere, and float32 for the tiny judge everywhere.
+    """
+    on_gpu = torch.cuda.is_available()
+    best = "bfloat16" if on_gpu and checkpoint != "tiny" else "float32"
+    return {"dtype": best if dtype == "auto" else dtype, "device": "cuda" if on_gpu else "cpu"}
+
+
+def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1) -> LocalJudge:
+    """Loads the judge of a config; each of the processes has its own."""
+    return LocalJudge.from_pretrained(
+        options.checkpoint,
+        adapter=options.adapter,
+        dtype=options.dtype,
+        device=device,
+        batch_tokens=options.batch_tokens,
+        symmetric=options.symmetric,
+        variants=options.variants,
+    )
+
+
+SPEC = JudgeSpec(
+    options=LocalOptions,
+    open=open_local,
+    base="Qwen2.5-VL-7B",
+    architecture=Path(__file__).with_name("qwen2_5_vl_7b.json"),
+    tiny=TINY_JUDGE,
+)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities in fp64 on the CPU."""
+    # One of −20 in fp32 is known to 1e-6 only, and P(Yes) is a difference of two.
+    return logits.double().log_softmax(-1).cpu()
+
+
+def single_token(tokenizer: Any, word: str) -> int:
+    """The id of a word that must be one token. Raises ValueError if it is not."""
+    ids = tokenizer.encode(word, add_special_tokens=False)
+    if len(ids) != 1:
+        raise ValueError(f"{word!r} is {len(ids)} tokens for this judge's tokenizer, and must be one to be a score")
+    return int(ids[0])
+
+
+def answer_ids(tokenizer: Any, *, variants: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids of Yes and of No, first; with `variants` also those of their other spellings that are single tokens."""
+    yes, no = (
+        (
+            single_token(tokenizer, words[0]),
+            *(ids[0] for word in words[1:] if len(ids := tokenizer.encode(word, add_special_tokens=False)) == 1),
+        )
+        for words in (VARIANTS if variants else WORDS)
+    )
+    return yes, no
+
+
+def _batches(prompts: Sequence[EncodedPrompt], *, tokens: int) -> Iterator[list[int]]:
+    """Prompts longest first (they pad little, and a batch too large fails at once), `tokens` of them at most."""
+    batch: list[int] = []
+    for number in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
+        if batch and (len(batch) + 1) * len(prompts[batch[0]]) > tokens:
+            yield batch
+            batch = []
+        batch.append(number)
+    yield batch
