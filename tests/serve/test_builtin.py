@@ -218,7 +218,7 @@ def test_a_picture_with_transparency_is_laid_on_white(url: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGBA", (32, 32), (0, 0, 0, 0)).save(buffer, "PNG")
     clear = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    white = encode(Image.new("RGB", (32, 32), "white"), "white").url
+    white = encode(Image.new("RGB", (32, 32), "white")).url
     fields = {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     answers = [first_token(chat(url, messages=asking_about(image), **fields)[1]) for image in (clear, white)]
     assert answers[0]["logprob"] == pytest.approx(answers[1]["logprob"], abs=1e-9)

@@ -67,7 +67,7 @@ def named_images(question: Question) -> list[tuple[Image, str]]:
     return [(image, f"image {number} of {question.text!r}") for number, image in enumerate(question.images, 1)]
 
 
-def encode(image: Image, name: str, image_format: ImageFormat = "png") -> EncodedImage:
+def encode(image: Image, name: str = "the image", image_format: ImageFormat = "png") -> EncodedImage:
     """The RGB bytes as a judge in this process would see them.
 
     Raises:
