@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pacorl.bench.suite import BadItemError, Row, evenly, read_results, refuse, remarks_of, run
+from pacorl.bench.suite import BadItemError, Row, read_results, refuse, remarks_of, run
+from pacorl.data.sources import evenly_spread
 from pacorl.bench.tables import Line, Table, cell, markdown
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.engine.image_queue import Shard
@@ -168,11 +169,11 @@ def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_limit_may_be_raised_later(tmp_path: Path) -> None:
-    run(Numbers(evenly(KEYS, 2)), tmp_path, name="here")
+    run(Numbers(evenly_spread(KEYS, 2)), tmp_path, name="here")
     bench = Numbers(KEYS)
     assert run(bench, tmp_path, name="here").measured == 5
     assert bench.asked == ["bb", "dddd", "eeeee"]
-    assert run(Numbers(evenly(KEYS, 2)), tmp_path, name="here").measured == 2
+    assert run(Numbers(evenly_spread(KEYS, 2)), tmp_path, name="here").measured == 2
 
 
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
@@ -213,7 +214,7 @@ def test_shards_and_limits_are_checked() -> None:
         with pytest.raises(ValueError, match="is not of the form"):
             Shard.parse(text)
     with pytest.raises(ValueError, match="a limit of 0"):
-        evenly(KEYS, 0)
+        evenly_spread(KEYS, 0)
 
 
 def test_many_faults_are_listed_up_to_a_point() -> None:

@@ -122,7 +122,7 @@ def test_missing_images_are_listed(folder: Path) -> None:
         ("{}/nowhere.json", "no such file"),
         ("nowhere", "no such source; give a .jsonl"),
         ("tiny:all", "no part of the tiny world"),
-        ("tiny:dev:0", "no part of the tiny world"),
+        ("tiny:dev:0", "must be a whole number above 0"),
     ],
 )
 def test_an_unknown_source_is_refused(folder: Path, source: str, fault: str) -> None:

@@ -150,5 +150,5 @@ def test_json_of_something_else_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a JSON list of records"):
         load_prompts(collection(tmp_path, {}))
     (tmp_path / "torn.json").write_text("[{")
-    with pytest.raises(ValueError, match=r"torn\.json:1: not JSON"):
+    with pytest.raises(ValueError, match=r"torn\.json:1: not valid JSON"):
         load_prompts(tmp_path / "torn.json")

@@ -191,7 +191,7 @@ def test_no_part_of_the_tiny_world(source: str) -> None:
 def test_a_limit_spreads_evenly() -> None:
     assert [prompt.id for prompt in prompts_from("tiny:dev:10", limit=4)] == [0, 2, 5, 7]
     assert [prompt.id for prompt in prompts_from("tiny:dev:3", limit=8)] == [0, 1, 2]
-    with pytest.raises(ValueError, match="a limit of 0 leaves no prompts"):
+    with pytest.raises(ValueError, match="a limit of 0 leaves nothing of tiny:dev"):
         prompts_from("tiny:dev", limit=0)
 
 

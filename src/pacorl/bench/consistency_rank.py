@@ -19,9 +19,10 @@ import numpy as np
 from pacorl.bench.images import Album
 from pacorl.bench.pairs import PairScorer, Ranked, Score
 from pacorl.bench.published import CONSISTENCY_RANK, PAPER
-from pacorl.bench.suite import BadItemError, Row, evenly, refuse
+from pacorl.bench.suite import BadItemError, Row, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
+from pacorl.data.sources import evenly_spread
 from pacorl.io.documents import read_jsonl, read_keyed
 from pacorl.io.files import inside
 
@@ -79,7 +80,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
     content = json.dumps([[item.key, item.best_first] for item in items.values()])
-    chosen = tuple(evenly(list(items.values()), limit))
+    chosen = tuple(evenly_spread(list(items.values()), limit))
     return RankData(folder, chosen, refused, hashlib.sha256(content.encode()).hexdigest()[:16])
 
 

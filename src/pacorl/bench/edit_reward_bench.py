@@ -18,10 +18,11 @@ import numpy as np
 from pacorl.bench.images import Album
 from pacorl.bench.published import EDIT_REWARD_BENCH, PAPER
 from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
-from pacorl.bench.suite import BadItemError, Row, evenly, refuse
+from pacorl.bench.suite import BadItemError, Row, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core import questions
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
+from pacorl.data.sources import evenly_spread
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     refused = refuse(faults, skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
-    return EditData(rows, tuple(evenly(choices, limit)), refused, fingerprint(texts))
+    return EditData(rows, tuple(evenly_spread(choices, limit)), refused, fingerprint(texts))
 
 
 def _choice(number: int, row: Mapping[str, Any]) -> Choice:

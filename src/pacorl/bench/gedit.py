@@ -19,9 +19,10 @@ from pacorl.bench.images import Album
 from pacorl.bench.published import GEDIT, PAPER
 from pacorl.bench.rating import Rating, Rubric, UnratedError, rate
 from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
-from pacorl.bench.suite import BadItemError, Row, evenly, refuse
+from pacorl.bench.suite import BadItemError, Row, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
+from pacorl.data.sources import evenly_spread
 from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
@@ -103,7 +104,7 @@ def read_edits(
     wanted = [edit for edit in edits.values() if edit.language in languages]
     if not wanted:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return GeditData(rows, tuple(evenly(wanted, limit)), refused, fingerprint(texts))
+    return GeditData(rows, tuple(evenly_spread(wanted, limit)), refused, fingerprint(texts))
 
 
 def _edit(number: int, row: Mapping[str, Any]) -> Edit:

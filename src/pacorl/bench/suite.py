@@ -306,12 +306,3 @@ def refuse(faults: Mapping[str, str], *, skip_bad: bool) -> Mapping[str, str]:
     lines = list(faults.values())
     more = [f"… and {len(lines) - SHOWN_FAULTS} more"] if len(lines) > SHOWN_FAULTS else []
     raise ValueError("\n".join([*lines[:SHOWN_FAULTS], *more, "--skip-bad leaves such items out"]))
-
-
-def evenly(keys: Sequence[Any], limit: int | None) -> list[Any]:
-    """At most `limit` of them, evenly spread. Raises ValueError for a limit below 1."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"a limit of {limit} leaves nothing; give at least 1, or none")
-    if limit is None or limit >= len(keys):
-        return list(keys)
-    return [keys[index * len(keys) // limit] for index in range(limit)]

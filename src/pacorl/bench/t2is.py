@@ -28,13 +28,14 @@ from pacorl.bench.images import Album
 from pacorl.bench.pairs import Score
 from pacorl.bench.published import PAPER, T2IS, T2IS_GEMMA
 from pacorl.bench.rows import fingerprint
-from pacorl.bench.suite import BadItemError, Row, evenly, refuse
+from pacorl.bench.suite import BadItemError, Row, refuse
 from pacorl.bench.tables import Line, Table
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.leaks import id_text
 from pacorl.data.records import load_prompts
+from pacorl.data.sources import evenly_spread
 from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.io.documents import read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
@@ -105,7 +106,7 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
     refused = refuse(faults, skip_bad=skip_bad)
     if not cases:
         raise ValueError(f"{folder / CASES} holds no cases")
-    return SetData(tuple(evenly(cases, limit)), refused, fingerprint([held, criteria, alignment]))
+    return SetData(tuple(evenly_spread(cases, limit)), refused, fingerprint([held, criteria, alignment]))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ was kept and whether the instruction was followed. It grades and is never reward
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, all_panels, draw, split_of
+from pacorl.io.documents import write_jsonl
 from pacorl.io.images import open_image
 from pacorl.types import Prompt
 
@@ -66,14 +66,14 @@ def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
 def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int = 64) -> Path:
     """Draws each source as `folder/name/0000.png` and writes `folder/name.jsonl`, which names them."""
     (folder / name).mkdir(parents=True, exist_ok=True)
-    lines = []
+    rows = []
     for number, edit in enumerate(edits):
         image = f"{name}/{number:04d}.png"
         draw(edit.before, pixels).save(folder / image)
         record = {"image": image, "instruction": edit.instruction, "panels": [edit.after.text]}
-        lines.append(json.dumps(record | {"category": edit.attribute}))
+        rows.append(record | {"category": edit.attribute})
     path = folder / f"{name}.jsonl"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_jsonl(path, rows)
     return path
 
 

@@ -16,11 +16,11 @@ names file, and line or record; nothing is skipped.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from typing import Any
 from pacorl.core.questions import meets_criterion
 from pacorl.data import characters
 from pacorl.data.characters import IDENTITY, VALUES, Panel, Split
-from pacorl.io.documents import write_jsonl
-from pacorl.io.files import inside, write_atomic
+from pacorl.data.sources import SPLITS, TINY, evenly_spread, tiny_source
+from pacorl.io.documents import blamed_on, read_json, read_records, text_field, write_json, write_jsonl
+from pacorl.io.files import inside
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
@@ -41,7 +42,8 @@ IMPORT_RANKINGS = (
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
 SHOWN_FAULTS = 10
 """How many missing images a message lists; the rest is counted."""
-TINY_SPLITS: Mapping[str, Split] = {"train": "train", "dev": "dev", "test": "test"}
+TINY_COUNT = 200
+"""Pairs of a split of the tiny world if a source gives no count."""
 TINY_SIDE = 64
 """Pixels of a drawn panel."""
 ONE_HERO = "The hero is the same in all images, whatever the palette."
@@ -60,16 +62,14 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
     `scratch` is the folder in which pairs of the tiny world are drawn. Raises ValueError for an unknown source, for
     what `load_comparisons` and `load_sharegpt` refuse, and where images are missing.
     """
-    found = _source(source, scratch)
-    if not found:
+    comparisons = _source(source, scratch)
+    if not comparisons:
         raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
-    if limit is not None and limit < len(found):
-        found = [found[index * len(found) // limit] for index in range(limit)]
-    return found
+    return evenly_spread(comparisons, limit, source=source)
 
 
 def _source(source: str, scratch: Path | None) -> list[Comparison]:
-    if source.startswith("tiny:"):
+    if source.startswith(TINY):
         return _tiny_comparisons(source, scratch)
     folder, _, name = source.rpartition(":")
     path = Path(source)
@@ -100,7 +100,7 @@ def missing_file(source: str) -> Path | None:
         ValueError: A dataset_info.json is no such file, or has no such entry.
     """
     path, (folder, _, name) = Path(source), source.rpartition(":")
-    if source.startswith("tiny:"):
+    if source.startswith(TINY):
         return None
     if path.suffix.lower() in (".jsonl", ".json"):
         return None if path.is_file() else path
@@ -138,15 +138,10 @@ def load_comparisons(path: str | Path) -> list[Comparison]:
     Raises ValueError that names file, line, fault and fix, and one that lists missing images.
     """
     path = Path(path)
-    found = []
-    for number, line in enumerate(_read(path).split("\n"), start=1):
-        if line.strip():
-            try:
-                found.append(_comparison(_parse(line), path.parent))
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
-    check_images(found, source=str(path))
-    return found
+    parse = partial(_comparison, folder=path.parent)
+    comparisons = read_records(path, parse, kind="comparison", fix=f"give {SOURCES}")
+    check_images(comparisons, source=str(path))
+    return comparisons
 
 
 def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
@@ -165,26 +160,16 @@ def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
     write_jsonl(path, rows)
 
 
-def _parse(line: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON at column {error.colno} ({error.msg})") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"a comparison is a JSON object, this is a {type(record).__name__}")
-    return record
-
-
 def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
-    consistent, answer = record.get("consistent"), _text(record, "answer")
+    consistent, answer = record.get("consistent"), text_field(record, "answer")
     if not isinstance(consistent, bool):
         raise ValueError(f"'consistent' must be true or false, got {consistent!r}")
     if answer and _decision(answer)[0] != consistent:
         raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer says {answer[:40]!r}")
     images = _images(record.get("images"), folder)
-    question = _text(record, "question")
+    question = text_field(record, "question")
     if not question.strip():
         raise ValueError("'question' is missing or empty; give what the judge is to be asked")
     _check_tags(question, images, tags_required=False)
@@ -192,9 +177,9 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
         images=images,
         question=question,
         consistent=consistent,
-        reasons=_text(record, "reasons"),
-        category=_text(record, "category"),
-        group=_text(record, "group"),
+        reasons=text_field(record, "reasons"),
+        category=text_field(record, "category"),
+        group=text_field(record, "group"),
         answer=answer,
     )
 
@@ -215,17 +200,15 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
         raise ValueError(f"{folder / 'dataset_info.json'}: {key} is not in the sharegpt form, which is what is read")
     path = inside(folder, str(entry.get("file_name", "")))
     columns, tags = COLUMNS | entry.get("columns", {}), TAGS | entry.get("tags", {})
-    records = _json(path)
+    records = read_json(path, fix=f"give {SOURCES}")
     if not isinstance(records, list):
         raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
-    found = []
+    comparisons = []
     for number, record in enumerate(records, start=1):
-        try:
-            found.append(replace(_turns(record, folder, columns, tags), category=_category(record, key)))
-        except ValueError as error:
-            raise ValueError(f"{path}, record {number}: {error}") from None
-    check_images(found, source=str(path))
-    return found
+        with blamed_on(f"{path}, record {number}"):
+            comparisons.append(replace(_turns(record, folder, columns, tags), category=_category(record, key)))
+    check_images(comparisons, source=str(path))
+    return comparisons
 
 
 def save_sharegpt(named: Mapping[str, Sequence[Comparison]], folder: Path) -> list[Path]:
@@ -237,11 +220,10 @@ def save_sharegpt(named: Mapping[str, Sequence[Comparison]], folder: Path) -> li
     described = {"formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
     written = []
     for name, comparisons in named.items():
-        rows = [_sharegpt_row(one, folder) for one in comparisons]
         written.append(folder / f"{name}.json")
-        write_atomic(written[-1], json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
+        write_json(written[-1], [_sharegpt_row(comparison, folder) for comparison in comparisons], indent=1)
     info = {name: {"file_name": f"{name}.json", **described} for name in named}
-    write_atomic(folder / "dataset_info.json", json.dumps(info, ensure_ascii=False, indent=2) + "\n")
+    write_json(folder / "dataset_info.json", info)
     return [*written, folder / "dataset_info.json"]
 
 
@@ -272,7 +254,7 @@ def sharegpt_files(folder: str | Path) -> list[Path]:
 
 
 def _info(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    info = _json(path)
+    info = read_json(path, fix=f"give {SOURCES}")
     if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
         raise ValueError(f"{path}: it must map names to entries")
     return info
@@ -299,7 +281,7 @@ def _entry_of(path: Path) -> str:
 
 
 def _category(record: Mapping[str, Any], key: str) -> str:
-    return _text(record, "category") or key
+    return text_field(record, "category") or key
 
 
 def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[str, str]) -> Comparison:
@@ -312,7 +294,7 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
     wanted = [tags["user_tag"], tags["assistant_tag"]]
     if roles != wanted:
         raise ValueError(f"its turns are {roles}, and must be {wanted}: a question and its answer")
-    question, answer = (_text(message, tags["content_tag"]) for message in messages)
+    question, answer = (text_field(message, tags["content_tag"]) for message in messages)
     images = _images(record.get(columns["images"]), folder)
     _check_tags(question, images, tags_required=True)
     consistent, reasons = _decision(answer)
@@ -322,7 +304,7 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
         question=question.removeprefix(leading),
         consistent=consistent,
         reasons=reasons,
-        group=_text(record, "group"),
+        group=text_field(record, "group"),
         answer=answer,
     )
 
@@ -349,44 +331,16 @@ def _images(names: Any, folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in names)
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
-    value = record.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{key!r} must be a text, got {value!r}")
-    return value or ""
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not valid JSON at column {error.colno} ({error.msg})") from None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); give {SOURCES}") from None
-
-
 # --- the tiny world --------------------------------------------------------------------------------------------
 
 
 def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
-    _, name, *rest = source.split(":")
-    count = rest[0] if rest else "200"
-    if name not in TINY_SPLITS or len(rest) > 1 or not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, or with a "
-                         "count, as in tiny:dev:40")  # fmt: skip
+    split, count = tiny_source(source, counts=dict.fromkeys(SPLITS.values(), TINY_COUNT))
     assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
-    path = scratch / f"tiny-{name}-{count}" / "comparisons.jsonl"
+    path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        drawn = draw_comparisons(path.parent, split=TINY_SPLITS[name], count=int(count))
+        drawn = draw_comparisons(path.parent, split=split, count=count)
         save_comparisons(drawn, path)  # last: a file that is there is whole
     return load_comparisons(path)
 

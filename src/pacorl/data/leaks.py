@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from pacorl.core.grid import shared_text
 from pacorl.data.comparisons import comparisons_from
 from pacorl.data.records import prompts_from
-from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.documents import read_jsonl, read_yaml, write_jsonl
 from pacorl.io.files import digest
 from pacorl.types import Prompt
 
@@ -189,9 +187,9 @@ def trained_texts(run: Path) -> Iterator[str]:
 def _config(run: Path) -> Mapping[str, Any]:
     path = run / "config.yaml"
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{run} is no run's folder: {' '.join(str(error).split())}") from None
+        document = read_yaml(path)
+    except ValueError as error:
+        raise ValueError(f"{run} is no run's folder: {error}") from None
     return document if isinstance(document, Mapping) else {}
 
 

@@ -10,11 +10,11 @@ that are needed are read. A fault names file and row.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pacorl.io.documents import read_json
 from pacorl.io.files import inside, write_atomic
 from pacorl.io.images import open_image
 from pacorl.types import Prompt
@@ -56,7 +56,7 @@ def load_sharegpt_4o(path: Path) -> list[Prompt]:
     `id` is the record's place. Pictures are looked for and not opened (there are 46,000). Raises ValueError naming
     file and record.
     """
-    records = _json(path)
+    records = read_json(path)
     if not isinstance(records, list) or not records:
         raise ValueError(f"{path}: ShareGPT-4o-Image is a JSON list of records, this is none, or empty")
     return [_sharegpt_prompt(record, number, path=path) for number, record in enumerate(records)]
@@ -141,14 +141,3 @@ def _beside(path: Path, name: str, where: str) -> Path:
     if not source.is_file():
         raise ValueError(f"{where}: {source} is missing; unpack the collection's archives beside {path.name}")
     return source
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,8 @@ from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from pacorl.io.documents import parse_object
 
 Criteria = Mapping[str, Mapping[str, str]]
 """dimension → name → text, as in the records of prompts."""
@@ -184,12 +185,9 @@ def _jsonl_records(text: str) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise _LineError(number, f"not valid JSON at column {error.colno} ({error.msg})") from None
-        if not isinstance(record, dict):
-            raise _LineError(number, f"a ranking is a JSON object, this is a {type(record).__name__}")
-        yield number, record
+            yield number, parse_object(line, kind="ranking")
+        except ValueError as error:
+            raise _LineError(number, str(error)) from None
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------

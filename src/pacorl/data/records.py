@@ -10,8 +10,6 @@ its other keys (`idx`, `from`, …) say nothing about what to paint and are left
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +19,8 @@ from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
 from pacorl.data.edits import edit_prompt, is_edit
 from pacorl.data.published import LANGUAGES, load_gedit, load_sharegpt_4o
+from pacorl.data.sources import TINY, evenly_spread, tiny_source
+from pacorl.io.documents import blamed_on, parse_object, text_field, text_lines, write_jsonl
 from pacorl.types import Grid, Prompt, Size
 
 Record = Mapping[str, Any]
@@ -36,14 +36,15 @@ def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
     """The prompts that a config names: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
 
     GEdit-Bench may be a folder of parquet files, and be asked for one language: `GEdit-Bench/data:en`.
-    At most `limit` of them, evenly spread. Raises ValueError as `load_prompts` does, and for an unknown split.
+    Args:
+        source: the file or the split.
+        limit: the most prompts to return, evenly spread.
+
+    Raises:
+        ValueError: as `load_prompts` does, and for an unknown split.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"a limit of {limit} leaves no prompts of {source}; give at least 1, or none")
-    prompts = _tiny_prompts(source) if source.startswith("tiny:") else _file_prompts(source)
-    if limit is None or limit >= len(prompts):
-        return prompts
-    return [prompts[index * len(prompts) // limit] for index in range(limit)]
+    prompts = _tiny_prompts(source) if source.startswith(TINY) else _file_prompts(source)
+    return evenly_spread(prompts, limit, source=source)
 
 
 def _file_prompts(source: str) -> list[Prompt]:
@@ -74,13 +75,9 @@ def load_prompts(path: str | Path) -> list[Prompt]:
         raise ValueError(f"{path}: prompts are read from {SOURCES}; the name says neither")
     parse = parsers[path.suffix.lower()]
     prompts: list[Prompt] = []
-    for number, line in enumerate(_read(path).split("\n"), start=1):  # splitlines() would cut at U+2028 in a text
-        if not line.strip():
-            continue
-        try:
-            prompts.append(parse(line.strip(), len(prompts)))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from None
+    for number, line in text_lines(path, fix=f"give {SOURCES}"):
+        with blamed_on(f"{path}:{number}"):
+            prompts.append(parse(line, len(prompts)))
     if not prompts:
         raise ValueError(f"{path}: holds no prompts; give {SOURCES}")
     return prompts
@@ -95,8 +92,7 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
     edits = [prompt.id for prompt in prompts if prompt.sources]
     if edits:
         raise ValueError(f"{path}: prompt {edits[0]} edits an image, and a T2IS record holds none")
-    lines = [json.dumps(_record(prompt), ensure_ascii=False) for prompt in prompts]
-    _write_whole(Path(path), "".join(line + "\n" for line in lines))
+    write_jsonl(Path(path), map(_record, prompts))
 
 
 # --- one record ------------------------------------------------------------------------------------------------
@@ -110,19 +106,12 @@ def _parse_text(line: str, number: int) -> Prompt:
 
 
 def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"not valid JSON at column {error.colno} ({error.msg}); a record is one JSON object a line"
-        ) from None
-    if not isinstance(record, dict):
-        raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
+    record = parse_object(line)
     return edit_prompt(record, number, folder=folder) if is_edit(record) else _prompt(record, number)
 
 
 def _prompt(record: Record, number: int) -> Prompt:
-    text = _text(record, "prompt")
+    text = text_field(record, "prompt")
     if not text.strip():
         raise ValueError("'prompt' is missing or empty; give the text that the generator is to read")
     panels = _panels(record, text)
@@ -131,21 +120,14 @@ def _prompt(record: Record, number: int) -> Prompt:
     return Prompt(
         id=number,
         text=text,
-        theme=_text(record, "theme"),
+        theme=text_field(record, "theme"),
         grid=grid,
         panels=panels,
         criteria=_criteria(record),
         size=_size(record),
-        category=_text(record, "category"),
-        task=_text(record, "task_name"),
+        category=text_field(record, "category"),
+        task=text_field(record, "task_name"),
     )
-
-
-def _text(record: Record, key: str) -> str:
-    value = record.get(key) or ""
-    if not isinstance(value, str):
-        raise ValueError(f"{key!r} must be a text, got {value!r}")
-    return value
 
 
 def _panels(record: Record, text: str) -> tuple[str, ...]:
@@ -158,7 +140,7 @@ def _panels(record: Record, text: str) -> tuple[str, ...]:
 
 
 def _grid(record: Record, text: str, panels: Sequence[str]) -> Grid:
-    layout = _text(record, "layout")
+    layout = text_field(record, "layout")
     if layout:
         return parse_layout(layout)
     return parse_layout(text) if panels or LAYOUT.search(text) else Grid(1, 1)
@@ -216,34 +198,5 @@ def _record(prompt: Prompt) -> dict[str, Any]:
 
 
 def _tiny_prompts(source: str) -> list[Prompt]:
-    _, name, *rest = source.split(":")
-    split = {str(split): split for split in TINY_COUNTS}.get(name)
-    if split is None or len(rest) > 1:
-        raise ValueError(
-            f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, e.g. tiny:dev:12"
-        )
-    count = rest[0] if rest else str(TINY_COUNTS[split])
-    if not count.isascii() or not count.isdigit() or int(count) < 1:
-        raise ValueError(f"{source!r}: the count {count!r} must be a whole number above 0")
-    return character_prompts(split, int(count))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); give {SOURCES}") from None
-
-
-def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    split, count = tiny_source(source, counts=TINY_COUNTS)
+    return character_prompts(split, count)

@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         # The content must be on the disk before the name is: else a power cut leaves an empty file of that name.
         flush_to_disk(temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
         flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)

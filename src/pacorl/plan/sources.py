@@ -5,7 +5,6 @@ Nothing here asks the network: a hub name is looked up in the local cache alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from pacorl.io.documents import read_object
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import InProcessOptions, JudgeOptions
 from pacorl.judges.local import TINY_JUDGE
-from pacorl.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
+from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.policies.flux import TINY_FLUX
 from pacorl.policies.kontext import TINY_KONTEXT
 from pacorl.rewards import build_rewards
@@ -29,7 +28,6 @@ from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
 Parts = Mapping[str, Mapping[str, Any]]
 """Part of a checkpoint → its config.json."""
 
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 GATED = ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Kontext-dev")
 GEDIT_HOME = "stepfun-ai/GEdit-Bench"
 GEDIT_DATA = {"kontext": "GEdit-Bench/data:en"}

@@ -5,14 +5,11 @@ The card says what the run's own files say and nothing else. Nothing leaves this
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from pacorl.io.documents import read_jsonl
+from pacorl.io.documents import dump_yaml, read_jsonl, read_object, read_yaml
 from pacorl.io.files import write_atomic
 
 CARD = "README.md"
@@ -48,9 +45,9 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         *_measured(run),
         *(text for one in benchmarks for text in _benchmark(one)),
         "## Config",
-        f"```yaml\n{yaml.safe_dump(_public(config), sort_keys=False, allow_unicode=True)}```",
+        f"```yaml\n{dump_yaml(_public(config))}```",
     ]
-    front = yaml.safe_dump(header, sort_keys=False)
+    front = dump_yaml(header)
     write_atomic(folder / CARD, f"---\n{front}---\n\n" + "\n\n".join(body) + "\n")
     return folder
 
@@ -70,9 +67,9 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
 def _config(run: Path) -> dict[str, Any]:
     path = run / "config.yaml"
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{run} is no run's folder: {' '.join(str(error).split())}") from None
+        document = read_yaml(path)
+    except ValueError as error:
+        raise ValueError(f"{run} is no run's folder: {error}") from None
     if not isinstance(document, dict):
         raise ValueError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
     return document
@@ -106,7 +103,7 @@ def _name_of(source: str) -> str:
 def _measured(run: Path) -> Iterator[str]:
     """The summary's figures, else the last evaluation of the log."""
     path = run / "summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    summary = read_object(path) if path.is_file() else {}
     rows = [
         (name, *(_figure(summary.get(side, {}).get(name)) for side in ("before", "after", "difference")))
         for name in summary.get("after") or {}
@@ -147,7 +144,7 @@ def _benchmark(folder: Path) -> Iterator[str]:
     path = folder / "summary.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing; name a folder of `pacorl benchmark`")
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = read_object(path)
     table = document["tables"][0]
     own = [row for row in table["rows"] if row["source"] == "measured"]
     yield f"## {table['title']}"
