@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pacorl.bench.suite import BadItemError, Row, read_results, refuse, remarks_of, run
-from pacorl.data.sources import evenly_spread
 from pacorl.bench.tables import Line, Table, cell, markdown
 from pacorl.core.ranking import Interval, bootstrap
+from pacorl.data.sources import evenly_spread
 from pacorl.engine.image_queue import Shard
 
 
