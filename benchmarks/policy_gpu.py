@@ -184,7 +184,7 @@ class Bench:
     @torch.no_grad()
     def sample(self, prompts: Sequence[Prompt], sampler: Sampler) -> None:
         """Noise to endpoints with the average worn."""
-        with self.average.applied():
+        with self.average.swapped_in():
             denoise(
                 self.policy,
                 range(len(prompts)),

@@ -106,7 +106,7 @@ FAULTS = [
     (["sampling.kernel=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
     (
         ["objective.name=diffusion_nft", "sampling.shared_noise=true"],
-        "config: sampling.shared_noise with diffusion_nft would paint every sample of a group alike",
+        "config: sampling.shared_noise with diffusion_nft would make every sample of a group alike",
     ),
     (
         ["sampling.window.kind=sliding", "sampling.window.size=2"],
@@ -141,9 +141,12 @@ FAULTS = [
         ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],
         "config: prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out",
     ),
+    (["objective.clip_rang=1"], "objective.clip_rang: unknown key, did you mean 'clip_range'?"),
+    (["objective.name=grpo"], "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip,"),
+    (["objective.beta=0.2"], "objective: beta 0.2 says nothing to objective grpo_clip; leave it out"),
     (
-        ["group_size=2", "advantages.min_valid=3"],
-        "config: advantages.min_valid 3 exceeds group_size 2, so every group would be dropped",
+        ["advantages.aggregate=gdpo", "advantages.std=global"],
+        "advantages: std global says nothing to aggregate gdpo; leave it out",
     ),
 ]
 
@@ -162,7 +165,7 @@ def test_every_fault_gets_its_line_and_its_file(tmp_path: Path) -> None:
         load(PolicyRun, path)
     assert str(caught.value).splitlines() == [
         f"{path}: epochs: Input should be greater than 0 (got -1)",
-        f"{path}: sampling.kernel: Input should be 'flow_sde' or 'cps' (got 'euler')",
+        f"{path}: sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps (got 'euler')",
     ]
 
 

@@ -15,8 +15,9 @@ import pacorl
 SOURCE = Path(pacorl.__file__).parent
 LAYERS = [
     {"types"},
-    {"io", "core"},
-    {"config.base", "config.upgrade", "config.one_of", "config.judge_run"},
+    {"io", "core.table"},
+    {"config.base", "config.upgrade", "config.one_of"},
+    {"core", "config.judge_run"},
     {"data", "lora"},
     {"policies", "judges", "twins"},
     {"config"},

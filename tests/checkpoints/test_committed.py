@@ -11,11 +11,12 @@ from tools.tiny.pretrain_edits import PIXELS
 
 from pacorl.core import questions
 from pacorl.core.grid import split
+from pacorl.core.sampling import Sampler
 from pacorl.data import characters
 from pacorl.data.character_edits import character_edits, grade_edits, write_edits
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.data.records import prompts_from
-from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
+from pacorl.engine.rollout import ConditioningCache, sample_images
 from pacorl.judges import judge as judge_module
 from pacorl.judges.local import LocalJudge
 from pacorl.policies import flux as flux_module

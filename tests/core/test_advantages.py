@@ -1,23 +1,19 @@
 """Aggregation and normalisation against numbers worked by hand."""
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pytest
 import torch
+from torch import Tensor
 
-from pacorl.core.advantages import (
-    AGGREGATES,
-    NO_FLOOR,
-    Floor,
-    advantages,
-    coefficient_of_variation,
-    is_tamed,
-    log_tamed,
-    normalize_groups,
-    ranked,
-)
-from pacorl.types import RewardTable
+from pacorl.core.advantages import AGGREGATES, Scores
+from pacorl.core.advantages import advantages as advantages_of
+from pacorl.core.advantages.groups import NO_FLOOR, Floor, coefficient_of_variation, normalize_groups
+from pacorl.core.advantages.log_tamed import LogTamed, Threshold, is_tamed, log_tamed
+from pacorl.core.advantages.ranked import Ranked, ranked
+from pacorl.types import Advantages, RewardTable
 
 NAN = float("nan")
 
@@ -26,6 +22,22 @@ def table(scores: list[list[float]], groups: list[int]) -> RewardTable:
     score_RB = torch.tensor(scores, dtype=torch.float64)
     names = tuple(f"reward{number}" for number in range(len(scores)))
     return RewardTable(names, score_RB, score_RB.isfinite(), torch.tensor(groups))
+
+
+def advantages(
+    table: RewardTable, *, weights: Sequence[float], aggregate: str = "log_tamed", **settings: Any
+) -> Advantages:
+    """By an aggregate of the table, with those settings that it has."""
+    options = AGGREGATES[aggregate].options
+    own = {name: value for name, value in settings.items() if name != "std" or "std" in options.model_fields}
+    return advantages_of(table, options(aggregate=aggregate, **own), weights=weights)
+
+
+def tamed_sum(score_RB: Tensor, weights: list[float], threshold: Threshold) -> list[float]:
+    scores = Scores(
+        score_RB, torch.ones(score_RB.shape[1], dtype=torch.bool), torch.zeros(2), score_RB.new_tensor(weights)
+    )
+    return log_tamed(scores, LogTamed(threshold=threshold)).tolist()
 
 
 def test_groups_are_normalised_apart() -> None:
@@ -43,22 +55,17 @@ def test_global_std() -> None:
 def test_log_tame_touches_only_what_varies_too_much() -> None:
     score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1]], dtype=torch.float64)
     assert coefficient_of_variation(score_RB).tolist() == pytest.approx([0.5, 0.05 / 1.05])
-    combined = log_tamed(score_RB, torch.ones(2, dtype=torch.bool), torch.zeros(2), weights=[2.0, 1.0], threshold=0.2)
-    assert combined.tolist() == pytest.approx([2 * math.log(2) + 1.0, 2 * math.log(4) + 1.1])
+    assert tamed_sum(score_RB, [2.0, 1.0], 0.2) == pytest.approx([2 * math.log(2) + 1.0, 2 * math.log(4) + 1.1])
 
 
 def test_log_tame_by_the_mean_threshold() -> None:
     score_RB = torch.tensor([[1.0, 3.0], [1.0, 1.1]], dtype=torch.float64)
-    combined = log_tamed(
-        score_RB, torch.ones(2, dtype=torch.bool), torch.zeros(2), weights=[1.0, 1.0], threshold="mean"
-    )
-    assert combined.tolist() == pytest.approx([math.log(2) + 1.0, math.log(4) + 1.1])
+    assert tamed_sum(score_RB, [1.0, 1.0], "mean") == pytest.approx([math.log(2) + 1.0, math.log(4) + 1.1])
 
 
 def test_log_tame_off_its_domain_keeps_the_order() -> None:
     score_RB = torch.tensor([[-3.0, -1.0, 0.0, 5.0]], dtype=torch.float64)
-    combined = log_tamed(score_RB, torch.ones(4, dtype=torch.bool), torch.zeros(4), weights=[1.0], threshold=0.2)
-    assert combined.tolist() == pytest.approx([-math.log(4), -math.log(2), 0.0, math.log(6)])
+    assert tamed_sum(score_RB, [1.0], 0.2) == pytest.approx([-math.log(4), -math.log(2), 0.0, math.log(6)])
 
 
 def test_gdpo_ignores_a_rewards_scale() -> None:
@@ -70,9 +77,7 @@ def test_gdpo_ignores_a_rewards_scale() -> None:
 
 
 def test_a_missing_reward_is_masked_and_not_zero() -> None:
-    found = advantages(
-        table([[1, 3, NAN, 5, 7, 9]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="weighted_sum", min_valid=2
-    )
+    found = advantages(table([[1, 3, NAN, 5, 7, 9]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="weighted_sum")
     assert found.used_B.tolist() == [True, True, False, True, True, True]
     assert found.value_B.tolist()[:3] == [-1.0, 1.0, 0.0]
     assert found.stats["samples/missing"] == pytest.approx(1 / 6)
@@ -94,9 +99,7 @@ def test_a_sample_that_lacks_one_of_its_rewards_counts_nowhere(aggregate: str, s
 
 
 def test_a_group_with_too_few_judged_samples_is_dropped() -> None:
-    found = advantages(
-        table([[1, 3, 5, 7, NAN, NAN]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="log_tamed", min_valid=2
-    )
+    found = advantages(table([[1, 3, 5, 7, NAN, NAN]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="log_tamed")
     assert found.used_B.tolist() == [True, True, True, False, False, False]
     assert found.value_B[3:].tolist() == [0.0, 0.0, 0.0]
 
@@ -107,7 +110,7 @@ def test_nothing_judged_gives_nothing() -> None:
     assert found.value_B.tolist() == [0.0, 0.0]
 
 
-FLOORS = [NO_FLOOR, Floor("max", 1e-6), Floor("add", 1e-4)]
+FLOORS = [NO_FLOOR, Floor(form="max", value=1e-6), Floor(form="add", value=1e-4)]
 
 
 @pytest.mark.parametrize("std", ["group", "global"])
@@ -137,9 +140,9 @@ def test_without_a_floor_rounding_alone_teaches_nothing(std: Literal["group", "g
     ("floor", "sure", "all_but_equal"),
     [
         (NO_FLOOR, 1.0, 1.0),
-        (Floor("max", 1e-6), 1.0, 1.0),
-        (Floor("max", 1e-3), 0.2, 0.01),
-        (Floor("add", 1e-4), 2 / 3, 1 / 11),
+        (Floor(form="max", value=1e-6), 1.0, 1.0),
+        (Floor(form="max", value=1e-3), 0.2, 0.01),
+        (Floor(form="add", value=1e-4), 2 / 3, 1 / 11),
     ],
 )
 def test_each_form_of_the_floor_by_hand(floor: Floor, sure: float, all_but_equal: float) -> None:
@@ -154,7 +157,7 @@ def test_each_form_of_the_floor_by_hand(floor: Floor, sure: float, all_but_equal
 def test_gdpo_takes_the_floor_too() -> None:
     """Each reward's group std is 1e-4 here, so that adding as much halves it; the std over all samples, .5, follows."""
     scores = [[0.5 - 1e-4, 0.5 + 1e-4]]
-    found = advantages(table(scores, [0, 0]), weights=[1.0], aggregate="gdpo", floor=Floor("add", 1e-4))
+    found = advantages(table(scores, [0, 0]), weights=[1.0], aggregate="gdpo", floor=Floor(form="add", value=1e-4))
     assert found.value_B.tolist() == pytest.approx([-0.5 / 0.5001, 0.5 / 0.5001])
 
 
@@ -207,9 +210,10 @@ def test_ranks_share_ties_and_know_no_scale() -> None:
     score_RB = torch.tensor([[0.1, 0.2, 0.2, 99.0, 5.0, -5.0, 7.0]], dtype=torch.float64)
     groups, valid_B = torch.tensor([0, 0, 0, 0, 1, 1, 1]), torch.ones(7, dtype=torch.bool)
     valid_B[6] = False
-    found = ranked(score_RB, valid_B, groups, weights=[1.0], threshold=0.2)
+    found = ranked(Scores(score_RB, valid_B, groups, torch.ones(1).double()), Ranked())
     assert found.tolist() == pytest.approx([-1.0, 0.0, 0.0, 1.0, 1.0, -1.0, 0.0])
-    tamed = ranked(score_RB.sign() * score_RB.abs().log1p(), valid_B, groups, weights=[1.0], threshold=0.2)
+    tamed_RB = score_RB.sign() * score_RB.abs().log1p()
+    tamed = ranked(Scores(tamed_RB, valid_B, groups, torch.ones(1).double()), Ranked())
     torch.testing.assert_close(found, tamed)
 
 

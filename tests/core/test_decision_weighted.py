@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pacorl.core.objectives import decision_weighted
+from pacorl.core.objectives.decision_weighted import decision_weighted
 
 LOG_PROB = torch.tensor([[9.0, -0.5, -1.0, -2.0, 9.0], [9.0, 9.0, -0.25, -3.0, 9.0], [9.0, -4.0, 9.0, 9.0, 9.0]])
 ANSWER = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0]]).bool()

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacorl.core.objectives import OBJECTIVES, Endpoint, Step, diffusion_nft, grpo_clip, grpo_guard
+from pacorl.core.objectives import Endpoint, Step
+from pacorl.core.objectives.diffusion_nft import DiffusionNft, diffusion_nft
+from pacorl.core.objectives.grpo_clip import GrpoClip, grpo_clip
+from pacorl.core.objectives.grpo_guard import GrpoGuard, grpo_guard
 from pacorl.core.sde import Transition, log_prob
 
 X = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -23,7 +26,7 @@ def step(new: Tensor, old: Tensor, advantage: Tensor) -> Step:
 def test_at_the_old_policy_the_gradient_is_the_advantage() -> None:
     old = torch.tensor([-1.0, -2.0])
     new = old.clone().requires_grad_()
-    loss, metrics = grpo_clip(step(new, old, torch.tensor([1.0, -3.0])), clip_range=1e-4)
+    loss, metrics = grpo_clip(step(new, old, torch.tensor([1.0, -3.0])), GrpoClip(clip_range=1e-4))
     loss.backward()
     assert loss.item() == pytest.approx(1.0)  # −mean(1, −3)
     assert new.grad is not None
@@ -42,7 +45,7 @@ def test_at_the_old_policy_the_gradient_is_the_advantage() -> None:
 )
 def test_clipping(change: float, advantage: float, expected: float, learns: bool) -> None:
     new = torch.tensor([change], requires_grad=True)
-    loss, metrics = grpo_clip(step(new, torch.zeros(1), torch.tensor([advantage])), clip_range=0.1)
+    loss, metrics = grpo_clip(step(new, torch.zeros(1), torch.tensor([advantage])), GrpoClip(clip_range=0.1))
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     assert new.grad is not None
@@ -54,7 +57,7 @@ def guarded(mean: Tensor, taken: Tensor, advantage: Tensor, *, clip_range: float
     transition, old = Transition(mean, 0.3), Transition(OLD, 0.3)
     loss, _ = grpo_guard(
         Step(transition, log_prob(taken, transition), log_prob(taken, old), OLD, dt=-0.1, advantage_B=advantage),
-        clip_range=clip_range,
+        GrpoGuard(clip_range=clip_range),
     )
     return loss
 
@@ -85,19 +88,19 @@ def test_guard_is_centred_where_the_plain_ratio_is_not() -> None:
             dt=-1.0,
             advantage_B=-torch.ones(4000),
         ),
-        clip_range=10.0,
+        GrpoGuard(clip_range=10.0),
     )
     assert loss.item() == pytest.approx(1.0, abs=0.01)
 
 
 def end(velocity: Tensor, old: Tensor, advantage: Tensor, used: Tensor = EVERY) -> Endpoint:
-    return Endpoint(CLEAN, X, 0.6, velocity, old, advantage, used)
+    return Endpoint(CLEAN, X, 0.6, velocity, old, advantage, 5.0, used)
 
 
 def test_nft_is_the_papers_equation() -> None:
     """Against a loop over samples in float64."""
     advantage, beta, limit = torch.tensor([2.0, -9.0, 0.0]), 0.3, 5.0
-    found, _ = diffusion_nft(end(V, OLD, advantage), beta=beta, advantage_clip=limit)
+    found, _ = diffusion_nft(end(V, OLD, advantage), DiffusionNft(beta=beta))
     losses = []
     for x0, x, v, old, a in zip(CLEAN.double(), X.double(), V.double(), OLD.double(), advantage.tolist(), strict=True):
         r = 0.5 + 0.5 * max(-limit, min(limit, a)) / limit
@@ -112,7 +115,7 @@ def test_nft_moves_towards_good_endpoints_and_away_from_bad_ones() -> None:
     truth = (X - CLEAN) / 0.6  # the velocity that leads to the endpoint
     for advantage, sign in ((5.0, 1.0), (-5.0, -1.0)):
         velocity = OLD.clone().requires_grad_()
-        loss, metrics = diffusion_nft(end(velocity, OLD, torch.full((3,), advantage)), beta=0.1, advantage_clip=5.0)
+        loss, metrics = diffusion_nft(end(velocity, OLD, torch.full((3,), advantage)), DiffusionNft(beta=0.1))
         loss.backward()
         assert velocity.grad is not None
         assert float((-velocity.grad * (truth - OLD)).sum()) * sign > 0
@@ -122,17 +125,8 @@ def test_nft_moves_towards_good_endpoints_and_away_from_bad_ones() -> None:
 def test_nft_leaves_out_what_was_not_judged() -> None:
     velocity = V.clone().requires_grad_()
     used = torch.tensor([True, False, True])
-    loss, _ = diffusion_nft(end(velocity, OLD, torch.zeros(3), used), beta=0.1, advantage_clip=5.0)
+    loss, _ = diffusion_nft(end(velocity, OLD, torch.zeros(3), used), DiffusionNft(beta=0.1))
     loss.backward()
     assert velocity.grad is not None
     assert velocity.grad[1].abs().max() == 0
     assert velocity.grad[0].abs().max() > 0
-
-
-def test_every_objective_says_what_it_needs() -> None:
-    assert {name: one.needs for name, one in OBJECTIVES.items()} == {
-        "grpo_clip": "path",
-        "grpo_guard": "path",
-        "diffusion_nft": "endpoint",
-    }
-    assert [name for name, one in OBJECTIVES.items() if one.means] == ["grpo_guard"]

@@ -56,7 +56,7 @@ def train(out: Path) -> None:
     batches, norms = [torch.randn(2, WIDTH) for _ in range(4)], []
     for step in range(3):
         own = [batch for _, batch in machine.deal(batches)]
-        with torch.no_grad(), average.applied():
+        with torch.no_grad(), average.swapped_in():
             model(own[0])
         for batch in own:
             last = batch is own[-1]

@@ -8,12 +8,14 @@ from peft.tuners.lora import Linear
 from toy_world import ToyPolicy
 
 from pacorl import twins as tiny
-from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.objectives.diffusion_nft import DiffusionNft
+from pacorl.core.objectives.grpo_clip import GrpoClip
+from pacorl.core.objectives.grpo_guard import GrpoGuard
+from pacorl.core.sampling import Sampler
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import (
     ConditioningCache,
     Row,
-    Sampler,
     assign_groups,
     check_mixed_sizes,
     collect,
@@ -154,8 +156,8 @@ def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
     prompt = PROMPTS[0]
     own = Sampler(size=Size(64, 64), steps=4)
     shifted = Sampler(size=Size(64, 64), steps=4, shift_size=Size(128, 128))
-    assert torch.equal(shifted.sigmas(policy, prompt), policy.sigmas(4, Size(128, 128)))
-    assert (shifted.sigmas(policy, prompt)[1:-1] > own.sigmas(policy, prompt)[1:-1]).all()
+    assert torch.equal(sigmas_of(policy, prompt), policy.sigmas(4, Size(128, 128)))
+    assert (sigmas_of(policy, prompt)[1:-1] > own.sigmas(policy, prompt)[1:-1]).all()
 
 
 class TwoSizes:
@@ -183,8 +185,7 @@ def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPoli
     cache, old = ConditioningCache(policy), OldPolicy(policy.transformer)
     rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0)
     assert rollout.latents_BSNC.shape[1] == rollout.log_prob_BS.shape[1] == 0
-    settings = {"beta": 0.1, "advantage_clip": 5.0}
-    learner = PolicyLoss(policy, sampler, cache, OBJECTIVES["diffusion_nft"], settings, old=old, kl_weight=0.1)
+    learner = PolicyLoss(policy, sampler, cache, DiffusionNft(beta=0.1, kl_weight=0.1), old=old)
     batch = Batch(rollout, torch.tensor([5.0, -5.0, 1.0, 0.0]), torch.tensor([True, True, True, False]))
     before = {name: value.clone() for name, value in adapter_state(policy.transformer).items()}
     policy.transformer.zero_grad()
@@ -225,7 +226,7 @@ def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
 def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpointing: bool, kernel: str) -> None:
     """Also where the adapter was in the weights at the steps without noise."""
-    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(0, 2), kernel=kernel, keeps_means=True)
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(0, 2), sde_type=kernel, keeps_means=True)
     toggle = (
         policy.transformer.enable_gradient_checkpointing
         if checkpointing
@@ -237,9 +238,9 @@ def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpoin
     merged = FusedLora(policy.transformer)
     rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0, merged=merged)
     batch = Batch(rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.ones(4, dtype=torch.bool))
-    for name in ("grpo_clip", "grpo_guard"):
+    for options in (GrpoClip(clip_range=1e-4), GrpoGuard(clip_range=1e-4)):
         policy.transformer.zero_grad()
-        learner = PolicyLoss(policy, sampler, cache, OBJECTIVES[name], {"clip_range": 1e-4})
+        learner = PolicyLoss(policy, sampler, cache, options)
         metrics = update_policy(learner, [batch], runtime=Runtime(), draw=(1, 0, 0))
         assert metrics["ratio_deviation/0"] == 0.0
         assert metrics["ratio_deviation/2"] == 0.0

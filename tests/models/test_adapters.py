@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from pacorl import twins as tiny
+from pacorl.core.sampling import Sampler
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
+from pacorl.engine.rollout import ConditioningCache, sample_images
 from pacorl.lora.adapters import MovingAverage, adapter_off, adapter_state, add_lora, set_adapter_state, start_from
 from pacorl.lora.formats import read_lora, save_lora
 from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
@@ -235,7 +236,7 @@ def test_the_average_follows_at_its_interval(flux: FluxPolicy) -> None:
     assert torch.equal(average.state[name], start)
     average.follow(2)  # the first update's decay is 1/10
     torch.testing.assert_close(average.state[name], start + 3.6)
-    with average.applied():
+    with average.swapped_in():
         torch.testing.assert_close(adapter_state(transformer)[name], start + 3.6)
     torch.testing.assert_close(adapter_state(transformer)[name], start + 4.0)
     average.follow(3)

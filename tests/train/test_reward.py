@@ -21,7 +21,7 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.judge_run import RewardRun, RewardTuningConfig
-from pacorl.core.objectives import decision_weighted
+from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.core.questions import consistent
 from pacorl.data.comparisons import comparisons_from, save_comparisons
 from pacorl.engine.runtime import Interrupted

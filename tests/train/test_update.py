@@ -10,18 +10,13 @@ import torch
 from toy_world import ToyPolicy
 
 from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.sampling import Sampler
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache, Row, Sampler, collect
+from pacorl.engine.rollout import ConditioningCache, Row, collect
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import OldPolicy, adapter_state, add_lora
 from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Size
-
-SETTINGS = {
-    "grpo_clip": {"clip_range": 1e-4},
-    "grpo_guard": {"clip_range": 1e-4},
-    "diffusion_nft": {"beta": 0.1, "advantage_clip": 5.0},
-}
 
 
 @pytest.fixture
@@ -61,9 +56,9 @@ def gradient(learner: PolicyLoss, batches: Sequence[Batch]) -> torch.Tensor:
 def test_an_update_is_the_mean_over_batches_and_trained_steps(policy: ToyPolicy, objective: str) -> None:
     chosen, cache = OBJECTIVES[objective], ConditioningCache(policy)
     path = chosen.needs == "path"
-    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 1, 2), stochastic=path, keeps_means=chosen.means)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 1, 2), stochastic=path, keeps_means=chosen.keeps_means)
     old = None if path else OldPolicy(policy.transformer)
-    learner = PolicyLoss(policy, sampler, cache, chosen, SETTINGS[objective], kl_weight=0.1, old=old)
+    learner = PolicyLoss(policy, sampler, cache, chosen.options(kl_weight=0.1), old=old)
     prompts, advantage_B = character_prompts("train", 2), torch.tensor([1.0, -0.5])
     batches = [
         Batch(

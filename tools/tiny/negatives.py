@@ -13,9 +13,10 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from pacorl.core.grid import split
+from pacorl.core.sampling import Sampler
 from pacorl.data import characters
 from pacorl.data.characters import Oracle
-from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images, seed_of
+from pacorl.engine.rollout import ConditioningCache, sample_images, seed_of
 from pacorl.policies.flux import FluxPolicy
 from pacorl.types import Size
 from tools.tiny.pretrain import PANEL_SIZES, encode_panels
@@ -34,7 +35,7 @@ def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
         sheets = sample_images(
             policy,
             prompts,
-            sampler=Sampler(Size(64, 64), steps),
+            sampler=Sampler(size=Size(64, 64), steps=steps),
             cache=cache,
             seeds=[seed_of("junk", steps, prompt.id) for prompt in prompts],
             batch=24,

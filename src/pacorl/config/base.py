@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from pacorl.config.one_of import OneOf
 from pacorl.config.upgrade import upgrade
 from pacorl.io.documents import dump_yaml, parse_yaml, read_yaml
 
@@ -58,7 +59,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("\n".join(prefix + _explain(kind, fault) for fault in error.errors())) from None
+        raise ConfigError("\n".join(prefix + _explain(kind, document, fault) for fault in error.errors())) from None
 
 
 def dump(config: Section) -> str:
@@ -93,11 +94,11 @@ def _apply(document: dict[str, Any], override: str) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _explain(kind: type[Section], fault: Mapping[str, Any]) -> str:
+def _explain(kind: type[Section], document: Mapping[str, Any], fault: Mapping[str, Any]) -> str:
     keys = [str(part) for part in fault["loc"]]
     key = ".".join(keys) or "config"
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(keys[-1], _keys_beside(kind, keys[:-1]), n=1)
+        near = difflib.get_close_matches(keys[-1], _keys_beside(kind, document, keys[:-1]), n=1)
         return f"{key}: unknown key" + (f", did you mean {near[0]!r}?" if near else "")
     message = fault["msg"].removeprefix("Value error, ")
     value = fault["input"]
@@ -105,11 +106,14 @@ def _explain(kind: type[Section], fault: Mapping[str, Any]) -> str:
     return f"{key}: {message}{shown}"
 
 
-def _keys_beside(kind: type[BaseModel], path: Sequence[str]) -> list[str]:
-    for part in path:
-        field = kind.model_fields.get(part)
+def _keys_beside(kind: type[BaseModel], document: Any, path: Sequence[str]) -> list[str]:
+    """The keys that the section at `path` may have, whatever they depend on."""
+    for key in path:
+        document = document.get(key) if isinstance(document, Mapping) else None
+        field = kind.model_fields.get(key)
+        unions = [one_of for one_of in field.metadata if isinstance(one_of, OneOf)] if field else []
         candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        inner = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if inner:
-            kind = inner[0]
+        sections = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if unions or sections:
+            kind = unions[0].options_of(document) if unions else sections[0]
     return list(kind.model_fields)

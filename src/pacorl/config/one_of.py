@@ -8,7 +8,7 @@ The options model of each kind stands in the kind's own file. Only the file of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -32,6 +32,13 @@ class OneOf:
     key: str
     default: str
     """The entry of a section that does not say `key`."""
+    flat: Mapping[str, Any] = field(default_factory=dict)
+    """The first edition kept the settings of all entries in one section: setting → its default then. An entry that has
+    no such setting takes that value as not given, so that dumped configs load; another value is refused."""
+
+    def default_options(self) -> Any:
+        """The options of a config without the section."""
+        return self.options_of({})()
 
     def options_of(self, section: Any) -> type[BaseModel]:
         """The options model that a section's own `key` asks for.
@@ -47,7 +54,21 @@ class OneOf:
         """The section as its entry's options; an options object passes as it is."""
         if isinstance(section, BaseModel):
             return section
-        return self.options_of(section).model_validate(section)
+        options = self.options_of(section)
+        return options.model_validate(self._without_flat(section, options) if isinstance(section, Mapping) else section)
+
+    def _without_flat(self, section: Mapping[str, Any], options: type[BaseModel]) -> dict[str, Any]:
+        """The section without settings of other entries that say nothing.
+
+        Raises:
+            ValueError: if one says something, which would have no effect.
+        """
+        foreign = [name for name in section if name in self.flat and name not in options.model_fields]
+        for name in foreign:
+            if section[name] != self.flat[name]:
+                entry = section.get(self.key, self.default)
+                raise ValueError(f"{name} {section[name]} says nothing to {self.table.noun} {entry}; leave it out")
+        return {name: value for name, value in section.items() if name not in foreign}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         dump = core_schema.plain_serializer_function_ser_schema(

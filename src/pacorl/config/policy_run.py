@@ -9,7 +9,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive, Section, Share, TrackerName, Word
+<<<<<<< HEAD
 from pacorl.judges import JudgeSection, default_judge
+=======
+from pacorl.config.one_of import OneOf
+from pacorl.core.advantages import AGGREGATES, AggregateOptions
+from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
+from pacorl.core.sampling import Sampler, SamplingSteps
+from pacorl.core.sde import SDE_TYPES
+from pacorl.core.windows import NoiseWindow, stage_size
+from pacorl.types import Size
+
+NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
+"""A section that may be `none`, which YAML reads as a text."""
+
+>>>>>>> e03b907 (Objectives, aggregates and types of SDE are table entries with options of their own; sampling is declared once)
 
 PUBLISHED = {
     "flux": "black-forest-labs/FLUX.1-dev",
@@ -93,22 +107,7 @@ class PromptsConfig(Section):
     others at sampling.size and evaluation.size."""
 
 
-class WindowConfig(Section):
-    """Which of `sde_steps` are stochastic, and trained, in an epoch; the same ones for all groups."""
-
-    kind: Literal["fixed", "random", "sliding"] = "fixed"
-    """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move
-    (MixGRPO, arXiv 2507.21802)."""
-    size: Positive = 1
-    stride: Positive = 1
-    """Places by which a progressive window moves."""
-    interval: Positive = 1
-    """Epochs for which a sliding window stays."""
-    order: Literal["progressive", "random"] = "progressive"
-    """Whether a sliding window goes from noise to picture and stays at the end, or jumps."""
-
-
-class SamplingConfig(Section):
+class SamplingConfig(SamplingSteps):
     """How training samples are drawn: at a low resolution, with a few stochastic steps."""
 
     size: tuple[Positive, Positive] = (512, 512)
@@ -118,20 +117,15 @@ class SamplingConfig(Section):
     shift: Literal["training", "evaluation"] = "training"
     """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
     steps: Positive = 10
-    kernel: Literal["flow_sde", "cps"] = "flow_sde"
-    noise_level: float = Field(0.7, gt=0)
-    """a in σ_t = a·√(t/(1−t))."""
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
-    """Indices of the sampling steps that are stochastic, and trained; for diffusion_nft, whose sampling is without
-    noise, those whose sigmas endpoints are noised to."""
-    window: WindowConfig = WindowConfig()
-    shared_noise: bool = False
-    """Whether all samples of a group start from one noise, so that they differ by the stochastic steps alone."""
+    """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
+    is without noise, those whose sigmas endpoints are noised to."""
+    window: NoiseWindow = NoiseWindow()
     batch: Positive = 1
     """Samples per forward."""
-    merge: bool = True
+    fuse_lora: bool = True
     """Whether the adapter is added to the weights for forwards that are not trained on, evaluation included. Faster,
-    for one more copy of the adapted weights; only done where it is exact up to rounding (fp32 weights, not sharded)."""
+    for one more copy of the adapted weights; only done if it is exact up to rounding (fp32 weights, not sharded)."""
 
     @model_validator(mode="after")
     def _noise_steps_exist(self) -> SamplingConfig:
@@ -158,6 +152,31 @@ class SamplingConfig(Section):
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Every size that is trained at."""
         return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
+
+    def size_at(self, epoch: int) -> Size:
+        """The size that epoch `epoch` (from 0) is sampled at."""
+        return Size(*(stage_size(self.curriculum, epoch) or self.size))
+
+    def sampler(self, epoch: int, *, seed: int, spec: ObjectiveSpec, evaluation_size: Size) -> Sampler:
+        """How an epoch's samples are drawn.
+
+        Args:
+            epoch: from 0.
+            seed: of the run, which random windows follow.
+            spec: of the objective that is trained.
+            evaluation_size: whose sigmas are taken with `shift: evaluation`.
+        """
+        return Sampler(
+            size=self.size_at(epoch),
+            steps=self.steps,
+            sde_type=self.sde_type,
+            noise_level=self.noise_level,
+            sde_steps=self.window.at(epoch, self.sde_steps, seed=seed),
+            shared_noise=self.shared_noise,
+            stochastic=spec.needs == "path",
+            keeps_means=spec.keeps_means,
+            shift_size=evaluation_size if self.shift == "evaluation" else None,
+        )
 
 
 class RewardConfig(Section):
@@ -247,62 +266,8 @@ class MonitorConfig(Section):
     """Epochs over which the signs of training pictures are averaged, since each has other prompts."""
 
 
-FLOOR_VALUES = {"none": 0.0, "max": 1e-6, "add": 1e-4}
-"""Form of the floor → its value unless one is given."""
-
-
-class FloorConfig(Section):
-    """What guards the division by a group's standard deviation."""
-
-    form: Literal["none", "max", "add"] = "none"
-    """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
-    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then teach nearly nothing."""
-    value: float = Field(0.0, ge=0)
-    """max: 1e-6 unless it is given; add: 1e-4."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _value_of_the_form(cls, section: Any) -> Any:
-        if isinstance(section, dict) and section.get("form") in FLOOR_VALUES:
-            return {"value": FLOOR_VALUES[section["form"]], **section}
-        return section
-
-    @model_validator(mode="after")
-    def _none_has_no_value(self) -> FloorConfig:
-        if (self.form == "none") != (self.value == 0):
-            fix = "leave value out, or take form max or add" if self.value else "set value above 0, or take form none"
-            raise ValueError(f"form {self.form} with value {self.value:g} is no floor; {fix}")
-        return self
-
-
-class AdvantageConfig(Section):
-    """How rewards become advantages."""
-
-    aggregate: Literal["log_tamed", "weighted_sum", "gdpo", "ranked"] = "log_tamed"
-    threshold: float | Literal["mean", "median"] = 0.2
-    """δ of Eq. 4: rewards whose std/mean exceeds it are passed through log(1+R)."""
-    std: Literal["group", "global"] = "group"
-    """Over what the standard deviation of Eq. 2 is taken."""
-    floor: FloorConfig = FloorConfig()
-    clip: float = Field(5.0, gt=0)
-    min_valid: Positive = 2
-    """Groups with fewer judged samples are dropped."""
-    max_missing: Share = 0.2
-    """The failure budget: the run saves and stops where a larger share of an epoch's scores is missing."""
-
-
-class ObjectiveConfig(Section):
-    """What is minimised."""
-
-    name: Literal["grpo_clip", "grpo_guard", "diffusion_nft"] = "grpo_clip"
-    clip_range: float = Field(1e-4, gt=0)
-    """ε of the clipped objectives; of grpo_guard's own ratio, which is smaller by the step's std."""
-    beta: float = Field(0.1, gt=0)
-    """diffusion_nft: how far the implicit good and bad policies lie from the one that sampled."""
-    kl_weight: float = Field(0.0, ge=0)
-    """Of the divergence from the base."""
-    inner_epochs: Positive = 1
-    """How often an epoch's samples are trained on."""
+OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip", flat={"clip_range": 1e-4, "beta": 0.1})
+ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed", flat={"threshold": 0.2, "std": "group"})
 
 
 class OptimizerConfig(Section):
@@ -339,8 +304,6 @@ class PolicyRun(Section):
     group_size: Annotated[int, Field(ge=2)] = 16
     save_every: Positive = 10
     """Epochs between checkpoints."""
-    report_every: int = Field(10, ge=0)
-    """Epochs after which report.html is built again, as it is after each evaluation; 0 for then alone."""
     keep_checkpoints: Positive = 3
     """So many of the newest are kept, and the best."""
     best_by: str = "reward"
@@ -361,8 +324,10 @@ class PolicyRun(Section):
         RewardConfig(name="consistency", weight=0.2),
         RewardConfig(name="panel_match", weight=0.8),
     )
-    advantages: AdvantageConfig = AdvantageConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
+    advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
+    """How rewards become advantages: the options of one of `core.advantages.AGGREGATES`."""
+    objective: Annotated[ObjectiveOptions, OBJECTIVE] = Field(default_factory=OBJECTIVE.default_options)
+    """What is minimised: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")
@@ -371,17 +336,12 @@ class PolicyRun(Section):
             raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
         check_equal_keys("rewards", self.rewards)
         check_equal_keys("evaluation.rewards", self.evaluation.rewards)
-        self._refuse_steps_without_noise()
-        self._refuse_two_masters_of_size()
-        self._refuse_turned_edits()
-        if self.advantages.min_valid > self.group_size:
-            raise ValueError(
-                f"advantages.min_valid {self.advantages.min_valid} exceeds group_size {self.group_size}, "
-                "so every group would be dropped"
-            )
+        self._check_steps()
+        self._check_record_sizes()
+        self._check_symmetric_edits()
         return self
 
-    def _refuse_two_masters_of_size(self) -> None:
+    def _check_record_sizes(self) -> None:
         if self.prompts.record_sizes and self.model.kind != "flux":
             raise ValueError(
                 f"prompts.record_sizes says nothing to kind {self.model.kind}, which paints in its source's shape; "
@@ -392,7 +352,7 @@ class PolicyRun(Section):
                 "prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out"
             )
 
-    def _refuse_turned_edits(self) -> None:
+    def _check_symmetric_edits(self) -> None:
         for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
             if judge and judge.symmetric and self.model.kind != "flux":
                 raise ValueError(
@@ -400,23 +360,17 @@ class PolicyRun(Section):
                     "original, and must not be turned round; set it to false"
                 )
 
-    def _refuse_steps_without_noise(self) -> None:
+    def _check_steps(self) -> None:
         sampling = self.sampling
-        if self.objective.name == "diffusion_nft":
-            if sampling.shared_noise:
-                raise ValueError(
-                    "sampling.shared_noise with diffusion_nft would paint every sample of a group alike, since it "
-                    "samples without noise; set it to false"
-                )
-        elif sampling.kernel == "cps":
-            if sampling.sde_steps[-1] == sampling.steps - 1:
-                raise ValueError(
-                    "sampling.sde_steps: cps adds no noise at the last step, so it cannot be trained; leave it out"
-                )
-            if sampling.noise_level > 1:
-                raise ValueError(
-                    f"sampling.noise_level {sampling.noise_level} is beyond 1, where all noise of cps is new; lower it"
-                )
+        if OBJECTIVES[self.objective.name].needs == "path":
+            SDE_TYPES[sampling.sde_type].check(
+                sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
+            )
+        elif sampling.shared_noise:
+            raise ValueError(
+                f"sampling.shared_noise with {self.objective.name} would make every sample of a group alike, since it "
+                "samples without noise; set it to false"
+            )
 
 
 def check_equal_keys(key: str, rewards: Sequence[RewardConfig]) -> None:

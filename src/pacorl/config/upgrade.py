@@ -13,6 +13,8 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "model.true_cfg": "model.true_cfg_scale",
         "model.text_tokens": "model.max_sequence_length",
         "sampling.noise_steps": "sampling.sde_steps",
+        "sampling.kernel": "sampling.sde_type",
+        "sampling.merge": "sampling.fuse_lora",
     },
 }
 """Run → old dotted key → new one, in the order in which they are applied."""
@@ -21,6 +23,14 @@ DROPPED: Mapping[str, Mapping[str, Any]] = {
     "PolicyRun": {"adapter.dropout": 0.0},
 }
 """Run → key that is no more → the only value that it could have."""
+
+RETIRED: Mapping[str, Mapping[str, str]] = {
+    "PolicyRun": {
+        "advantages.min_valid": "groups with fewer than 2 judged samples are dropped",
+        "report_every": "report.html is built with each evaluation and each checkpoint",
+    },
+}
+"""Run → key that is no more, whatever its value was → what happens now."""
 
 
 def upgrade(document: dict[str, Any], run: str) -> list[str]:
@@ -42,6 +52,10 @@ def upgrade(document: dict[str, Any], run: str) -> list[str]:
     for key, value in DROPPED.get(run, {}).items():
         if _has(document, key) and (given := _pop(document, key)) != value:
             raise ValueError(f"{key} {given!r} is no longer a setting: it could only be {value!r}; leave it out")
+    for key, today in RETIRED.get(run, {}).items():
+        if _has(document, key):
+            _pop(document, key)
+            notices.append(f"{key} is no longer a setting: {today}")
     return notices
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pacorl.engine.rollout import ConditioningCache, Sampler, sample_images
+from pacorl.core.sampling import Sampler
+from pacorl.engine.rollout import ConditioningCache, sample_images
 from pacorl.io.documents import read_object
 from pacorl.lora.adapters import adapter_off, load_lora
 from pacorl.policies.flux import TINY_SEQUENCE_LENGTH
@@ -162,7 +163,7 @@ class Generator:
                 images = sample_images(
                     watched,
                     [prompts[row] for row in rows],
-                    sampler=Sampler(one, steps or self.default_steps),
+                    sampler=Sampler(size=one, steps=steps or self.default_steps),
                     cache=self._cache,
                     seeds=[seeds[row] for row in rows],
                     batch=self.batch,

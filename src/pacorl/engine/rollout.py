@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from pacorl.core.sde import KERNELS, Transition, log_prob, ode
+from pacorl.core.sampling import Sampler
+from pacorl.core.sde import SDE_TYPES, Transition, log_prob, ode
 from pacorl.lora.fuse import FusedLora, maybe_fused
 from pacorl.types import Conditioning, Prompt, Rollout, Size
 
@@ -25,31 +26,6 @@ if TYPE_CHECKING:
 
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Sampler:
-    """How samples are drawn."""
-
-    size: Size
-    """As the config says it; `Policy.size_of` makes it a prompt's."""
-    steps: int
-    kernel: str = "flow_sde"
-    noise_level: float = 0.7
-    sde_steps: tuple[int, ...] = ()
-    """Indices of the trained steps; none for pictures that are only looked at."""
-    stochastic: bool = True
-    """Whether the trained steps add noise (paths), or sampling is the plain ODE (endpoints)."""
-    shared_noise: bool = False
-    """One initial noise per group."""
-    keeps_means: bool = False
-    """Whether the means of the stochastic steps are kept."""
-    shift_size: Size | None = None
-    """The size that the sigmas are shifted for, where it is not the painted one."""
-
-    def sigmas(self, policy: Policy, prompt: Prompt) -> Tensor:
-        """(T+1,) for a prompt's size."""
-        return policy.sigmas(self.steps, policy.size_of(prompt, self.shift_size or self.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +101,11 @@ def check_mixed_sizes(policy: Policy, prompts: Sequence[Prompt], *, size: Size, 
         )
 
 
+def sigmas_of(policy: Policy, sampler: Sampler, prompt: Prompt) -> Tensor:
+    """(T+1,) sigmas for a prompt's size, or for the size that they are shifted for."""
+    return policy.sigmas(sampler.steps, policy.size_of(prompt, sampler.shift_size or sampler.size))
+
+
 class ConditioningCache:
     """Each (prompt, painted size) encoded once per run, kept on the CPU.
 
@@ -179,7 +160,7 @@ def collect(
     prompts = [row.prompt for row in rows]
     size = policy.size_of(prompts[0], sampler.size)
     assert all(policy.size_of(prompt, sampler.size) == size for prompt in prompts), "a batch has one size"
-    sigmas = sampler.sigmas(policy, prompts[0])
+    sigmas = sigmas_of(policy, sampler, prompts[0])
     starts = [seed_of(seed, epoch, "start", row.prompt.id if sampler.shared_noise else row.number) for row in rows]
     taken: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
@@ -244,7 +225,7 @@ def sample_images(
             [seeds[position] for position in part],
             size=size,
             conditioning=cache.batch(these, size),
-            sigmas=sampler.sigmas(policy, these[0]),
+            sigmas=sigmas_of(policy, sampler, these[0]),
             merged=merged,
         )
         images |= dict(zip(part, policy.decode(final, size), strict=True))
@@ -254,7 +235,7 @@ def sample_images(
 
 def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, velocity_BNC: Tensor) -> Transition:
     """The Gaussian of stochastic step `step`: one home for sampling and for training."""
-    return KERNELS[sampler.kernel](
+    return SDE_TYPES[sampler.sde_type].transition(
         x_BNC,
         velocity_BNC,
         sigma=float(sigmas[step]),

@@ -167,14 +167,14 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
 
 
 class AdapterCopy:
-    """Weights of an adapter beside the trained ones, to be worn for a while."""
+    """Weights of an adapter beside the trained ones, to be swapped in for a while."""
 
     def __init__(self, transformer: nn.Module) -> None:
         self.transformer = transformer
         self.state = {name: value.clone() for name, value in adapter_state(transformer).items()}
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Within the block the model carries the copy."""
         trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
         set_adapter_state(self.transformer, self.state)

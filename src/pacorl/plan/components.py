@@ -11,8 +11,12 @@ import torch
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
+<<<<<<< HEAD
 from pacorl.engine.rollout import Sampler
 from pacorl.judges.judge import InProcessOptions
+=======
+from pacorl.core.sampling import Sampler, SamplingSteps
+>>>>>>> e03b907 (Objectives, aggregates and types of SDE are table entries with options of their own; sampling is declared once)
 from pacorl.lora.adapters import add_lora
 from pacorl.lora.fuse import fused_bytes
 from pacorl.plan import generators, memory
@@ -176,9 +180,9 @@ def _adapter_rows(config: PolicyRun, policy: Generator) -> list[Row]:
 def _copies(config: PolicyRun, policy: Generator, *, adapter: int) -> list[Row]:
     """What sampling keeps beside the trained adapter, where the config asks for it."""
     rows = []
-    merged = fused_bytes(policy.transformer) if config.sampling.merge else 0
+    merged = fused_bytes(policy.transformer) if config.sampling.fuse_lora else 0
     if merged:
-        rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.merge"))
+        rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
         rows.append(Row("adapter that samples", adapter, note=config.objective.name))
     return rows
@@ -187,7 +191,7 @@ def _copies(config: PolicyRun, policy: Generator, *, adapter: int) -> list[Row]:
 def _activation_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     sampling, evaluation = config.sampling, config.evaluation
     sizes = paintable(policy, Size(*sampling.size)), paintable(policy, Size(*evaluation.size))
-    sampler = Sampler(sizes[0], sampling.steps, sampling.kernel, sampling.noise_level, sampling.sde_steps)
+    sampler = Sampler(**sampling.model_dump(include=set(SamplingSteps.model_fields)), size=sizes[0])
     # The largest of training's and evaluation's batches: memory grows with the number of tokens.
     size, batch = max(
         [(sizes[0], sampling.batch), (sizes[1], evaluation.batch)],

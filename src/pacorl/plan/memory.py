@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pacorl.core.sampling import Sampler
 from pacorl.core.sde import log_prob
-from pacorl.engine.rollout import Sampler, transition_at
+from pacorl.engine.rollout import transition_at
 from pacorl.lora.adapters import adapter_off
 from pacorl.plan.generators import META, Generator, codes_on_meta, conditioning_on_meta, encodings
 from pacorl.types import Size

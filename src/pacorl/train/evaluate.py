@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl.engine.rollout import Sampler, one_size_batches, sample_images, seed_of
+from pacorl.core.sampling import Sampler
+from pacorl.engine.rollout import one_size_batches, sample_images, seed_of
 from pacorl.engine.runtime import SharedFault
 from pacorl.lora.fuse import FusedLora, merge
 from pacorl.rewards.consistency import Consistency
@@ -51,7 +51,7 @@ def evaluate(training: Training, grade: Grade | None = None) -> dict[str, float]
     """
     repeats = training.config.evaluation.samples_per_prompt
     jobs = [(prompt, turn) for prompt in training.evaluation_prompts for turn in range(repeats)]
-    small = training.size_at(max(0, training.epoch - 1))
+    small = training.config.sampling.size_at(max(0, training.epoch - 1))
     spent = training.seconds["evaluation"]
     try:
         lines, sketches = _painted_at_both_sizes(training, jobs, small)
@@ -84,14 +84,14 @@ def _painted_at_both_sizes(
     )
     with (
         training.timed("evaluation"),
-        training.average.applied(),
+        training.average.swapped_in(),
         training.bars.phase("evaluating", total=(1 + compared) * len(jobs) // training.runtime.world) as advance,
     ):
-        merged = merge(training.bare, wanted=training.config.sampling.merge)
+        merged = merge(training.bare, wanted=training.config.sampling.fuse_lora)
         lines = _painted(training, jobs, full, merged, advance, judged=_judged)
         if not compared:
             return lines, []
-        return lines, _painted(training, jobs, dataclasses.replace(full, size=small), merged, advance, judged=_scored)
+        return lines, _painted(training, jobs, full.model_copy(update={"size": small}), merged, advance, judged=_scored)
 
 
 def _sampled_with_trained(training: Training, jobs: Sequence[Job], small: Size | None) -> list[dict[str, Any]]:
@@ -102,12 +102,12 @@ def _sampled_with_trained(training: Training, jobs: Sequence[Job], small: Size |
     if not training.config.evaluation.compare_trained or training.step == 0:
         return []
     full = training.evaluation_sampler
-    sampler, jobs = (dataclasses.replace(full, size=small), jobs) if small else (full, jobs[::TRAINED_STRIDE])
+    sampler, jobs = (full.model_copy(update={"size": small}), jobs) if small else (full, jobs[::TRAINED_STRIDE])
     with (
         training.timed("evaluation"),
         training.bars.phase("evaluating the trained", total=len(jobs) // training.runtime.world) as advance,
     ):
-        merged = merge(training.bare, wanted=training.config.sampling.merge)
+        merged = merge(training.bare, wanted=training.config.sampling.fuse_lora)
         return _painted(training, jobs, sampler, merged, advance, judged=_scored)
 
 

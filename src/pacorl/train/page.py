@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 def write_page_where_due(training: Training) -> None:
-    """Builds report.html after each evaluation and every `report_every` epochs, on the main process.
+    """Build report.html with each evaluation and each checkpoint, on the main process.
 
     A page that cannot be built is warned of; the run is worth more than its page.
     """
-    every = training.config.report_every
-    due = training.evaluated == training.epoch or (every and training.epoch % every == 0)
+    every = training.config.save_every
+    due = training.evaluated == training.epoch or training.epoch % every == 0
     if not due or not training.runtime.is_main:
         return
     try:

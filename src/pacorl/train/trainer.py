@@ -23,7 +23,9 @@ from torch import Tensor
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.core.advantages import Floor, advantages
+from pacorl.core.advantages import advantages
+from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
@@ -31,7 +33,7 @@ from pacorl.engine.adapter_check import check_adapter
 from pacorl.engine.logbook import Logbook
 from pacorl.engine.monitor import HackingMonitor
 from pacorl.engine.progress import Bars
-from pacorl.engine.rollout import ConditioningCache, Row, Sampler, assign_groups, check_mixed_sizes, collect, epoch_rows
+from pacorl.engine.rollout import ConditioningCache, Row, assign_groups, check_mixed_sizes, collect, epoch_rows
 from pacorl.engine.runtime import Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, beside
 from pacorl.engine.trackers import check_trackers
@@ -54,10 +56,6 @@ from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Size
 
 logger = logging.getLogger(__name__)
-
-DEVIATION = "ratio_deviation"
-DEVIATION_SHARE = 0.1
-"""Share of the clip range that the ratio may be off before the first update."""
 
 
 def train_policy(config: PolicyRun, *, resume: Resume = False, grade: Grade | None = None) -> Path:
@@ -282,13 +280,8 @@ def run_epoch(training: Training) -> dict[str, float]:
         scores = _scores(training, scorer)
         found = advantages(
             _table(training, scores, rows),
+            config.advantages,
             weights=[reward.weight for reward in config.rewards],
-            aggregate=config.advantages.aggregate,
-            threshold=config.advantages.threshold,
-            std=config.advantages.std,
-            floor=Floor(config.advantages.floor.form, config.advantages.floor.value),
-            clip=config.advantages.clip,
-            min_valid=config.advantages.min_valid,
         )
         line = dict(found.stats) | {"samples/not_finite": _share_not_finite(scores)}
         _refuse_too_many_missing(training, line, scorer)
@@ -329,10 +322,10 @@ def _paint_all(training: Training, rows: Sequence[Row], scorer: Scorer) -> list[
         world=runtime.world,
         rank=runtime.rank,
     )
-    sampling_weights: AbstractContextManager[None] = training.old.applied() if training.old else nullcontext()
+    sampling_weights: AbstractContextManager[None] = training.old.swapped_in() if training.old else nullcontext()
     with training.bars.phase("sampling", total=len(rows) // runtime.world) as advance, sampling_weights:
         with training.timed("rollout"):
-            merged = merge(training.bare, wanted=config.sampling.merge)
+            merged = merge(training.bare, wanted=config.sampling.fuse_lora)
         # Where a forward needs every process, all must make as many: none may find a prefix that others do not.
         easel = SamplingContext(training.sampler, merged, prefixes=None if runtime.sharded else {})
 
@@ -413,7 +406,7 @@ def _sampling_facts(training: Training) -> dict[str, float]:
     if sampling.window.kind != "fixed":
         facts["sampling/first_noise_step"] = float(training.sampler.sde_steps[0])
     if sampling.curriculum:
-        facts["sampling/height"] = float(training.size_at(training.epoch).height)
+        facts["sampling/height"] = float(training.config.sampling.size_at(training.epoch).height)
     return facts
 
 
@@ -436,32 +429,32 @@ def _learn(training: Training, rollouts: Sequence[Sequence[Rollout]], found: Adv
         training.old.follow(training.step)
     own = {
         # The first update replays the rollout's own policy: any deviation there is an error of arithmetic.
-        name: values[0] if name.startswith(DEVIATION) else sum(values) / len(values)
+        name: values[0] if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
         for name, values in metrics.items()
     }
     parts = training.runtime.gather(own)  # each rank has seen its own samples
     line = {}
     for name in own:
         several = [part[name] for part in parts]
-        line[name] = max(several) if name.startswith(DEVIATION) else sum(several) / len(several)
+        line[name] = max(several) if name.startswith(RATIO_DEVIATION) else sum(several) / len(several)
     _warn_of_deviation(training, line)
     return line
 
 
 def _warn_of_deviation(training: Training, line: Mapping[str, float]) -> None:
     """Says once where the ratio before an update is so far from 1 that clipping would feel it."""
-    worst = max((value for name, value in line.items() if name.startswith(DEVIATION)), default=0.0)
-    clip_range = training.config.objective.clip_range
-    if worst > DEVIATION_SHARE * clip_range and DEVIATION not in training.warned:
-        training.warned.add(DEVIATION)
+    worst = max((value for name, value in line.items() if name.startswith(RATIO_DEVIATION)), default=0.0)
+    tolerance = training.config.objective.ratio_tolerance
+    if worst > tolerance and RATIO_DEVIATION not in training.warned:
+        training.warned.add(RATIO_DEVIATION)
         if training.runtime.is_main:
             logger.warning(
-                "epoch %d: before its first update the ratio deviates from 1 by %.1e, objective.clip_range is %.1e: "
-                "training does not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or "
-                "raise objective.clip_range",
+                "epoch %d: before its first update the ratio deviates from 1 by %.1e, more than %.1e: training does "
+                "not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or raise "
+                "objective.clip_range",
                 training.epoch + 1,
                 worst,
-                clip_range,
+                tolerance,
             )
 
 
@@ -488,18 +481,12 @@ def _update(training: Training, rollouts: Sequence[Rollout], found: Advantages, 
 
 def _learner(training: Training) -> PolicyLoss:
     config = training.config
-    known = {
-        "clip_range": config.objective.clip_range,
-        "beta": config.objective.beta,
-        "advantage_clip": config.advantages.clip,
-    }
     return PolicyLoss(
         training.policy,
         training.sampler,
         training.cache,
-        objective=training.objective,
-        settings={name: known[name] for name in training.objective.settings},
-        kl_weight=config.objective.kl_weight,
+        options=config.objective,
+        advantage_clip=config.advantages.clip,
         old=training.old,
     )
 

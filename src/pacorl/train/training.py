@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from pacorl.config.policy_run import PolicyRun
-from pacorl.core.objectives import OBJECTIVES, Objective
-from pacorl.core.windows import NoiseWindow, stage_size
+from pacorl.core.objectives import OBJECTIVES, ObjectiveSpec
+from pacorl.core.sampling import Sampler
 from pacorl.engine.logbook import Logbook
 from pacorl.engine.monitor import Alarm, HackingMonitor
 from pacorl.engine.progress import Bars
-from pacorl.engine.rollout import ConditioningCache, Sampler
+from pacorl.engine.rollout import ConditioningCache
 from pacorl.engine.runtime import Runtime
 from pacorl.judges.judge import Judge
 from pacorl.lora.adapters import MovingAverage, OldPolicy
@@ -77,33 +77,13 @@ class Training:
     @property
     def sampler(self) -> Sampler:
         """Of the epoch that comes next."""
-        sampling, window = self.config.sampling, self.config.sampling.window
-        chosen = NoiseWindow(
-            sampling.sde_steps,
-            kind=window.kind,
-            size=window.size,
-            stride=window.stride,
-            interval=window.interval,
-            order=window.order,
-        ).at(self.epoch, seed=self.config.seed)
-        return Sampler(
-            size=self.size_at(self.epoch),
-            steps=sampling.steps,
-            kernel=sampling.kernel,
-            noise_level=sampling.noise_level,
-            sde_steps=chosen,
-            stochastic=self.objective.needs == "path",
-            shared_noise=sampling.shared_noise,
-            keeps_means=self.objective.means,
-            shift_size=Size(*self.config.evaluation.size) if sampling.shift == "evaluation" else None,
+        config = self.config
+        return config.sampling.sampler(
+            self.epoch, seed=config.seed, spec=self.objective, evaluation_size=Size(*config.evaluation.size)
         )
 
-    def size_at(self, epoch: int) -> Size:
-        """What epoch `epoch` (from 0) is painted at."""
-        return Size(*(stage_size(self.config.sampling.curriculum, epoch) or self.config.sampling.size))
-
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> ObjectiveSpec:
         return OBJECTIVES[self.config.objective.name]
 
     @property

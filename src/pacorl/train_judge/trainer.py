@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import Trainer
 from transformers.trainer_utils import EvalPrediction
 
-from pacorl.core.objectives import decision_weighted
+from pacorl.core.objectives.decision_weighted import decision_weighted
 
 OURS = ("answer", "index", "consistent")
 """What `Collator` adds for us and the model does not take."""

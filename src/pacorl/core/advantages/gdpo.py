@@ -1,0 +1,33 @@
+"""GDPO: each reward is normalised before the sum."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pacorl.core.advantages import AggregateOptions, AggregateSpec, Scores
+from pacorl.core.advantages.groups import normalize_groups
+
+
+class Gdpo(AggregateOptions):
+    """Options of gdpo."""
+
+    aggregate: Literal["gdpo"] = "gdpo"
+
+    @property
+    def std_over(self) -> Literal["group", "global"]:
+        """The whole epoch: each reward was divided by its groups' standard deviations already."""
+        return "global"
+
+
+def gdpo(scores: Scores, options: Gdpo) -> Tensor:
+    """Each reward normalised in its group before the sum, so that no reward's scale decides (GDPO)."""
+    normal_RB = [
+        normalize_groups(score_B, scores.valid_B, scores.group_B, floor=options.floor) for score_B in scores.score_RB
+    ]
+    return scores.weight_R @ torch.stack(normal_RB)
+
+
+GDPO = AggregateSpec(Gdpo, gdpo)

@@ -1,0 +1,113 @@
+"""The objectives that a policy is trained by, each in its own file, and what they are given.
+
+An objective is one function from a batch to (loss, metrics), after the equation of its paper. It sees either the path
+that a sample took, one stochastic step at a time (`Step`), or the sample's endpoint alone (`Endpoint`). Losses are
+means over the batch; samples that must not be trained on weigh nothing.
+
+To add one, write its options, its function and its `ObjectiveSpec` in a file here, and one line of `OBJECTIVES`:
+
+    class Reinforce(ObjectiveOptions):
+        name: Literal["reinforce"] = "reinforce"
+        baseline: float = 0.0
+
+    def reinforce(step: Step, options: Reinforce) -> Loss:
+        return -(step.log_prob_B * (step.advantage_B - options.baseline)).mean(), {}
+
+    REINFORCE = ObjectiveSpec(Reinforce, reinforce, needs="path")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from pacorl.config.base import Positive, Section
+from pacorl.core.table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pacorl.core.sde import Transition
+
+    Loss = tuple[Tensor, dict[str, float]]
+
+RATIO_DEVIATION = "ratio_deviation"
+"""The metric of objectives of the path that clip a ratio: how far it lies from 1 at most. It is logged per step."""
+
+
+class ObjectiveOptions(Section):
+    """The settings that every objective has; an objective adds its own."""
+
+    name: str
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of the divergence from the base; its forward is made only above 0."""
+    inner_epochs: Positive = 1
+    """How often an epoch's samples are trained on."""
+
+    @property
+    def ratio_tolerance(self) -> float:
+        """How far the ratio may be off before the first update, when it should be 1, until the run warns."""
+        return math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stochastic step of a batch: as the trained policy sees it, and as it was sampled."""
+
+    transition: Transition
+    """Of the trained policy."""
+    log_prob_B: Tensor
+    """Of the step that was taken, under the trained policy."""
+    old_log_prob_B: Tensor
+    """Of the same step under the policy that sampled it."""
+    old_mean_BNC: Tensor | None
+    """Mean of the transition that was sampled from, for objectives that keep it."""
+    dt: float
+    """σ' − σ, below 0."""
+    advantage_B: Tensor
+    """0 for a sample that must not be trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Sampled endpoints that were noised again to `sigma`, x = (1−σ)·x0 + σ·ε, and two policies' velocities there."""
+
+    clean_BNC: Tensor
+    noisy_BNC: Tensor
+    sigma: float
+    velocity_BNC: Tensor
+    """Of the trained policy."""
+    old_velocity_BNC: Tensor
+    """Of the policy that sampled."""
+    advantage_B: Tensor
+    advantage_clip: float
+    """The largest size of an advantage (advantages.clip)."""
+    used_B: Tensor
+    """False for a sample that must not be trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveSpec:
+    """An objective: its options, its loss and what the loss needs."""
+
+    options: type[ObjectiveOptions]
+    loss: Callable[[Any, Any], Loss]
+    """From a `Step` (path) or an `Endpoint`, and its own options."""
+    needs: Literal["path", "endpoint"]
+    """path: training replays the stochastic steps. endpoint: sampling is without noise, by weights of its own."""
+    keeps_means: bool = False
+    """Whether rollouts keep the means of their steps."""
+
+
+OBJECTIVES: Table[ObjectiveSpec] = Table(
+    "objective",
+    {
+        "grpo_clip": "pacorl.core.objectives.grpo_clip:GRPO_CLIP",
+        "grpo_guard": "pacorl.core.objectives.grpo_guard:GRPO_GUARD",
+        "diffusion_nft": "pacorl.core.objectives.diffusion_nft:DIFFUSION_NFT",
+    },
+)

@@ -1,0 +1,52 @@
+"""DiffusionNFT: flow matching towards good endpoints and away from bad ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from pacorl.core.objectives import Endpoint, ObjectiveOptions, ObjectiveSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pacorl.core.objectives import Loss
+
+WEIGHT_FLOOR = 1e-5
+"""Least distance that is divided by, as released."""
+
+
+class DiffusionNft(ObjectiveOptions):
+    """Options of diffusion_nft."""
+
+    name: Literal["diffusion_nft"] = "diffusion_nft"
+    beta: float = Field(0.1, gt=0)
+    """How far the implicit good and bad policies lie from the one that sampled."""
+
+
+def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
+    """DiffusionNFT (arXiv 2509.16117), as released.
+
+    With r = ½ + ½·clip(A, ±A_max)/A_max, the implicit good and bad policies v⁺ = βv + (1−β)v_old and
+    v⁻ = (1+β)v_old − βv, and their guesses of the endpoint x̂0± = x − σv±, the loss is
+    A_max·[r·‖x̂0⁺ − x0‖²/w⁺ + (1−r)·‖x̂0⁻ − x0‖²/w⁻]/β, where w± is the mean |x̂0± − x0| of the sample, detached.
+    Norms are means over dimensions.
+    """
+    beta, limit = options.beta, end.advantage_clip
+    good_B = 0.5 + 0.5 * end.advantage_B.clamp(-limit, limit) / limit
+    towards = beta * end.velocity_BNC + (1 - beta) * end.old_velocity_BNC
+    away = (1 + beta) * end.old_velocity_BNC - beta * end.velocity_BNC
+    towards_B, away_B = (_distance(end.noisy_BNC - end.sigma * v, end.clean_BNC) for v in (towards, away))
+    loss_B = limit * (good_B * towards_B + (1 - good_B) * away_B) / beta * end.used_B
+    moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
+    return loss_B.mean(), {"velocity_change": float((moved**2).mean())}
+
+
+def _distance(guess_BNC: Tensor, clean_BNC: Tensor) -> Tensor:
+    """(B,) squared distance over the distance, detached: near and far samples pull alike."""
+    gap_BD = (guess_BNC - clean_BNC).flatten(1)
+    return (gap_BD**2).mean(1) / gap_BD.detach().abs().mean(1).clamp(min=WEIGHT_FLOOR)
+
+
+DIFFUSION_NFT = ObjectiveSpec(DiffusionNft, diffusion_nft, needs="endpoint")

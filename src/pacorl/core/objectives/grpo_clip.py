@@ -1,0 +1,57 @@
+"""Flow-GRPO's clipped objective, and the clipping that others share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from pacorl.core.objectives import RATIO_DEVIATION, ObjectiveOptions, ObjectiveSpec, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pacorl.core.objectives import Loss
+
+TOLERATED_SHARE = 0.1
+"""Share of the clip range that the ratio may be off before the first update; beyond it clipping feels the error."""
+
+
+class ClippedOptions(ObjectiveOptions):
+    """The settings of objectives that clip a ratio."""
+
+    clip_range: float = Field(1e-4, gt=0)
+    """ε: how far the ratio may move before its gradient stops."""
+
+    @property
+    def ratio_tolerance(self) -> float:
+        return TOLERATED_SHARE * self.clip_range
+
+
+class GrpoClip(ClippedOptions):
+    """Options of grpo_clip."""
+
+    name: Literal["grpo_clip"] = "grpo_clip"
+
+
+def grpo_clip(step: Step, options: GrpoClip) -> Loss:
+    """Flow-GRPO's clipped objective (arXiv 2505.05470; 2512.04784, Eq. 1).
+
+    −min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over the batch, with ρ = exp(log p − log p_old). Log-probabilities are means
+    over dimensions, so the clip range is small (1e-4 in the paper).
+    """
+    return clipped((step.log_prob_B - step.old_log_prob_B).exp(), step.advantage_B, clip_range=options.clip_range)
+
+
+def clipped(ratio_B: Tensor, advantage_B: Tensor, *, clip_range: float) -> Loss:
+    """PPO's pessimistic bound: the worse of the ratio and the clipped ratio, for each sample."""
+    clipped_B = ratio_B.clamp(1 - clip_range, 1 + clip_range)
+    loss = -(ratio_B * advantage_B).minimum(clipped_B * advantage_B).mean()
+    deviation_B = (ratio_B.detach() - 1).abs()
+    return loss, {
+        RATIO_DEVIATION: float(deviation_B.max()),
+        "clip_fraction": float((deviation_B > clip_range).double().mean()),
+    }
+
+
+GRPO_CLIP = ObjectiveSpec(GrpoClip, grpo_clip, needs="path")
