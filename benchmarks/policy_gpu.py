@@ -105,7 +105,7 @@ def run_of(side: int, options: argparse.Namespace) -> PolicyRun:
         "sampling.batch": options.batch,
         "sampling.steps": options.steps,
         "sampling.sde_steps": f"[{NOISE_STEP}]",
-        "sampling.merge": "false",
+        "sampling.fuse_lora": "false",
         "evaluation.size": f"[{side},{side}]",
         "evaluation.batch": options.batch,
         "judge": "{backend: http, checkpoint: 'http://127.0.0.1:1/v1', model: none}",

@@ -103,7 +103,7 @@ FAULTS = [
     (["sampling.sde_steps=[2, 1]"], "sampling: sde_steps [2, 1] must be ascending and distinct"),
     (["sampling.sde_steps=[1, 1]"], "sampling: sde_steps [1, 1] must be ascending and distinct"),
     (["sampling.sde_steps=[6]", "sampling.steps=6"], "sampling: sde_steps [6] reach beyond the 6 sampling steps"),
-    (["sampling.kernel=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
+    (["sampling.sde_type=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
     (
         ["objective.name=diffusion_nft", "sampling.shared_noise=true"],
         "config: sampling.shared_noise with diffusion_nft would make every sample of a group alike",
@@ -125,7 +125,7 @@ FAULTS = [
         "config: judge.symmetric with kind kontext: questions about edits say which picture is the original",
     ),
     (
-        ["sampling.kernel=cps", "sampling.sde_steps=[9]"],
+        ["sampling.sde_type=cps", "sampling.sde_steps=[9]"],
         "config: sampling.sde_steps: cps adds no noise at the last step, so it cannot be trained; leave it out",
     ),
     (["rewards=[]"], "config: rewards is empty, so there is nothing to learn from; name at least one"),
@@ -160,7 +160,7 @@ def test_a_fault_in_one_line(overrides: list[str], message: str) -> None:
 
 
 def test_every_fault_gets_its_line_and_its_file(tmp_path: Path) -> None:
-    path = written(tmp_path, "epochs: -1\nsampling: {kernel: euler}\n")
+    path = written(tmp_path, "epochs: -1\nsampling: {sde_type: euler}\n")
     with pytest.raises(ConfigError) as caught:
         load(PolicyRun, path)
     assert str(caught.value).splitlines() == [

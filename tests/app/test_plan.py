@@ -473,7 +473,7 @@ def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(check
     assert components_of["merged weights"].bytes == 4 * sum(weight.numel() for weight in weights.values())
     other = tiny_run(
         checkpoints,
-        "sampling.merge=false",
+        "sampling.fuse_lora=false",
         "objective.name=diffusion_nft",
         "judge.backend=http",
         "judge.checkpoint=http://127.0.0.1:9/v1",

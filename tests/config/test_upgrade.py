@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pacorl.config.upgrade import DROPPED, RENAMED, upgrade
+from pacorl.config.upgrade import DROPPED, RENAMED, RETIRED, upgrade
 
 
 def test_old_keys_move_to_their_new_names() -> None:
@@ -33,6 +33,15 @@ def test_a_dropped_key_may_only_say_what_it_always_said() -> None:
         upgrade({"adapter": {"dropout": 0.1}}, "PolicyRun")
 
 
+def test_a_retired_key_may_have_any_value_and_says_what_happens_now() -> None:
+    document = {"advantages": {"min_valid": 4, "clip": 3.0}, "report_every": 0}
+    assert upgrade(document, "PolicyRun") == [
+        "advantages.min_valid is no longer a setting: groups with fewer than 2 judged samples are dropped",
+        "report_every is no longer a setting: report.html is built with each evaluation and each checkpoint",
+    ]
+    assert document == {"advantages": {"clip": 3.0}}
+
+
 @pytest.mark.parametrize("document", [{"model": None}, {"model": [1]}, {"adapter": "text"}, {}])
 def test_odd_documents_are_left_to_the_config_itself(document: dict[str, object]) -> None:
     before = dict(document)
@@ -48,7 +57,7 @@ def test_every_new_name_is_a_key_of_its_run() -> None:
     for run, names in RENAMED.items():
         keys = set(_keys(runs[run]().model_dump()))
         assert set(names.values()) <= keys
-        assert not {*names, *DROPPED.get(run, {})} & keys
+        assert not {*names, *DROPPED.get(run, {}), *RETIRED.get(run, {})} & keys
 
 
 def _keys(document: dict[str, object], prefix: str = "") -> list[str]:

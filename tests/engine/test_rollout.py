@@ -22,6 +22,7 @@ from pacorl.engine.rollout import (
     epoch_rows,
     one_size_batches,
     seed_of,
+    sigmas_of,
 )
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import OldPolicy, adapter_off, adapter_state, add_lora
@@ -156,8 +157,8 @@ def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
     prompt = PROMPTS[0]
     own = Sampler(size=Size(64, 64), steps=4)
     shifted = Sampler(size=Size(64, 64), steps=4, shift_size=Size(128, 128))
-    assert torch.equal(sigmas_of(policy, prompt), policy.sigmas(4, Size(128, 128)))
-    assert (sigmas_of(policy, prompt)[1:-1] > own.sigmas(policy, prompt)[1:-1]).all()
+    assert torch.equal(sigmas_of(policy, shifted, prompt), policy.sigmas(4, Size(128, 128)))
+    assert (sigmas_of(policy, shifted, prompt)[1:-1] > sigmas_of(policy, own, prompt)[1:-1]).all()
 
 
 class TwoSizes:

@@ -30,7 +30,7 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
         return path
 
     monkeypatch.setattr(page, "write_report", spy)
-    config = configs.load(PolicyRun, recipe(), [*small, "epochs=3", "report_every=2"])
+    config = configs.load(PolicyRun, recipe(), [*small, "epochs=3", "save_every=2"])
     train_policy(config)
     assert len(seen) == 3
     start, middle, end = seen
@@ -51,7 +51,7 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
 
     monkeypatch.setattr(page, "write_report", full)
     with caplog.at_level(logging.WARNING):
-        out = train_policy(configs.load(PolicyRun, recipe(), [*small, "report_every=0"]))
+        out = train_policy(configs.load(PolicyRun, recipe(), [*small, "save_every=9"]))
     assert [record.message for record in caplog.records if "report.html" in record.message] == [
         f"report.html was not built after epoch {epoch}: [Errno 28] No space left on device" for epoch in (0, 1)
     ]
