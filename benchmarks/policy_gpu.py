@@ -27,7 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.engine.rollout import ConditioningCache, Row, Sampler, collect, denoise
+from pacorl.core.sampling import Sampler
+from pacorl.engine.rollout import ConditioningCache, Row, collect, denoise
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import MovingAverage, add_lora
 from pacorl.plan import sources
@@ -155,7 +156,7 @@ class Bench:
     def measure(self, side: int, config: PolicyRun, options: argparse.Namespace, *, peak: float) -> list[Measured]:
         """Sampling, decoding and training at one size."""
         size = paintable(self.generator, Size(side, side))
-        sampler = Sampler(size, options.steps, sde_steps=(NOISE_STEP,))
+        sampler = Sampler(size=size, steps=options.steps, sde_steps=(NOISE_STEP,))
         prompts = [Prompt(id=0, text="drawn")] * options.batch
         rollout = collect(
             self.policy,
