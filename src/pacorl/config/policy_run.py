@@ -9,21 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive, Section, Share, TrackerName, Word
-<<<<<<< HEAD
-from pacorl.judges import JudgeSection, default_judge
-=======
 from pacorl.config.one_of import OneOf
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampling import Sampler, SamplingSteps
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.windows import NoiseWindow, stage_size
+from pacorl.judges import JudgeSection, default_judge
 from pacorl.types import Size
-
-NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
-"""A section that may be `none`, which YAML reads as a text."""
-
->>>>>>> e03b907 (Objectives, aggregates and types of SDE are table entries with options of their own; sampling is declared once)
 
 PUBLISHED = {
     "flux": "black-forest-labs/FLUX.1-dev",

@@ -11,12 +11,8 @@ import torch
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
-<<<<<<< HEAD
-from pacorl.engine.rollout import Sampler
-from pacorl.judges.judge import InProcessOptions
-=======
 from pacorl.core.sampling import Sampler, SamplingSteps
->>>>>>> e03b907 (Objectives, aggregates and types of SDE are table entries with options of their own; sampling is declared once)
+from pacorl.judges.judge import InProcessOptions
 from pacorl.lora.adapters import add_lora
 from pacorl.lora.fuse import fused_bytes
 from pacorl.plan import generators, memory
