@@ -32,7 +32,7 @@ class OneOf:
     key: str
     default: str
     """The entry of a section that does not say `key`."""
-    flat: Mapping[str, Any] = field(default_factory=dict)
+    flat: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The first edition kept the settings of all entries in one section: setting → its default then. An entry that has
     no such setting takes that value as not given, so that dumped configs load; another value is refused."""
 
