@@ -244,4 +244,4 @@ def test_who_rates_must_be_named(gedit_folder: Path, edits: Path) -> None:
 
 def test_a_generator_of_sets_edits_nothing(gedit_folder: Path, tmp_path: Path) -> None:
     done = command(gedit_folder, "--model", "black-forest-labs/FLUX.1-dev", "--paint-only", "--out", tmp_path)
-    assert "is of kind 'flux', which paints sets" in str(done.exception)
+    assert "is of kind 'flux', which makes sets" in str(done.exception)

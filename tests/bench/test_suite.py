@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pacorl.bench.suite import BadItemError, Row, read_results, refuse, remarks_of, run
+from pacorl.bench.suite import BadItemError, Row, check_faults, read_results, remarks_of, run
 from pacorl.bench.tables import Line, Table, cell, markdown
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.data.sources import evenly_spread
@@ -220,5 +220,5 @@ def test_shards_and_limits_are_checked() -> None:
 def test_many_faults_are_listed_up_to_a_point() -> None:
     faults = {str(number): f"fault {number}" for number in range(12)}
     with pytest.raises(ValueError, match=r"(?s)fault 9\n… and 2 more\n--skip-bad"):
-        refuse(faults, skip_bad=False)
-    assert refuse(faults, skip_bad=True) == faults
+        check_faults(faults, skip_bad=False)
+    assert check_faults(faults, skip_bad=True) == faults

@@ -206,7 +206,7 @@ def test_records_name_their_case(tmp_path: Path) -> None:
 
 def test_neither_generator_nor_pictures(t2is_folder: Path, tmp_path: Path) -> None:
     done = command(t2is_folder, "--out", tmp_path / "run")
-    assert "name a generator with --model, or a folder of finished pictures with --images" in str(done.exception)
+    assert "name a generator with --model, or a folder of finished images with --images" in str(done.exception)
 
 
 # --- painting ------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""The field's benchmarks, computed as published: `pacorl benchmark …`.
+"""The field's benchmarks, computed as published: `pacorl benchmark NAME DATA`.
 
-`judging` measures judges (ConsistencyRank, EditReward-Bench), `generation` measures generators (T2IS-Bench,
-GEdit-Bench); `suite` is the seam and runs them, `published` holds the paper's rows.
+`table` lists them and says what an entry brings, `run` runs any of them, `suite` is the seam between items and tables.
+`consistency_rank` and `edit_reward_bench` measure judges, `t2is` and `gedit` generators; `published` holds the paper's
+rows.
 """

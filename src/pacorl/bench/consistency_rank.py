@@ -2,7 +2,7 @@
 
 The published folder as it is: `images/<folder>/<grid>_<panel>.png`, `prompt_data.jsonl`, and
 `consistency_full_rank.jsonl` with a reference, its candidates and their order per line. Figures are means over items;
-intervals draw whole folders, because the items of one folder share its pictures.
+intervals draw whole folders, because the items of one folder share its images.
 """
 
 from __future__ import annotations
@@ -12,21 +12,30 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.images import Album
-from pacorl.bench.pairs import PairScorer, Ranked, Score
+from pacorl.bench.images import ImageCache
+from pacorl.bench.pairs import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording
 from pacorl.bench.published import CONSISTENCY_RANK, PAPER
-from pacorl.bench.suite import BadItemError, Row, refuse
+from pacorl.bench.scorers import load_reward
+from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.tables import Line, Table
+from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.data.sources import evenly_spread
 from pacorl.io.documents import read_jsonl, read_keyed
 from pacorl.io.files import inside
 
+if TYPE_CHECKING:
+    from pacorl.score.reward import PacoReward
+
 IMAGES, PROMPTS, RANKS = "images", "prompt_data.jsonl", "consistency_full_rank.jsonl"
+
+REWARD_OF = {"clip-i": "panel_clip_image", "dreamsim": "dreamsim"}
+"""The paper's scorers → the rewards that they are."""
 
 MEASURES = {
     "accuracy": "Accuracy",
@@ -43,6 +52,28 @@ NOTE = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(BenchmarkOptions):
+    """Who scores, and what a judge is asked."""
+
+    panel: ClassVar[str] = "Scorer"
+
+    scorer: str = option("judge", "judge, clip-i, dreamsim, or any other reward of pairs.")
+    scorer_arg: list[str] = option([], "name=value for that reward; may be repeated.")
+    scores: Path | None = option(None, "A JSONL of scores instead of a scorer.")
+    wording: Wording = option(
+        "reasons", "The question to a judge: reasons, word, or criteria.", parse=one_of("reasons", "word", "criteria")
+    )
+
+    @property
+    def needs_judge(self) -> bool:
+        return self.scorer == "judge" and not self.scores
+
+    @property
+    def subject(self) -> str:
+        return super().subject if self.needs_judge else str(self.scores or self.scorer)
+
+
 @dataclass(frozen=True, slots=True)
 class RankData:
     """The items of a folder."""
@@ -57,7 +88,8 @@ class RankData:
 def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> RankData:
     """Reads and checks the folder: files there, candidates distinct, each order a permutation of its candidates.
 
-    Raises ValueError that lists what is wrong; with `skip_bad` such items are left out and named in `refused`.
+    Raises:
+        ValueError: if items are wrong; it lists them. With `skip_bad` they are left out and named in `refused`.
     """
     for name in (IMAGES, PROMPTS, RANKS):
         if not (folder / name).exists():
@@ -76,7 +108,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
             faults[where] = f"{where}: {error}"
             continue
         items[item.key] = item
-    refused = refuse(faults, skip_bad=skip_bad)
+    refused = check_faults(faults, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
     content = json.dumps([[item.key, item.best_first] for item in items.values()])
@@ -119,10 +151,9 @@ def _are_names(value: object) -> bool:
 
 def _criteria(prompt: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Those that have a text; the published files have a few without."""
-    held = prompt.get("criteria") or {}
     return {
-        str(dimension): {str(name): text for name, text in (named or {}).items() if isinstance(text, str) and text}
-        for dimension, named in held.items()
+        str(dimension): {str(name): text for name, text in (texts or {}).items() if isinstance(text, str) and text}
+        for dimension, texts in (prompt.get("criteria") or {}).items()
     }
 
 
@@ -157,8 +188,8 @@ class ConsistencyRank:
         return {item.key: [item.prompt] for item in self.data.items}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        items, album = [self._items[key] for key in keys], Album(self.data.folder / IMAGES)
-        return [_row(item, scores) for item, scores in zip(items, self.scorer.scores(items, album.open), strict=True)]
+        items, cache = [self._items[key] for key in keys], ImageCache(self.data.folder / IMAGES)
+        return [_row(item, scores) for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True)]
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         values = np.array([self._measures(row) for row in rows])
@@ -170,8 +201,8 @@ class ConsistencyRank:
         true = [item.candidates.index(name) for name in item.best_first]
         if len(row["scores"]) != len(true):
             raise BadItemError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
-        found = rank_agreement(order_of(row["scores"]), true)
-        return [float(getattr(found, name)) for name in MEASURES]
+        agreement = rank_agreement(order_of(row["scores"]), true)
+        return [float(getattr(agreement, name)) for name in MEASURES]
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         by_category: dict[str, list[Row]] = {}
@@ -180,8 +211,8 @@ class ConsistencyRank:
         if set(by_category) <= {""}:
             return []
         lines = [
-            Line(f"{category or 'no category'} ({len(held)})", tuple(self.figures(held)))
-            for category, held in sorted(by_category.items())
+            Line(f"{category or 'no category'} ({len(rows)})", tuple(self.figures(rows)))
+            for category, rows in sorted(by_category.items())
         ]
         return [Table("By category", self.columns, tuple(lines))]
 
@@ -198,3 +229,23 @@ def _row(item: Ranked, scores: Sequence[Score]) -> Row:
         "comp_images": [Path(name).name for name in item.candidates],
         "scores": [score.value for score in scores],
     }
+
+
+def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
+    """A file of scores, a judge, or a reward of pairs (`clip-i`, `dreamsim`, any other)."""
+    if options.scores:
+        return ScoreFile(options.scores)
+    if reward:
+        return JudgePairs(reward.judge, name=reward.name, wording=options.wording)
+    pair_reward, name = load_reward(REWARD_OF.get(options.scorer, options.scorer), options.scorer_arg)
+    return RewardPairs(pair_reward, name=name)
+
+
+SPEC = BenchmarkSpec(
+    summary="Does a scorer rank sub-figures as people do?",
+    data="The folder of ConsistencyRank-Bench.",
+    options=RankOptions,
+    benchmark=ConsistencyRank,
+    read=lambda data, options: read_rank_data(data, limit=options.limit, skip_bad=options.skip_bad),
+    build=lambda data, options, reward, out: ConsistencyRank(data, pair_scorer(options, reward)),
+)

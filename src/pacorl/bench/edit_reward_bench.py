@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pacorl.bench.images import Album
+from pacorl.bench.images import ImageCache
 from pacorl.bench.published import EDIT_REWARD_BENCH, PAPER
 from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
-from pacorl.bench.suite import BadItemError, Row, refuse
+from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.tables import Line, Table
 from pacorl.core import questions
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -66,7 +67,11 @@ class EditData:
 
 
 def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = False) -> EditData:
-    """Reads the texts of the table. Raises ValueError that lists rows that are none of EditReward-Bench's."""
+    """Reads the texts of the table.
+
+    Raises:
+        ValueError: if rows are none of EditReward-Bench's; it lists them, or with `skip_bad` leaves them out.
+    """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
     choices, faults = [], dict[str, str]()
@@ -76,7 +81,7 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
             choices.append(_choice(number, row))
         except ValueError as error:
             faults[where] = f"{where}: {error}"
-    refused = refuse(faults, skip_bad=skip_bad)
+    refused = check_faults(faults, skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
     return EditData(rows, tuple(evenly_spread(choices, limit)), refused, fingerprint(texts))
@@ -128,45 +133,47 @@ class EditRewardBench:
         return {output: [choice.instruction] for output, (choice, _) in self._first.items()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        album = Album(self.data.rows.folder)
-        asked = [question for key in keys for question in self._questions(key, album)]
+        cache = ImageCache(self.data.rows.folder)
+        asked = [question for key in keys for question in self._questions(key, cache)]
         verdicts = iter(self.judge.verdicts(asked))
         return [_row(key, next(verdicts), next(verdicts)) for key in keys]
 
-    def _questions(self, key: str, album: Album) -> tuple[Question, Question]:
+    def _questions(self, key: str, cache: ImageCache) -> tuple[Question, Question]:
         choice, place = self._first[key]
-        before, after = self._pictures(choice, place, album)
+        before, after = self._pictures(choice, place, cache)
         pair = (before, after.resize(before.size))
         return (
             Question(pair, questions.edit_followed_in_a_word(choice.instruction)),
             Question(pair, questions.edit_consistent_in_a_word(choice.instruction)),
         )
 
-    def _pictures(self, choice: Choice, place: int, album: Album) -> tuple[Image, Image]:
+    def _pictures(self, choice: Choice, place: int, cache: ImageCache) -> tuple[Image, Image]:
         row, where = self.data.rows.row(choice.number), f"row {choice.number + 1}"
         outputs = row.get("output_images")
         if not isinstance(outputs, list) or len(outputs) != 2:
-            raise BadItemError(f"{where}: 'output_images' must be two pictures")
-        before = album.decode(row.get("input_image"), name=f"{where}, input_image")
-        return before, album.decode(outputs[place], name=f"{where}, output_images[{place}]")
+            raise BadItemError(f"{where}: 'output_images' must be two images")
+        before = cache.decode(row.get("input_image"), name=f"{where}, input_image")
+        return before, cache.decode(outputs[place], name=f"{where}, output_images[{place}]")
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         return _accuracies(self._judged(rows))
 
     def _judged(self, rows: Sequence[Row]) -> list[tuple[Choice, float, float]]:
         """The rows of the table whose two outputs are both measured, with their scores."""
-        held = {row["key"]: row for row in rows}
+        row_of = {row["key"]: row for row in rows}
         return [
-            (choice, *(_score(held[output], choice.dimension) for output in choice.outputs))  # type: ignore[misc]
+            (choice, *(_score(row_of[output], choice.dimension) for output in choice.outputs))  # type: ignore[misc]
             for choice in self.data.choices
-            if all(output in held for output in choice.outputs)
+            if all(output in row_of for output in choice.outputs)
         ]
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         by_task: dict[str, list[tuple[Choice, float, float]]] = {}
-        for one in self._judged(rows):
-            by_task.setdefault(one[0].task, []).append(one)
-        lines = [Line(f"{task} ({len(held)})", tuple(_accuracies(held))) for task, held in sorted(by_task.items())]
+        for choice, better, worse in self._judged(rows):
+            by_task.setdefault(choice.task, []).append((choice, better, worse))
+        lines = [
+            Line(f"{task} ({len(judged)})", tuple(_accuracies(judged))) for task, judged in sorted(by_task.items())
+        ]
         return [Table("By task type", self.columns, tuple(lines))] if lines else []
 
 
@@ -202,8 +209,19 @@ def _accuracies(judged: Sequence[tuple[Choice, float, float]]) -> list[Interval]
 
 def _means(share: Floats) -> Floats:
     """Over the task types that are there; NaN where none is."""
-    known = ~np.isnan(share)
-    count = known.sum(1).astype(float)
-    found = np.full(count.shape, np.nan)
-    np.divide(np.where(known, share, 0.0).sum(1), count, out=found, where=count > 0)
-    return found
+    present = ~np.isnan(share)
+    count = present.sum(1).astype(float)
+    mean = np.full(count.shape, np.nan)
+    np.divide(np.where(present, share, 0.0).sum(1), count, out=mean, where=count > 0)
+    return mean
+
+
+SPEC = BenchmarkSpec(
+    summary="Does a judge prefer the edit that people prefer?",
+    data="EditScore/EditReward-Bench: a folder of parquet files, or a JSONL.",
+    options=BenchmarkOptions,
+    benchmark=EditRewardBench,
+    read=lambda data, options: read_edit_data(data, limit=options.limit, skip_bad=options.skip_bad),
+    build=lambda data, options, reward, out: EditRewardBench(data, reward.judge, judge_name=reward.name),
+    all_spellings=True,
+)

@@ -1,7 +1,7 @@
-"""GEdit-Bench: edits of real pictures by real instructions, English and Chinese (Step1X-Edit, arXiv 2504.17761).
+"""GEdit-Bench: edits of real images by real instructions, English and Chinese (Step1X-Edit, arXiv 2504.17761).
 
-A row has a task type, a key, an instruction and its language, an input image, and whether the picture belongs to the
-intersection subset (which every compared model would edit). Edits are painted to `fullset/{task}/{language}/{key}.png`,
+A row has a task type, a key, an instruction and its language, an input image, and whether the image belongs to the
+intersection subset (which every compared model would edit). Edits are written to `fullset/{task}/{language}/{key}.png`,
 rated by a rubric, and averaged per task type, then over task types; "-I" is the intersection subset.
 """
 
@@ -11,16 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.images import Album
+from pacorl.bench.images import ImageCache
 from pacorl.bench.published import GEDIT, PAPER
-from pacorl.bench.rating import Rating, Rubric, UnratedError, rate
+from pacorl.bench.rating import RUBRIC, Rating, Rubric, UnratedError, rate, read_rubric
 from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
-from pacorl.bench.suite import BadItemError, Row, refuse
+from pacorl.bench.sources import described, image_source
+from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.table import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.tables import Line, Table
+from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.sources import evenly_spread
 from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
@@ -39,6 +42,36 @@ LANGUAGES = ("en", "cn")
 PARTS = ("EN-I", "EN", "CN-I", "CN")
 FIGURES = ("SC", "PQ", "O")
 TASK_TYPES = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeditOptions(GeneratorBenchmarkOptions):
+    """Which edits, and who rates them."""
+
+    panel: ClassVar[str] = "Rating"
+
+    judge: str = inherited(
+        JudgeOptions,
+        "judge",
+        default="",
+        help="The rater: a server's URL, endpoints YAML, checkpoint folder or hub name.",
+    )
+    language: str = option("", "en or cn; both if left out.", parse=one_of(*LANGUAGES))
+    rubric: Path | None = option(None, "A YAML with semantics, quality and scale; ours if left out.")
+    workers: int = option(8, "Ratings at a time, of a rater at a server.", least=1)
+
+    def __post_init__(self) -> None:
+        if not self.judge and not self.generate_only:
+            raise ValueError("name who rates the edits with --judge, e.g. https://api.openai.com/v1, and --judge-model")
+
+    @property
+    def languages(self) -> Sequence[str]:
+        return [self.language] if self.language else LANGUAGES
+
+    @property
+    def parallel_ratings(self) -> int:
+        """A judge in this process takes one at a time."""
+        return self.workers if self.judge_model or self.judge.endswith((".yaml", ".yml")) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +118,11 @@ class GeditData:
 def read_edits(
     source: Path, *, languages: Sequence[str] = LANGUAGES, limit: int | None = None, skip_bad: bool = False
 ) -> GeditData:
-    """Reads the texts of the table. Raises ValueError that lists rows that are none of GEdit-Bench's."""
+    """Reads the texts of the table.
+
+    Raises:
+        ValueError: if rows are none of GEdit-Bench's; it lists them, or with `skip_bad` leaves them out.
+    """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
     edits: dict[str, Edit] = {}
@@ -100,11 +137,11 @@ def read_edits(
             faults[where] = f"{where}: {error}"
             continue
         edits[edit.key] = edit
-    refused = refuse(faults, skip_bad=skip_bad)
-    wanted = [edit for edit in edits.values() if edit.language in languages]
-    if not wanted:
+    refused = check_faults(faults, skip_bad=skip_bad)
+    chosen = [edit for edit in edits.values() if edit.language in languages]
+    if not chosen:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return GeditData(rows, tuple(evenly_spread(wanted, limit)), refused, fingerprint(texts))
+    return GeditData(rows, tuple(evenly_spread(chosen, limit)), refused, fingerprint(texts))
 
 
 def _edit(number: int, row: Mapping[str, Any]) -> Edit:
@@ -123,10 +160,10 @@ def _is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1")
 
 
-# --- painting ----------------------------------------------------------------------------------------------------
+# --- generating --------------------------------------------------------------------------------------------------
 
 
-def paint_edits(
+def generate_edits(
     data: GeditData,
     out: Path,
     source: ImageSource,
@@ -134,7 +171,7 @@ def paint_edits(
     shard: Shard = Shard(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Writes this shard's input images to `sources/` and paints the missing edits; returns how many those were."""
+    """Writes this shard's input images to `sources/` and generates the missing edits; returns how many those were."""
     for edit in data.edits[shard.index :: shard.count]:
         if not (out / edit.source).is_file():
             write_atomic(out / edit.source, png_bytes(_input(data, edit)))
@@ -151,7 +188,7 @@ def edit_jobs(data: GeditData, out: Path) -> list[ImageJob]:
 
 def _input(data: GeditData, edit: Edit) -> Image:
     cell = data.rows.row(edit.number).get("input_image")
-    return Album(data.rows.folder).decode(cell, name=f"row {edit.number + 1}, input_image")
+    return ImageCache(data.rows.folder).decode(cell, name=f"row {edit.number + 1}, input_image")
 
 
 # --- rating ------------------------------------------------------------------------------------------------------
@@ -209,26 +246,26 @@ class GeditBench:
         return {edit.key: [edit.instruction] for edit in self.data.edits}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        pictures = [self._pictures(self._edits[key]) for key in keys]  # in order: the table is read forward
+        images = [self._images_of(self._edits[key]) for key in keys]  # in order: the table is read forward
         with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(self._rate, keys, pictures))
+            return list(pool.map(self._rate, keys, images))
 
-    def _pictures(self, edit: Edit) -> tuple[Image, Image]:
+    def _images_of(self, edit: Edit) -> tuple[Image, Image]:
         if not (self.images / edit.file).is_file():
             raise BadItemError(f"{self.images / edit.file} is missing")
-        return _input(self.data, edit), Album(self.images).open(edit.file)
+        return _input(self.data, edit), ImageCache(self.images).open(edit.file)
 
-    def _rate(self, key: str, pictures: tuple[Image, Image]) -> Row:
-        before, after = pictures
+    def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
+        before, after = images
         try:
-            found = rate(self.judge, self.rubric, before=before, after=after, instruction=self._edits[key].instruction)
+            rating = rate(self.judge, self.rubric, before=before, after=after, instruction=self._edits[key].instruction)
         except UnratedError as fault:
             return {"key": key, "error": str(fault)}
         return {
             "key": key,
-            "semantics": list(found.semantics),
-            "quality": list(found.quality),
-            "reasons": list(found.reasons),
+            "semantics": list(rating.semantics),
+            "quality": list(rating.quality),
+            "reasons": list(rating.reasons),
         }
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
@@ -245,8 +282,8 @@ class GeditBench:
         def statistic(chosen: Indices) -> Floats:
             return np.concatenate(
                 [
-                    _macro(value[held], task[held])
-                    for held in (chosen[member[chosen, part]] for part in range(len(PARTS)))
+                    _macro(value[rows], task[rows])
+                    for rows in (chosen[member[chosen, part]] for part in range(len(PARTS)))
                 ]
             )
 
@@ -256,7 +293,7 @@ class GeditBench:
         by_task: dict[str, list[Row]] = {}
         for row in rows:
             by_task.setdefault(self._edits[row["key"]].task, []).append(row)
-        lines = [Line(f"{task} ({len(held)})", tuple(self.figures(held))) for task, held in sorted(by_task.items())]
+        lines = [Line(f"{task} ({len(rows)})", tuple(self.figures(rows))) for task, rows in sorted(by_task.items())]
         return [Table("By task type", self.columns, tuple(lines))]
 
 
@@ -271,3 +308,32 @@ def _macro(value: Floats, task: Indices) -> Floats:
         return np.full(len(FIGURES), np.nan)
     means = np.stack([value[task == one].mean(0) for one in np.unique(task)])
     return np.asarray(means.mean(0), dtype=np.float64)
+
+
+def _build(data: GeditData, options: GeditOptions, reward: Any, out: Path) -> GeditBench:
+    return GeditBench(
+        data,
+        options.images or out,
+        judge=reward.judge,
+        judge_name=reward.name,
+        rubric=read_rubric(options.rubric or RUBRIC),
+        made_by=described(options),
+        workers=options.parallel_ratings,
+    )
+
+
+def _generate(data: GeditData, options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
+    generate_edits(data, out, image_source(options, edits=True), shard=shard, progress=advance)
+
+
+SPEC = BenchmarkSpec(
+    summary="Generate edits, then have them rated by a rubric.",
+    data="GEdit-Bench: a folder of parquet files, or a JSONL.",
+    options=GeditOptions,
+    benchmark=GeditBench,
+    read=lambda data, options: read_edits(
+        data, languages=options.languages, limit=options.limit, skip_bad=options.skip_bad
+    ),
+    build=_build,
+    generate=_generate,
+)

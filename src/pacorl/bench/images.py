@@ -1,4 +1,4 @@
-"""Pictures of a benchmark's data: files beside it, or bytes inside its tables; each opened once per call."""
+"""Images of a benchmark's data: files beside it, or bytes inside its tables; each opened once per call."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class Album:
-    """Opens pictures of one folder, and hands the same object out again: a judge knows equal images by it."""
+class ImageCache:
+    """Opens images of one folder, and hands the same object out again: a judge knows equal images by it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._opened: dict[str, Image] = {}
 
     def open(self, name: str) -> Image:
-        """The picture of that name. Raises BadItemError that names it where there is none, or none that can be used."""
+        """The image of that name.
+
+        Raises:
+            BadItemError: if there is none that can be used; it names the file.
+        """
         if name not in self._opened:
             path = inside(self.folder, name)
-            self._opened[name] = _picture(path, name=str(path))
+            self._opened[name] = _open(path, name=str(path))
         return self._opened[name]
 
     def decode(self, cell: Any, *, name: str) -> Image:
         """A table's cell: `{bytes, path}` as `datasets` writes it, bytes, or a path inside the folder."""
         content = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if isinstance(content, bytes):
-            return _picture(content, name=name)
+            return _open(content, name=name)
         path = cell.get("path") if isinstance(cell, Mapping) else cell
         if not isinstance(path, str) or not path:
-            raise BadItemError(f"{name}: holds neither a picture's bytes nor a path")
+            raise BadItemError(f"{name}: holds neither an image's bytes nor a path")
         return self.open(path)
 
 
-def _picture(source: Path | bytes, *, name: str) -> Image:
+def _open(source: Path | bytes, *, name: str) -> Image:
     try:
         return open_image(source, name=name)
     except ImageError as error:

@@ -27,22 +27,39 @@ SHOWN_FAULTS = 10
 
 
 class BadItemError(ValueError):
-    """An item of the benchmark's own data that cannot be used: a missing picture, a damaged one."""
+    """An item of the benchmark's own data that cannot be used: a missing image, a damaged one."""
 
 
 class Benchmark(Protocol):
     """Items with keys, a measurement per item, and the figures of many."""
 
-    title: str
-    columns: tuple[str, ...]
-    source: str
-    """Where the published rows stand."""
-    published: Mapping[str, Sequence[float | None]]
-    """The paper's rows: one figure per column, or fewer where the last columns are ours alone."""
-    refused: Mapping[str, str]
-    """Items of the data that were left out on request, and why."""
-    digits: int
-    notes: tuple[str, ...]
+    @property
+    def title(self) -> str:
+        """The heading of the tables."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the figures."""
+
+    @property
+    def source(self) -> str:
+        """Where the published rows stand, e.g. `arXiv 2512.04784, Tab. 2`."""
+
+    @property
+    def published(self) -> Mapping[str, Sequence[float | None]]:
+        """The paper's rows: one figure per column, or fewer if the last columns are ours alone."""
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Items of the data that were left out on request, and why."""
+
+    @property
+    def digits(self) -> int:
+        """Behind the point, in tables."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines under the main table."""
 
     def settings(self) -> Mapping[str, Any]:
         """What the results depend on, as JSON: the data, who judges, what is asked."""
@@ -299,8 +316,12 @@ def _first(held: Mapping[str, str]) -> str:
     return f"{key} ({why.removesuffix('.')})"
 
 
-def refuse(faults: Mapping[str, str], *, skip_bad: bool) -> Mapping[str, str]:
-    """The faults of a benchmark's data, to be left out. Raises ValueError that lists them, unless they may be."""
+def check_faults(faults: Mapping[str, str], *, skip_bad: bool) -> Mapping[str, str]:
+    """The faults of a benchmark's data, to be left out.
+
+    Raises:
+        ValueError: if there are any and they may not be; it lists them.
+    """
     if not faults or skip_bad:
         return faults
     lines = list(faults.values())

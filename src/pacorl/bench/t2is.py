@@ -1,9 +1,9 @@
-"""T2IS-Bench: sets of pictures from one instruction (Jia et al. 2025; arXiv 2512.04784, Tab. 3).
+"""T2IS-Bench: sets of images from one instruction (Jia et al. 2025; arXiv 2512.04784, Tab. 3).
 
 The published files as they are: `T2IS-Bench.json`, `prompt_consistency.json`, `prompt_alignment.json`. A case's
-pictures are `{case}_0001.png` and so on, as the released evaluation reads them.
+images are `{case}_0001.png` and so on, as the released evaluation reads them.
 
-- Prompt alignment: P(Yes) that a picture shows each of its texts; mean over texts per dimension, then over pictures.
+- Prompt alignment: P(Yes) that an image shows each of its texts; mean over texts per dimension, then over images.
 - Visual consistency: each pair of a case, resized to 512 × 512, against each criterion; mean over pairs, criteria,
   then cases. The released evaluation leaves out cases whose mean is 0, which is how it leaves out cases without
   criteria in a dimension; the mean over all cases that have criteria stands beside it.
@@ -14,22 +14,26 @@ pictures are `{case}_0001.png` and so on, as the released evaluation reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pacorl.bench.images import Album
+from pacorl.bench.images import ImageCache
 from pacorl.bench.pairs import Score
 from pacorl.bench.published import PAPER, T2IS, T2IS_GEMMA
 from pacorl.bench.rows import fingerprint
-from pacorl.bench.suite import BadItemError, Row, refuse
+from pacorl.bench.scorers import load_reward
+from pacorl.bench.sources import PANEL, described, image_source
+from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.table import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.tables import Line, Table
+from pacorl.config.options import inherited, option
 from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -40,7 +44,7 @@ from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_mis
 from pacorl.io.documents import read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import IMAGE_TYPES, png_bytes
-from pacorl.types import Prompt, Question
+from pacorl.types import Prompt, Question, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,16 +53,33 @@ if TYPE_CHECKING:
 
     from pacorl.judges.judge import Judge
     from pacorl.rewards.reward import Reward
+    from pacorl.score.reward import PacoReward
 
 CASES, CRITERIA, ALIGNMENT = "T2IS-Bench.json", "prompt_consistency.json", "prompt_alignment.json"
 ALIGNED = ("Entity", "Attribute", "Relation")
 CONSISTENT = ("Identity", "Style", "Logic")
 PAIR_SIDE = 512
-"""Of both pictures of a pair, in pixels; a judge's own processor may round it to its patches (Qwen2.5-VL: 504)."""
+"""Of both images of a pair, in pixels; a judge's own processor may round it to its patches (Qwen2.5-VL: 504)."""
 WEIGHTS = (0.2, 0.3, 0.5)
 """Of aesthetics, alignment and consistency."""
 
 Named = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class T2isOptions(GeneratorBenchmarkOptions):
+    """What the sets are generated from, and who scores them."""
+
+    panel: ClassVar[str] = "Scoring"
+
+    batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
+    prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
+    panel_size: int = option(PANEL, "Side of a panel, if neither --size nor a record says one.", least=1)
+    alignment: str = option("judge", "Prompt alignment by: judge, none, a scorer's URL, or a reward.")
+    alignment_arg: list[str] = option([], "name=value for that reward; may be repeated.")
+    aesthetics: str = option("", "A reward of single images, e.g. aesthetic; none if left out.")
+    aesthetics_arg: list[str] = option([], "name=value for that reward; may be repeated.")
+    aesthetics_scale: float = option(1.0, "Brings its scores to 0..1; LAION's predictor: 0.1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +89,11 @@ class Case:
     id: str
     instruction: str
     captions: tuple[str, ...]
-    """One per picture."""
+    """One per image."""
     criteria: Named
     """Dimension → name → text."""
     alignment: tuple[Mapping[str, tuple[str, ...]], ...]
-    """Per picture: dimension → texts that it must show."""
+    """Per image: dimension → texts that it must show."""
     category: str = ""
 
 
@@ -95,18 +116,22 @@ def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence
 
 
 def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> SetData:
-    """Reads and checks the three files. Raises ValueError that lists the cases that do not fit together."""
-    held, criteria, alignment = (_mapping(folder / name) for name in (CASES, CRITERIA, ALIGNMENT))
+    """Reads and checks the three files.
+
+    Raises:
+        ValueError: if cases do not fit together; it lists them, or with `skip_bad` leaves them out.
+    """
+    records, criteria, alignment = (_mapping(folder / name) for name in (CASES, CRITERIA, ALIGNMENT))
     cases, faults = [], dict[str, str]()
-    for name, record in held.items():
+    for name, record in records.items():
         try:
             cases.append(_case(name, record, criteria.get(name), alignment.get(name)))
         except ValueError as error:
             faults[name] = f"{folder / CASES}, case {name}: {error}"
-    refused = refuse(faults, skip_bad=skip_bad)
+    refused = check_faults(faults, skip_bad=skip_bad)
     if not cases:
         raise ValueError(f"{folder / CASES} holds no cases")
-    return SetData(tuple(evenly_spread(cases, limit)), refused, fingerprint([held, criteria, alignment]))
+    return SetData(tuple(evenly_spread(cases, limit)), refused, fingerprint([records, criteria, alignment]))
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -133,52 +158,74 @@ def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
     )
 
 
-def _criteria(held: Any) -> dict[str, dict[str, str]]:
+def _criteria(record: Any) -> dict[str, dict[str, str]]:
     """Of each dimension the first (and only) mapping of its list, as the released evaluation reads it."""
-    if not isinstance(held, dict):
+    if not isinstance(record, dict):
         raise ValueError(f"it has no criteria in {CRITERIA}")
-    found: dict[str, dict[str, str]] = {}
+    criteria: dict[str, dict[str, str]] = {}
     for dimension in CONSISTENT:
-        named = held.get(dimension) or {}
-        named = named[0] if isinstance(named, list) else named
-        if not isinstance(named, dict):
-            raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(named)[:60]!r}")
-        texts = {str(key): text for key, text in named.items() if isinstance(text, str) and text}
-        found |= {dimension: texts} if texts else {}
-    return found
+        mapping = record.get(dimension) or {}
+        mapping = mapping[0] if isinstance(mapping, list) else mapping
+        if not isinstance(mapping, dict):
+            raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(mapping)[:60]!r}")
+        texts = {str(key): text for key, text in mapping.items() if isinstance(text, str) and text}
+        criteria |= {dimension: texts} if texts else {}
+    return criteria
 
 
-def _alignment(held: Any, count: int) -> tuple[dict[str, tuple[str, ...]], ...]:
-    if not isinstance(held, dict) or len(held) != count or not all(isinstance(one, dict) for one in held.values()):
-        size = len(held) if isinstance(held, dict) else "no"
-        raise ValueError(f"{ALIGNMENT} has {size} entries for its {count} pictures")
-    return tuple({name: tuple(one.get(name) or ()) for name in ALIGNED} for one in held.values())
+def _alignment(record: Any, count: int) -> tuple[dict[str, tuple[str, ...]], ...]:
+    images = list(record.values()) if isinstance(record, dict) else None
+    if images is None or len(images) != count or not all(isinstance(texts, dict) for texts in images):
+        raise ValueError(f"{ALIGNMENT} has {'no' if images is None else len(images)} entries for its {count} images")
+    return tuple({name: tuple(texts.get(name) or ()) for name in ALIGNED} for texts in images)
 
 
-# --- painting ----------------------------------------------------------------------------------------------------
+# --- generating --------------------------------------------------------------------------------------------------
 
 
 def prompts_by_case(path: Path) -> dict[str, Prompt]:
     """Case → prompt, from T2IS records that name the case they were written for as `original_idx`."""
     pairs = zip(read_jsonl(path), load_prompts(path), strict=True)
-    found = {str(row["original_idx"]): prompt for row, prompt in pairs if row.get("original_idx")}
-    if not found:
+    prompts = {str(row["original_idx"]): prompt for row, prompt in pairs if row.get("original_idx")}
+    if not prompts:
         raise ValueError(f"{path}: no record has an 'original_idx', which names the case of T2IS-Bench")
-    return found
+    return prompts
+
+
+def prompt_of(options: T2isOptions) -> Callable[[Case], Prompt]:
+    """What gives a case's prompt: its T2IS record if there are records, else instruction and captions composed."""
+    from pacorl.generate.compose import prompt_from
+
+    records = prompts_by_case(options.prompts) if options.prompts else {}
+
+    def prompt(case: Case) -> Prompt:
+        if records:
+            if case.id not in records:
+                raise ValueError(f"case {case.id} has no record among the --prompts")
+            return records[case.id]
+        composed = prompt_from(options.model, theme=case.instruction, panels=case.captions)
+        side = options.panel_size
+        return replace(composed, size=Size(composed.grid.rows * side, composed.grid.cols * side))
+
+    return prompt
 
 
 def set_jobs(cases: Sequence[Case], prompt_of: Callable[[Case], Prompt]) -> list[ImageJob]:
-    """One sheet per case. Raises ValueError where a prompt's layout has another number of panels than the case."""
+    """One grid image per case.
+
+    Raises:
+        ValueError: if a prompt's layout has another number of panels than the case.
+    """
     jobs = []
     for case in cases:
         prompt = prompt_of(case)
         if prompt.grid.count != len(case.captions):
-            raise ValueError(f"case {case.id} has {len(case.captions)} pictures, its prompt a {prompt.grid} layout")
+            raise ValueError(f"case {case.id} has {len(case.captions)} images, its prompt a {prompt.grid} layout")
         jobs.append(ImageJob(case.id, prompt, f"sheets/{case.id}.png"))
     return jobs
 
 
-def paint_sets(
+def generate_images(
     jobs: Sequence[ImageJob],
     out: Path,
     source: ImageSource,
@@ -186,10 +233,10 @@ def paint_sets(
     shard: Shard = Shard(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Paints the missing sheets into `sheets/` and cuts them into `images/`."""
+    """Generates the missing grid images into `sheets/` and cuts them into `images/`; returns how many those were."""
 
-    def cut(job: ImageJob, sheet: Image) -> None:
-        for number, panel in enumerate(split(sheet, job.prompt.grid), start=1):
+    def cut(job: ImageJob, image: Image) -> None:
+        for number, panel in enumerate(split(image, job.prompt.grid), start=1):
             write_atomic(out / "images" / f"{job.key}_{number:04d}.png", png_bytes(panel))
 
     return generate_missing(jobs, out, source, shard=shard, save_panels=cut, progress=progress)
@@ -199,13 +246,13 @@ def paint_sets(
 
 
 class TextScorer(Protocol):
-    """Says how well pictures show texts."""
+    """Says how well images show texts."""
 
     def settings(self) -> Mapping[str, Any]:
         """What the scores depend on."""
 
     def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
-        """One score per (picture, text)."""
+        """One score per (image, text)."""
 
 
 class JudgeTexts:
@@ -223,7 +270,7 @@ class JudgeTexts:
 
 
 class RewardTexts:
-    """Any reward of (text, picture): a service of one's own (`http`), or CLIP."""
+    """Any reward of (text, image): a service of one's own (`http`), or CLIP."""
 
     def __init__(self, reward: Reward, *, name: str) -> None:
         self.reward, self.name = reward, name
@@ -246,7 +293,7 @@ def _score(value: float | None, name: str) -> Score:
 
 @dataclass(frozen=True, slots=True)
 class Aesthetics:
-    """A reward of single pictures, and what brings it to the scale of 0 to 1 (LAION's predictor: .1)."""
+    """A reward of single images, and what brings it to the scale of 0 to 1 (LAION's predictor: .1)."""
 
     reward: Reward
     name: str
@@ -262,7 +309,7 @@ class Aesthetics:
 
 
 class T2isBench:
-    """The benchmark over the pictures of a folder."""
+    """The benchmark over the images of a folder."""
 
     title = "T2IS-Bench"
     columns = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{name}, all cases" for name in CONSISTENT))
@@ -288,7 +335,7 @@ class T2isBench:
         aesthetics: Aesthetics | None = None,
         made_by: Mapping[str, Any],
     ) -> None:
-        """images: the folder of `{case}_{number:04d}` pictures; made_by: what names them in the settings."""
+        """images: the folder of `{case}_{number:04d}` images; made_by: what names them in the settings."""
         self.data, self.images, self.refused = data, images, data.refused
         self.judge, self.judge_name = judge, judge_name
         self.alignment, self.aesthetics, self.made_by = alignment, aesthetics, made_by
@@ -321,9 +368,9 @@ class T2isBench:
             return {"key": case.id, "error": str(fault)}
 
     def _open(self, case: Case) -> list[Image]:
-        album = Album(self.images)
+        cache = ImageCache(self.images)
         names = [f"{case.id}_{number:04d}" for number in range(1, len(case.captions) + 1)]
-        return [album.open(_file_of(self.images, name)) for name in names]
+        return [cache.open(_file_of(self.images, name)) for name in names]
 
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
         """Per picture: dimension → mean over its texts."""
@@ -366,7 +413,7 @@ class T2isBench:
         by_category: dict[str, list[Row]] = {}
         for row in rows:
             by_category.setdefault(self._cases[row["key"]].category or "no category", []).append(row)
-        lines = [Line(f"{name} ({len(held)})", tuple(self.figures(held))) for name, held in sorted(by_category.items())]
+        lines = [Line(f"{name} ({len(rows)})", tuple(self.figures(rows))) for name, rows in sorted(by_category.items())]
         return [Table("By category", self.columns, tuple(lines))]
 
 
@@ -382,11 +429,15 @@ def _known(scores: Sequence[Score]) -> list[float]:
 
 
 def _file_of(folder: Path, stem: str) -> str:
-    """The picture of that name, whatever its format. Raises BadItemError where there is none."""
-    found = next((f"{stem}{suffix}" for suffix in IMAGE_TYPES if (folder / f"{stem}{suffix}").is_file()), None)
-    if found is None:
+    """The image of that name, whatever its format.
+
+    Raises:
+        BadItemError: if there is none.
+    """
+    file = next((f"{stem}{suffix}" for suffix in IMAGE_TYPES if (folder / f"{stem}{suffix}").is_file()), None)
+    if file is None:
         raise BadItemError(f"{folder / stem}.png is missing")
-    return found
+    return file
 
 
 # --- figures -----------------------------------------------------------------------------------------------------
@@ -400,9 +451,10 @@ def _statistic(rows: Sequence[Row]) -> Callable[[Indices], Floats]:
 
     def statistic(chosen: Indices) -> Floats:
         aesthetic, *alignment = (_ratio(table[chosen]) for table in (aesthetics, *aligned))
-        held = case_KD[chosen]
-        released = [_mean(column[column > 0]) for column in held.T]
-        every = [_mean(column[~np.isnan(column)]) for column in held.T]
+        consistency = case_KD[chosen]
+        # Leaving out 0 is how the released evaluation leaves out cases without criteria in a dimension.
+        released = [_mean(column[column > 0]) for column in consistency.T]
+        every = [_mean(column[~np.isnan(column)]) for column in consistency.T]
         overall = average(aesthetic, alignment, released)
         return np.array([aesthetic, *alignment, *released, overall, *every])
 
@@ -410,7 +462,7 @@ def _statistic(rows: Sequence[Row]) -> Callable[[Indices], Floats]:
 
 
 def _sums(cases: Iterator[Sequence[Mapping[str, float]]]) -> Floats:
-    """(cases, 2): the sum over a case's pictures, and over how many."""
+    """(cases, 2): the sum over a case's images, and over how many."""
     return np.array([[sum(sum(one.values()) for one in case), sum(len(one) for one in case)] for case in cases])
 
 
@@ -425,3 +477,53 @@ def _ratio(table: NDArray[np.float64]) -> float:
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if len(values) else float("nan")
+
+
+# --- the table's entry -------------------------------------------------------------------------------------------
+
+
+def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
+    """Prompt alignment by the judge, by nobody, by a scorer at a URL, or by a reward."""
+    kind, arguments = options.alignment, options.alignment_arg
+    if kind == "none":
+        return None
+    if kind == "judge":
+        return JudgeTexts(reward.judge, name=reward.name)
+    if kind.startswith(("http://", "https://")):
+        kind, arguments = "http", [f"url={kind}", *arguments]
+    scorer, name = load_reward(kind, arguments)
+    return RewardTexts(scorer, name=name)
+
+
+def _aesthetics(options: T2isOptions) -> Aesthetics | None:
+    if not options.aesthetics:
+        return None
+    return Aesthetics(*load_reward(options.aesthetics, options.aesthetics_arg), options.aesthetics_scale)
+
+
+def _build(data: SetData, options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:
+    return T2isBench(
+        data,
+        options.images or out / "images",
+        judge=reward.judge,
+        judge_name=reward.name,
+        alignment=text_scorer(options, reward),
+        aesthetics=_aesthetics(options),
+        made_by=described(options, panel=options.panel_size),
+    )
+
+
+def _generate(data: SetData, options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
+    source = image_source(options, edits=False, panel=options.panel_size)
+    generate_images(set_jobs(data.cases, prompt_of(options)), out, source, shard=shard, progress=advance)
+
+
+SPEC = BenchmarkSpec(
+    summary="Generate sets, then measure alignment, consistency and aesthetics.",
+    data="The folder of T2IS-Bench: its three JSON files.",
+    options=T2isOptions,
+    benchmark=T2isBench,
+    read=lambda data, options: read_cases(data, limit=options.limit, skip_bad=options.skip_bad),
+    build=_build,
+    generate=_generate,
+)

@@ -1,0 +1,91 @@
+"""The generator of a benchmark: not loaded before an image is missing, and named in each image's recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from pacorl.bench.table import GeneratorBenchmarkOptions
+from pacorl.engine.image_queue import GenerateImages, ImageSource
+
+PANEL = 512
+"""Side of a panel, in pixels, if neither the options nor a record say one."""
+
+
+def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int = PANEL) -> ImageSource:
+    """Where a benchmark's images come from.
+
+    Args:
+        edits: whether it is to edit images, rather than to make sets.
+        panel: the side of a panel.
+
+    Raises:
+        ValueError: if no model is named, or one that does the other.
+    """
+    from pacorl.engine.generator import SETS, kind_of
+
+    if not options.model:
+        raise ValueError("name a generator with --model, or a folder of finished images with --images")
+    kind = options.kind or kind_of(options.model, edit=edits)
+    if edits == (kind == SETS):
+        raise ValueError(f"{options.model} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
+    recipe = described(options, panel=panel) | {"kind": kind}
+    return ImageSource(lambda: _load(options, kind), recipe, seed=options.seed, batch=options.image_batch)
+
+
+def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict[str, Any]:
+    """What the images depend on, for their recipes and the results' settings; an adapter by its content."""
+    if options.images:
+        return {"images": str(options.images)}
+    further = {
+        name: value
+        for name in ("true_cfg_scale", "negative_prompt", "max_sequence_length")
+        if (value := getattr(options, name)) is not None
+    }
+    # The keys of the first edition: images and results of its runs stay valid.
+    return {
+        "model": options.model,
+        "adapter": adapter_digest(options.adapter),
+        "size": str(options.size or ""),
+        "steps": options.steps,
+        "guidance": options.guidance_scale,
+        "panel": panel,
+        "seed": options.seed,
+    } | further
+
+
+def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
+    from pacorl.engine.generator import Generator
+
+    generator = Generator.load(
+        options.model,
+        kind=kind,
+        adapter=options.adapter,
+        guidance=options.guidance_scale,
+        true_cfg_scale=options.true_cfg_scale,
+        negative_prompt=options.negative_prompt,
+        max_sequence_length=options.max_sequence_length,
+        device=_own_device(),
+    )
+    generator.batch = options.image_batch
+    return lambda prompts, seeds: generator.paint(prompts, seeds, size=options.size, steps=options.steps)
+
+
+def adapter_digest(source: str) -> str:
+    """An adapter's content if it lies on the disk, else its name."""
+    path = Path(source)
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if source and path.is_dir() else []
+    if not files:
+        return source
+    with files[0].open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
+
+
+def _own_device() -> str:
+    """The GPU of this process under torchrun; empty for the usual choice."""
+    import torch
+
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank and torch.cuda.is_available() else ""

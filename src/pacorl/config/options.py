@@ -1,0 +1,141 @@
+"""Options of commands, each declared once: groups of fields that any command may take as its flags.
+
+    @dataclass(frozen=True, kw_only=True)
+    class SortOptions(JudgeOptions):
+        "What `pacorl sort` can be told."
+        size: Size | None = option(None, "HEIGHTxWIDTH of an image.", parse=Size.parse)
+
+A field is a flag of its own name (`judge_model` → `--judge-model`); `cli.options` makes commands of groups. This file
+imports nothing heavy, because `pacorl --help` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from pacorl.types import TINY, Size
+
+KEY = "option"
+"""Of a field's metadata: its `Option`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a field is given on a command line."""
+
+    help: str
+    flags: tuple[str, ...] = ()
+    """Instead of the field's name; empty for that."""
+    also: tuple[str, ...] = ()
+    """Second names, such as those of earlier versions."""
+    least: float | None = None
+    most: float | None = None
+    parse: Callable[[str], Any] | None = None
+    """Makes a value of a text that is not empty; its ValueError names the text, the flag is put in front."""
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    flags: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+    parse: Callable[[str], Any] | None = None,
+) -> Any:
+    """A dataclass field that is a flag of commands.
+
+    Args:
+        default: a list makes a flag that may be repeated.
+        text: the flag's help.
+        flags, also, least, most, parse: as `Option` has them.
+    """
+    metadata = {KEY: Option(text, flags, also, least, most, parse)}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def inherited(group: type, name: str, *, default: Any = None, **changes: Any) -> Any:
+    """The field of another group with some things changed, e.g. its default or its second names."""
+    base = group.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    value = base.default if default is None else default
+    return field(default=value, metadata={KEY: replace(base.metadata[KEY], **changes)})
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A parser that takes these names only."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"{text!r} is none of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """The judge of a command."""
+
+    panel: ClassVar[str] = "Judge"
+
+    judge: str = option(TINY, "A model's or LoRA's folder or hub name, a server's URL or an endpoints YAML.")
+    judge_model: str = option("", "The judge's name at a server.")
+    judge_adapter: str = option("", "A PEFT adapter on the judge's checkpoint.")
+    api_key_env: str = option("", "The environment variable that holds the judge server's key.")
+
+    @property
+    def judge_access(self) -> dict[str, Any]:
+        """How the judge is reached, as `PacoReward.from_pretrained` takes it beside its name."""
+        return {"model": self.judge_model, "adapter": self.judge_adapter, "api_key_env": self.api_key_env}
+
+    @property
+    def judge_name(self) -> str:
+        """What tables call the judge."""
+        return self.judge_model or with_adapter(self.judge, self.judge_adapter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The generator of a command."""
+
+    panel: ClassVar[str] = "Generator"
+
+    model: str = option(TINY, "A diffusers folder, a hub name, or the embedded tiny generator.")
+    kind: str = option("", "The policy that runs the model; found out from it if left out.")
+    adapter: str = option("", "A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub.")
+
+    @property
+    def generator_name(self) -> str:
+        """What tables call the generator."""
+        return with_adapter(self.model, self.adapter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorOptions(ModelOptions):
+    """The generator of a command, and how it samples."""
+
+    size: Size | None = option(
+        None, "HEIGHTxWIDTH of an image; the record's, 128x128 for tiny, else 1024x1024.", parse=Size.parse
+    )
+    steps: int | None = option(None, "Denoising steps; 10 for tiny, else 20.", least=1)
+    guidance_scale: float | None = option(
+        None, "Guidance scale; the model's own default.", also=("--guidance",), least=0
+    )
+    true_cfg_scale: float | None = option(
+        None, "True guidance, with a second pass; the model's default.", also=("--true-cfg",), least=1
+    )
+    negative_prompt: str | None = option(None, "What true guidance steers away from.")
+    max_sequence_length: int | None = option(
+        None, "Text tokens per prompt; the model's own default.", also=("--text-tokens",), least=1
+    )
+    seed: int = option(0, "Of the first image; the next ones count on from it.", least=0)
+
+
+def with_adapter(model: str, adapter: str) -> str:
+    """`MODEL + ADAPTER`, or the model alone."""
+    return f"{model} + {adapter}" if adapter else model

@@ -1,0 +1,92 @@
+"""From groups of options to flags: names, second names, defaults, parsed texts, headings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pacorl.cli.options import with_options
+from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, one_of, option
+from pacorl.types import Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortOptions(JudgeOptions):
+    panel: ClassVar[str] = "Sorting"
+
+    judge: str = inherited(JudgeOptions, "judge", default="", help="Who sorts.")
+    order: str = option("up", "up or down.", parse=one_of("up", "down"))
+    size: Size | None = option(None, "HEIGHTxWIDTH.", also=("--shape",), parse=Size.parse)
+    tags: list[str] = option([], "May be repeated.")
+    count: int = option(1, "How many.", least=1)
+    check: bool = option(True, "Check first.")
+    fast: bool = option(False, "Do not look twice.")
+
+
+app, heard = typer.Typer(), list[SortOptions]()
+
+
+@app.command()
+@with_options
+def sort(name: str = typer.Argument(help="What to sort."), *, options: SortOptions) -> None:
+    """Sort."""
+    heard.append(options)
+
+
+def given(*words: str) -> SortOptions:
+    result = CliRunner().invoke(app, ["things", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return heard.pop()
+
+
+def test_without_flags_a_group_has_its_own_defaults() -> None:
+    assert given() == SortOptions()
+
+
+def test_flags_fill_the_fields() -> None:
+    options = given("--judge", "j", "--order", "down", "--size", "4x6", "--tags", "a", "--tags", "b", "--fast")
+    assert options == SortOptions(judge="j", order="down", size=Size(4, 6), tags=["a", "b"], fast=True)
+    assert not given("--no-check").check
+
+
+def test_second_names_stay() -> None:
+    assert given("--shape", "2x3").size == Size(2, 3)
+    flags = {name: GeneratorOptions.__dataclass_fields__[name].metadata["option"].also for name in ALIASES}
+    assert flags == ALIASES
+
+
+ALIASES = {
+    "guidance_scale": ("--guidance",),
+    "true_cfg_scale": ("--true-cfg",),
+    "max_sequence_length": ("--text-tokens",),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("--order", "left"), "--order 'left' is none of up, down"),
+        (("--size", "large"), "--size 'large' is not of the form HEIGHTxWIDTH, e.g. 1024x1024"),
+        (("--size", "0x4"), "--size '0x4' is not of the form"),
+        (("--size", "the 2x2 grid"), "is not of the form"),
+    ],
+)
+def test_a_text_that_cannot_be_parsed_is_named_with_its_flag(words: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        CliRunner().invoke(app, ["things", *words], catch_exceptions=False)
+
+
+def test_a_number_out_of_range_is_a_wrong_option() -> None:
+    result = CliRunner().invoke(app, ["things", "--count", "0"])
+    assert (result.exit_code, "--count" in result.output) == (2, True)
+
+
+def test_fields_stand_under_the_heading_of_their_group() -> None:
+    shown = CliRunner(env={"COLUMNS": "120", "TERM": "dumb"}).invoke(app, ["--help"]).stdout
+    assert shown.index("Judge") < shown.index("--judge-model") < shown.index("Sorting") < shown.index("--order")
+    assert "Who sorts." in shown

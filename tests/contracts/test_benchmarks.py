@@ -1,0 +1,76 @@
+"""Every entry of the table of benchmarks keeps what `BenchmarkSpec` promises, and its command works."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pacorl.bench.table import BENCHMARKS, BenchmarkOptions, GeneratorBenchmarkOptions
+from pacorl.cli import app
+from pacorl.config.options import KEY
+
+each = pytest.mark.parametrize("name", BENCHMARKS)
+
+
+def command(*words: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["benchmark", *map(str, words)])
+
+
+@each
+def test_the_help_has_every_option_with_a_text(name: str) -> None:
+    shown = command(name, "--help")
+    assert shown.exit_code == 0, shown.output
+    assert BENCHMARKS[name].summary in shown.stdout
+    for field in fields(BENCHMARKS[name].options):
+        setting = field.metadata[KEY]
+        assert setting.help.endswith("."), field.name
+        for flag in setting.flags or (f"--{field.name.replace('_', '-')}",):
+            assert flag in shown.stdout
+
+
+@each
+def test_every_option_has_a_default(name: str) -> None:
+    for field in fields(BENCHMARKS[name].options):
+        assert field.default is not MISSING or field.default_factory is not MISSING, field.name
+
+
+@each
+def test_generators_are_measured_with_generators_options(name: str) -> None:
+    spec = BENCHMARKS[name]
+    assert issubclass(spec.options, BenchmarkOptions)
+    assert issubclass(spec.options, GeneratorBenchmarkOptions) == (spec.generate is not None)
+
+
+@each
+def test_published_rows_fit_the_columns(name: str) -> None:
+    benchmark = BENCHMARKS[name].benchmark
+    assert benchmark.title
+    assert benchmark.source
+    assert benchmark.published
+    for row, figures in benchmark.published.items():
+        assert 0 < len(figures) <= len(benchmark.columns), row
+
+
+@each
+def test_data_that_are_absent_are_named(name: str, tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    refused = command(name, absent, "--judge", "tiny", "--model" if BENCHMARKS[name].generate else "--judge", "tiny")
+    assert isinstance(refused.exception, ValueError | OSError), refused.output
+    assert str(absent) in str(refused.exception)
+    assert "\n" not in str(refused.exception)
+
+
+@each
+def test_an_option_that_is_none_is_refused(name: str) -> None:
+    refused = command(name, "data", "--colour", "red")
+    assert refused.exit_code == 2
+    assert "--colour" in refused.output
+
+
+def test_a_benchmark_that_is_none_is_refused() -> None:
+    refused = command("t2iss", "data")
+    assert refused.exit_code == 2
+    assert "t2iss" in refused.output
