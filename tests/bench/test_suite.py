@@ -211,7 +211,7 @@ def test_cells() -> None:
 
 def test_shards_and_limits_are_checked() -> None:
     for text in ("4/4", "1", "-1/2", "a/b"):
-        with pytest.raises(ValueError, match="is not of the form|does not exist"):
+        with pytest.raises(ValueError, match=r"is not of the form|does not exist"):
             Shard.parse(text)
     with pytest.raises(ValueError, match="a limit of 0"):
         evenly_spread(KEYS, 0)
