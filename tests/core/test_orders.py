@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from pacorl.judges.orders import both_orders
+from pacorl.judges.pairwise import both_orders
 from pacorl.types import Question, Verdict
 
 FIRST, SECOND = (Image.new("L", (4, 4), shade) for shade in (10, 200))

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pacorl.bench.suite import BadItemError
-from pacorl.core import questions
+from pacorl.core import questions as wordings
 from pacorl.core.grid import join
 from pacorl.io.documents import read_jsonl
-from pacorl.types import Grid, Prompt, Question, Verdict
+from pacorl.judges.pairwise import THEME, Criterion, Pair, ask_pairs, by_criterion, mean_over_dimensions
+from pacorl.types import Grid, Prompt, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,43 +74,28 @@ class JudgePairs:
 
     def scores(self, items: Sequence[Ranked], open_picture: Opener) -> list[list[Score]]:
         """All questions in one call."""
-        texts = {item.key: self._texts(item) for item in items}
-        asked = [
-            Question((open_picture(item.reference), open_picture(candidate)), text)
-            for item in items
-            for candidate in item.candidates
-            for dimension in texts[item.key]
-            for text in dimension
-        ]
-        verdicts = iter(self.judge.verdicts(asked))
-        return [
-            [_of_dimensions([[next(verdicts) for _ in part] for part in texts[item.key]]) for _ in item.candidates]
-            for item in items
-        ]
+        sets = [[open_picture(item.reference), *map(open_picture, item.candidates)] for item in items]
+        answers = ask_pairs(self.judge, sets, [self._texts(item) for item in items], pairs=_with_reference)
+        return [[_score(mean_over_dimensions(named)) for named in pairs.values()] for pairs in answers]
 
-    def _texts(self, item: Ranked) -> list[list[str]]:
-        """Dimension → questions; one of one where no criteria are asked."""
+    def _texts(self, item: Ranked) -> dict[Criterion, str]:
         if self.wording == "word":
-            return [[questions.consistent_in_a_word()]]
+            return {THEME: wordings.consistent_in_a_word()}
         if self.wording == "reasons":
-            return [[questions.consistent()]]
-        found = [
-            [questions.meets_criterion_in_a_word(text) for text in named.values()] for named in item.criteria.values()
-        ]
-        if not any(found):
+            return {THEME: wordings.consistent()}
+        texts = by_criterion(item.criteria, wordings.meets_criterion_in_a_word)
+        if not texts:
             raise BadItemError(f"{item.key}: prompt_data.jsonl has no criteria for it; ask another wording")
-        return [part for part in found if part]
+        return texts
 
 
-def _of_dimensions(dimensions: Sequence[Sequence[Verdict]]) -> Score:
-    """Mean over criteria, then over dimensions; missing where any verdict is."""
-    means = []
-    for verdicts in dimensions:
-        known = [verdict.p_yes for verdict in verdicts if verdict.p_yes is not None]
-        if len(known) < len(verdicts):
-            return Score(None, next(verdict.error for verdict in verdicts if not verdict.valid))
-        means.append(fmean(known))
-    return Score(fmean(means))
+def _with_reference(count: int) -> list[Pair]:
+    """The first of so many images with each of the others."""
+    return [(0, candidate) for candidate in range(1, count)]
+
+
+def _score(verdict: Verdict) -> Score:
+    return Score(verdict.p_yes, verdict.error)
 
 
 class RewardPairs:

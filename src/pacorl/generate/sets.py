@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from pacorl.core.grid import split
 from pacorl.engine.generator import Generator, Step
-from pacorl.generate.ranking import Ask, Judged, best_first, judge_edits, judge_sets
+from pacorl.generate.ranking import Judged, best_first, judge_edits, judge_sets
+from pacorl.judges.pairwise import Ask
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:

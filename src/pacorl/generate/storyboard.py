@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.engine.generator import Generator
-    from pacorl.generate.ranking import Ask, Judged
+    from pacorl.generate.ranking import Judged
     from pacorl.generate.sets import Made
     from pacorl.judges.judge import Judge
+    from pacorl.judges.pairwise import Ask
 
 KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
 PAGE = Grid(2, 2)
@@ -122,7 +123,7 @@ def paint_storyboard(
     Of `best_of` candidates the judge's best is kept; from the second page on the judge also compares them with all
     panels before. Raises as `generate_sets` does.
     """
-    from pacorl.generate.ranking import judge_beside
+    from pacorl.generate.ranking import judge_with_earlier
     from pacorl.generate.sets import generate_sets
 
     prompts = pages(board, generator.model)
@@ -134,7 +135,7 @@ def paint_storyboard(
 
     def rank(same: Sequence[Prompt], sheets: Sequence[Image]) -> list[Judged]:
         assert judge is not None
-        return judge_beside(judge, same, sheets, earlier, ask=ask)
+        return judge_with_earlier(judge, same, sheets, earlier, ask=ask)
 
     for number, (prompt, own) in enumerate(zip(prompts, sizes, strict=True)):
         painted += generate_sets(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pacorl.judges.domain import Domain
 from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
-from pacorl.judges.orders import both_orders
+from pacorl.judges.pairwise import both_orders
 from pacorl.judges.prompting import ChatPrompt, Prompting
 from pacorl.judges.sharing import SharedForward, can_share
 from pacorl.types import Question, Verdict

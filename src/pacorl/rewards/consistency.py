@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations
-from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pacorl.core import questions
-from pacorl.core.grid import shared_text, split
+from pacorl.core import questions as wordings
+from pacorl.core.grid import split
 from pacorl.judges.judge import Judge
-from pacorl.rewards.reward import RewardError, mean_of
+from pacorl.judges.pairwise import Ask, Pair, ask, ask_pairs, mean_over_dimensions, texts_about
+from pacorl.rewards.reward import mean_of
 from pacorl.types import Prompt, Question, Verdict
 
 if TYPE_CHECKING:
@@ -18,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Consistency:
-    """Mean P(Yes) over all pairs of panels (arXiv 2512.04784, §3.3): 6 questions per 2×2 sheet.
+    """Mean P(Yes) over all pairs of panels (arXiv 2512.04784, §3.3): 6 questions per 2×2 grid.
 
     `ask="theme"` asks once per pair whether the two suit the set's theme (the paper's reward). `ask="criteria"` asks
     of every pair each written criterion of its record; a pair's P(Yes) is then the mean over a dimension's criteria,
     and over dimensions, so that the score is the mean over pairs, criteria and dimensions (T2IS-Bench's order).
     Criteria that are null in the record are not there.
 
-    `temperature` divides the logit of each pair's P(Yes) before the mean: above 1 it keeps differences where a judge
+    `temperature` divides the logit of each pair's P(Yes) before the mean: above 1 it keeps differences if a judge
     is sure, 1 is the paper's.
     """
 
-    def __init__(self, judge: Judge, temperature: float = 1.0, ask: Literal["theme", "criteria"] = "theme") -> None:
+    def __init__(self, judge: Judge, temperature: float = 1.0, ask: Ask = "theme") -> None:
         self.judge = judge
         self.temperature = _positive("consistency", temperature)
         self.ask = ask
@@ -50,35 +49,17 @@ class Consistency:
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         return self.reduce(self.pairs(prompts, images))
 
-    def pairs(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[list[Verdict]]:
-        """The verdict of every pair of panels, in the order of `itertools.combinations`, per image."""
+    def pairs(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[dict[Pair, Verdict]]:
+        """The verdict of every pair of panels, per image."""
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
-        asked = [
-            [Question(pair, text) for pair in combinations(sheet, 2) for text in self._texts(prompt)]
-            for prompt, sheet in zip(prompts, panels, strict=True)
-        ]
-        answers = _answers(self.judge, asked)
-        self.trouble = _first_error(answers) or self.trouble
-        return [list(self._per_pair(prompt, several)) for prompt, several in zip(prompts, answers, strict=True)]
+        answers = ask_pairs(self.judge, panels, [texts_about(prompt, self.ask) for prompt in prompts])
+        by_pair = [{pair: mean_over_dimensions(named) for pair, named in pairs.items()} for pairs in answers]
+        self.trouble = _first_error(verdict for pairs in by_pair for verdict in pairs.values()) or self.trouble
+        return by_pair
 
-    def reduce(self, pairs: Sequence[Sequence[Verdict]]) -> list[float | None]:
+    def reduce(self, pairs: Sequence[Mapping[Pair, Verdict]]) -> list[float | None]:
         """Verdicts of `pairs` → one score per image."""
-        return [mean_of(verdicts, temperature=self.temperature) for verdicts in pairs]
-
-    def _texts(self, prompt: Prompt) -> list[str]:
-        """What is asked of each pair."""
-        if self.ask == "theme":
-            return [questions.same_theme(shared_text(prompt.text))]
-        return [questions.meets_criterion(text) for named in prompt.criteria.values() for text in named.values()]
-
-    def _per_pair(self, prompt: Prompt, answers: Sequence[Verdict]) -> Iterator[Verdict]:
-        """The answers of `_texts` of each pair → one verdict per pair; missing where an answer is."""
-        counts = [1] if self.ask == "theme" else [len(named) for named in prompt.criteria.values() if named]
-        rest = iter(answers)
-        for _ in combinations(range(prompt.grid.count), 2):
-            dimensions = [[next(rest) for _ in range(count)] for count in counts]
-            failed = next((one for several in dimensions for one in several if not one.valid), None)
-            yield failed or Verdict(fmean(fmean(one.p_yes or 0.0 for one in several) for several in dimensions))
+        return [mean_of(list(verdicts.values()), temperature=self.temperature) for verdicts in pairs]
 
 
 class PanelMatch:
@@ -97,20 +78,21 @@ class PanelMatch:
         check_panels("panel_match", prompts)
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        asked = [
-            [
-                Question((panel,), questions.shows_text(text))
-                for panel, text in zip(split(image, prompt.grid), prompt.panels, strict=True)
-            ]
-            for prompt, image in zip(prompts, images, strict=True)
+        questions = {
+            (sample, number): Question((panel,), wordings.shows_text(text))
+            for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True))
+            for number, (panel, text) in enumerate(zip(split(image, prompt.grid), prompt.panels, strict=True))
+        }
+        answers = ask(self.judge, questions)
+        self.trouble = _first_error(answers.values()) or self.trouble
+        return [
+            mean_of([answers[sample, number] for number in range(prompt.grid.count)], temperature=self.temperature)
+            for sample, prompt in enumerate(prompts)
         ]
-        answers = _answers(self.judge, asked)
-        self.trouble = _first_error(answers) or self.trouble
-        return [mean_of(several, temperature=self.temperature) for several in answers]
 
 
 class GridLayout:
-    """P(Yes) that the whole sheet is a grid of the record's rows and columns, by a judge."""
+    """P(Yes) that the whole grid image is a grid of the record's rows and columns, by a judge."""
 
     def __init__(self, judge: Judge, temperature: float = 1.0) -> None:
         self.judge = judge
@@ -123,17 +105,17 @@ class GridLayout:
                 raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and grid_layout needs two panels")
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        asked = [
-            [Question((image,), questions.shows_grid(prompt.grid.rows, prompt.grid.cols))]
-            for prompt, image in zip(prompts, images, strict=True)
-        ]
-        answers = _answers(self.judge, asked)
-        self.trouble = _first_error(answers) or self.trouble
-        return [mean_of(several, temperature=self.temperature) for several in answers]
+        questions = {
+            sample: Question((image,), wordings.shows_grid(prompt.grid.rows, prompt.grid.cols))
+            for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True))
+        }
+        answers = ask(self.judge, questions)
+        self.trouble = _first_error(answers.values()) or self.trouble
+        return [mean_of([answers[sample]], temperature=self.temperature) for sample in questions]
 
 
 def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
-    """Raises ValueError where a prompt does not have one text per panel."""
+    """Raises ValueError if a prompt does not have one text per panel."""
     for prompt in prompts:
         if len(prompt.panels) != prompt.grid.count:
             raise ValueError(
@@ -142,18 +124,8 @@ def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
             )
 
 
-def _answers(judge: Judge, asked: Sequence[Sequence[Question]]) -> list[list[Verdict]]:
-    """All questions in one call, handed back in their nesting."""
-    flat = [question for several in asked for question in several]
-    verdicts = judge.verdicts(flat)
-    if len(verdicts) != len(flat):
-        raise RewardError(f"the judge returned {len(verdicts)} verdicts for {len(flat)} questions")
-    rest = iter(verdicts)
-    return [[next(rest) for _ in several] for several in asked]
-
-
-def _first_error(answers: Sequence[Sequence[Verdict]]) -> str:
-    return next((one.error for several in answers for one in several if not one.valid), "")
+def _first_error(verdicts: Iterable[Verdict]) -> str:
+    return next((verdict.error for verdict in verdicts if not verdict.valid), "")
 
 
 def _positive(name: str, temperature: float) -> float:

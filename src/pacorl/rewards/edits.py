@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pacorl.core import questions
 from pacorl.io.images import open_image
 from pacorl.judges.judge import Judge
+from pacorl.judges.pairwise import ask_edits
 from pacorl.rewards.reward import RewardError, named, tempered
-from pacorl.types import Prompt, Question, Verdict
+from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 class EditConsistency:
     """√(P(kept)·P(followed)) of a source and its edit: 2 questions per image (arXiv 2512.04784, §3.3).
 
-    The geometric mean is EditReward-Bench's overall score: a copy of the source follows nothing, a new picture keeps
-    nothing, and neither is worth much. The judge sees the source at the edit's size, so that resizing alone is no
-    difference. `temperature` divides the logit of each P(Yes): above 1 it keeps differences where a judge is sure.
+    The geometric mean is EditReward-Bench's overall score: a copy of the source follows nothing, a new image keeps
+    nothing, and neither is worth much. `temperature` divides the logit of each P(Yes): above 1 it keeps differences
+    if a judge is sure.
     """
 
     def __init__(self, judge: Judge, temperature: float = 1.0) -> None:
@@ -40,25 +39,10 @@ class EditConsistency:
                 )
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        asked = [
-            question for prompt, image in zip(prompts, images, strict=True) for question in _questions(prompt, image)
+        edits = [
+            (open_image(prompt.sources[0]), image, prompt.text) for prompt, image in zip(prompts, images, strict=True)
         ]
-        answers = self.judge.verdicts(asked)
-        if len(answers) != len(asked):
-            raise RewardError(f"the judge returned {len(answers)} verdicts for {len(asked)} questions")
-        self.trouble = next((answer.error for answer in answers if answer.error), self.trouble)
-        return [self._score(kept, followed) for kept, followed in zip(answers[::2], answers[1::2], strict=True)]
-
-    def _score(self, kept: Verdict, followed: Verdict) -> float | None:
-        if kept.p_yes is None or followed.p_yes is None:
-            return None
-        return math.sqrt(tempered(kept.p_yes, self.temperature) * tempered(followed.p_yes, self.temperature))
-
-
-def _questions(prompt: Prompt, image: Image) -> tuple[Question, Question]:
-    """Whether the rest was kept, whether the instruction was followed."""
-    from PIL.Image import Resampling
-
-    (source,) = prompt.sources
-    pair = (open_image(source).resize(image.size, Resampling.LANCZOS), image)
-    return Question(pair, questions.edit_kept(prompt.text)), Question(pair, questions.edit_followed(prompt.text))
+        answers = ask_edits(self.judge, edits)
+        errors = (verdict.error for one in answers for verdict in (one.kept, one.followed) if verdict.error)
+        self.trouble = next(errors, self.trouble)
+        return [one.score(lambda p_yes: tempered(p_yes, self.temperature)) for one in answers]

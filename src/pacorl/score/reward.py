@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +22,7 @@ from pacorl.core.grid import split
 from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, check_shape
 from pacorl.io.net import open_source
-from pacorl.judges.orders import both_orders
+from pacorl.judges.pairwise import ask_pairs, errors_of
 from pacorl.types import Grid, Question, Verdict
 
 if TYPE_CHECKING:
@@ -277,9 +276,9 @@ def _scores(
     reasons: bool,
 ) -> Scores:
     asked = tuple(asked) or questions_about()
-    ask = partial(both_orders, judge.verdicts) if symmetric else judge.verdicts
-    verdicts = iter(ask([Question((images[a], images[b]), one.text) for a, b in pairs for one in asked]))
-    scored = [_pair_score(pair, [next(verdicts) for _ in asked]) for pair in pairs]
+    texts = {number: question.text for number, question in enumerate(asked)}
+    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
+    scored = [_pair_score(pair, list(named.values())) for pair, named in answers.items()]
     if reasons:
         scored = [
             pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, asked))
@@ -291,12 +290,11 @@ def _scores(
 
 def _pair_score(pair: tuple[int, int], verdicts: Sequence[Verdict]) -> PairScore:
     """`verdicts`: one per question."""
-    errors = dict.fromkeys(verdict.error for verdict in verdicts if not verdict.valid)
     return PairScore(
         *pair,
         by_question=tuple(verdict.p_yes for verdict in verdicts),
         order_gap=_mean([verdict.order_gap for verdict in verdicts]),
-        error="; ".join(errors),
+        error=errors_of(verdicts),
         declined=any(verdict.declined for verdict in verdicts),
     )
 

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
 from statistics import StatisticsError, correlation, fmean
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import torch
 from pacorl.core.sampling import Sampler
 from pacorl.engine.rollout import one_size_batches, sample_images, seed_of
 from pacorl.engine.runtime import SharedFault
+from pacorl.judges.pairwise import matrix_of
 from pacorl.lora.fuse import FusedLora, merge
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
@@ -158,7 +158,7 @@ def _scored(training: Training, jobs: Sequence[Job], images: Sequence[Image]) ->
     """The scores of each picture, and P(Yes) of its pairs where a reward asks of them anyway."""
     prompts = [prompt for prompt, _ in jobs]
     consistency = next((r for r in training.rewards.values() if isinstance(r, Consistency)), None)
-    pairs = consistency.pairs(prompts, images) if consistency else [[] for _ in images]
+    pairs = consistency.pairs(prompts, images) if consistency else [{} for _ in images]
     columns = {
         name: consistency.reduce(pairs) if reward is consistency else _known(name, reward, prompts, images)
         for name, reward in training.rewards.items()
@@ -166,7 +166,7 @@ def _scored(training: Training, jobs: Sequence[Job], images: Sequence[Image]) ->
     return [
         {
             "scores": {name: column[row] for name, column in columns.items()},
-            "p_yes": [[verdict.p_yes for verdict in pairs[row]]],
+            "p_yes": [[verdict.p_yes for verdict in pairs[row].values()]],
         }
         for row in range(len(images))
     ]
@@ -251,7 +251,7 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
             "theme": prompt.theme,
             "grid": str(prompt.grid),
             "panels": list(prompt.panels),
-            "p_yes": _matrix([verdict.p_yes for verdict in pairs[row]], prompt.grid.count) if pairs else [],
+            "p_yes": [list(cells) for cells in matrix_of(pairs[row], prompt.grid.count)] if pairs else [],
             "scores": by_image[row],
             "reward": weighted_reward(training.config.rewards, by_image[row]),
             "held_out": {name: column[row] for name, column in held_out.items()},
@@ -259,13 +259,6 @@ def _judged(training: Training, jobs: Sequence[tuple[Prompt, int]], images: Sequ
         }
         for row, prompt in enumerate(prompts)
     ]
-
-
-def _matrix(values: Sequence[float | None], count: int) -> list[list[float | None]]:
-    matrix: list[list[float | None]] = [[None] * count for _ in range(count)]
-    for (i, j), value in zip(combinations(range(count), 2), values, strict=True):
-        matrix[i][j] = matrix[j][i] = value
-    return matrix
 
 
 def _keep_evaluation(training: Training, lines: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -41,7 +41,7 @@ from pacorl.judges.http.messages import (
     verdict_body,
 )
 from pacorl.judges.judge import VARIANTS, WORDS, Counters, JudgeFacts, JudgeOptions, JudgeSpec
-from pacorl.judges.orders import mean_of_orders, with_turned
+from pacorl.judges.pairwise import mean_of_orders, with_turned
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class HttpJudge:
             timeout: Seconds for a whole answer, its body included.
             retries: Further attempts before a verdict is missing.
             temperature: Divides the Yes − No logit.
-            symmetric: Asks about every pair in both orders (`judges.orders`).
+            symmetric: Asks about every pair in both orders (`judges.pairwise`).
             variants: Adds up the spellings `VARIANTS`.
             image_format: PNG is exact; JPEG (quality 95) is smaller.
             decline: A server may decline images outside of its judge's domain (`judges.domain`), which makes their
