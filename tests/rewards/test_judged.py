@@ -55,7 +55,8 @@ def test_criteria_are_averaged_over_pairs_then_criteria_then_dimensions() -> Non
 def test_a_pair_s_verdict_is_the_mean_of_its_criteria() -> None:
     judge = answering([0.1, 0.2, 0.3], [0.5, 0.7, 0.9], [1.0, 0.0, 1.0])
     pairs = Consistency(judge, ask="criteria").pairs([PROMPT], [SHEET])[0]
-    assert [verdict.p_yes for verdict in pairs] == [pytest.approx(v) for v in (0.65, 0.225, 0.8)]
+    p_yes = {pair: verdict.p_yes for pair, verdict in pairs.items()}
+    assert p_yes == pytest.approx({(0, 1): 0.65, (0, 2): 0.225, (1, 2): 0.8})
 
 
 def test_one_missing_answer_makes_the_score_missing_and_is_remembered() -> None:

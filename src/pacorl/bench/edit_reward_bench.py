@@ -21,9 +21,10 @@ from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
 from pacorl.bench.suite import BadItemError, Row, check_faults
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.bench.tables import Line, Table
-from pacorl.core import questions
+from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.sources import evenly_spread
+from pacorl.judges.pairwise import ask
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -134,18 +135,18 @@ class EditRewardBench:
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         cache = ImageCache(self.data.rows.folder)
-        asked = [question for key in keys for question in self._questions(key, cache)]
-        verdicts = iter(self.judge.verdicts(asked))
-        return [_row(key, next(verdicts), next(verdicts)) for key in keys]
+        questions = {(key, name): question for key in keys for name, question in self._questions(key, cache).items()}
+        answers = ask(self.judge, questions)
+        return [_row(key, followed=answers[key, "followed"], kept=answers[key, "kept"]) for key in keys]
 
-    def _questions(self, key: str, cache: ImageCache) -> tuple[Question, Question]:
+    def _questions(self, key: str, cache: ImageCache) -> dict[str, Question]:
         choice, place = self._first[key]
         before, after = self._pictures(choice, place, cache)
         pair = (before, after.resize(before.size))
-        return (
-            Question(pair, questions.edit_followed_in_a_word(choice.instruction)),
-            Question(pair, questions.edit_consistent_in_a_word(choice.instruction)),
-        )
+        return {
+            "followed": Question(pair, wordings.edit_followed_in_a_word(choice.instruction)),
+            "kept": Question(pair, wordings.edit_consistent_in_a_word(choice.instruction)),
+        }
 
     def _pictures(self, choice: Choice, place: int, cache: ImageCache) -> tuple[Image, Image]:
         row, where = self.data.rows.row(choice.number), f"row {choice.number + 1}"
@@ -177,7 +178,7 @@ class EditRewardBench:
         return [Table("By task type", self.columns, tuple(lines))] if lines else []
 
 
-def _row(key: str, followed: Verdict, kept: Verdict) -> Row:
+def _row(key: str, *, followed: Verdict, kept: Verdict) -> Row:
     if followed.p_yes is None or kept.p_yes is None:
         return {"key": key, "error": followed.error or kept.error}
     return {"key": key, "prompt_following": followed.p_yes, "consistency": kept.p_yes}

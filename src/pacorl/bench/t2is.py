@@ -34,7 +34,7 @@ from pacorl.bench.suite import BadItemError, Row, check_faults
 from pacorl.bench.table import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.bench.tables import Line, Table
 from pacorl.config.options import inherited, option
-from pacorl.core import questions
+from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.leaks import id_text
@@ -44,6 +44,7 @@ from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_mis
 from pacorl.io.documents import read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import IMAGE_TYPES, png_bytes
+from pacorl.judges.pairwise import ask, by_criterion
 from pacorl.types import Prompt, Question, Size
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ class JudgeTexts:
         return {"alignment": f"judge {self.name}"}
 
     def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
-        verdicts = self.judge.verdicts([Question((image,), questions.figure_shows(text)) for image, text in asked])
+        verdicts = self.judge.verdicts([Question((image,), wordings.figure_shows(text)) for image, text in asked])
         return [Score(verdict.p_yes, verdict.error) for verdict in verdicts]
 
 
@@ -362,7 +363,7 @@ class T2isBench:
                 "key": case.id,
                 "alignment": self._aligned(case, images),
                 "consistency": self._consistent(case, images),
-                "aesthetics": _known(self.aesthetics.scores(case, images)) if self.aesthetics else [],
+                "aesthetics": _scored(self.aesthetics.scores(case, images)) if self.aesthetics else [],
             }
         except _UnscoredError as fault:
             return {"key": case.id, "error": str(fault)}
@@ -376,35 +377,40 @@ class T2isBench:
         """Per picture: dimension → mean over its texts."""
         if self.alignment is None:
             return []
-        asked = [
-            (image, text)
-            for image, held in zip(images, case.alignment, strict=True)
-            for texts in held.values()
-            for text in texts
-        ]
-        values = iter(_known(self.alignment.scores(asked)))
+        texts = {
+            (number, dimension, turn): (image, text)
+            for number, (image, dimensions) in enumerate(zip(images, case.alignment, strict=True))
+            for dimension, several in dimensions.items()
+            for turn, text in enumerate(several)
+        }
+        shown = dict(zip(texts, _scored(self.alignment.scores(list(texts.values()))), strict=True))
         return [
-            {name: fmean([next(values) for _ in texts]) for name, texts in held.items() if texts}
-            for held in case.alignment
+            {
+                dimension: fmean(shown[number, dimension, turn] for turn in range(len(several)))
+                for dimension, several in dimensions.items()
+                if several
+            }
+            for number, dimensions in enumerate(case.alignment)
         ]
 
     def _consistent(self, case: Case, images: Sequence[Image]) -> dict[str, float]:
         """Dimension → mean over criteria of the mean over pairs."""
         small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]
-        pairs = list(combinations(small, 2))
-        asked = [
-            Question(pair, questions.meets_criterion_in_a_word(text))
-            for named in case.criteria.values()
-            for text in named.values()
-            for pair in pairs
-        ]
-        verdicts = self.judge.verdicts(asked) if pairs else []
-        values = iter(_known([Score(verdict.p_yes, verdict.error) for verdict in verdicts]))
-        return {
-            name: fmean([fmean([next(values) for _ in pairs]) for _ in named])
-            for name, named in case.criteria.items()
-            if pairs
+        pairs = list(combinations(range(len(small)), 2))
+        texts = by_criterion(case.criteria, wordings.meets_criterion_in_a_word)
+        questions = {
+            (criterion, (i, j)): Question((small[i], small[j]), text)
+            for criterion, text in texts.items()
+            for i, j in pairs
         }
+        verdicts = ask(self.judge, questions)
+        scores = _scored([Score(verdict.p_yes, verdict.error) for verdict in verdicts.values()])
+        p_yes = dict(zip(verdicts, scores, strict=True))
+        by_dimension: dict[str, list[float]] = {}
+        for dimension, name in texts if pairs else ():
+            mean = fmean(p_yes[(dimension, name), pair] for pair in pairs)
+            by_dimension.setdefault(dimension, []).append(mean)
+        return {dimension: fmean(means) for dimension, means in by_dimension.items()}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         return bootstrap([row["key"] for row in rows], _statistic(rows))
@@ -421,7 +427,7 @@ class _UnscoredError(Exception):
     """A question of a case stayed without an answer."""
 
 
-def _known(scores: Sequence[Score]) -> list[float]:
+def _scored(scores: Sequence[Score]) -> list[float]:
     for score in scores:
         if score.value is None:
             raise _UnscoredError(score.error or "no answer")
