@@ -1,0 +1,231 @@
+"""The pages are true: what they name exists, from modules and commands to config keys and links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+import yaml
+
+import pacorl
+from pacorl import cli
+from pacorl.config.base import Section
+from pacorl.config.judge_run import RewardRun
+from pacorl.config.policy_run import PolicyRun
+from pacorl.config.upgrade import upgrade
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(pacorl.__file__).parent
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
+MAPS = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
+RUNS: dict[str, type[Section]] = {"train-policy": PolicyRun, "train-reward": RewardRun}
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code_of(page: Path) -> list[str]:
+    """What stands in backticks within a page's sentences and tables."""
+    return [text.replace(r"\|", "|") for text in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text("utf-8")))]
+
+
+# --- modules and paths ----------------------------------------------------------------------------------------------
+
+
+def exists(name: str) -> bool:
+    """Whether a path, or a module by its path or dots, is in the repository; a module's name may end in one of its own."""
+    stem = name.rstrip("/")
+    if any((base / ending).exists() for base in (ROOT, SOURCE) for ending in (stem, f"{stem}.py")):
+        return True
+    parts = stem.removeprefix("pacorl.").split(".")
+    return any(
+        module.is_file() and all(re.search(rf"\b{part}\b", module.read_text("utf-8")) for part in parts[count:])
+        for count in range(1, len(parts) + 1)
+        for module in (
+            SOURCE.joinpath(*parts[:count]).with_suffix(".py"),
+            SOURCE.joinpath(*parts[:count], "__init__.py"),
+        )
+    )
+
+
+def rooms() -> list[str]:
+    return sorted(path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
+
+
+@pytest.mark.parametrize("page", MAPS, ids=name_of)
+def test_modules_and_paths_of_the_map_exist(page: Path) -> None:
+    paths = [text for text in code_of(page) if re.fullmatch(r"[a-z_]+(/[\w.-]+)+/?", text)]
+    dotted = [text for text in code_of(page) if re.fullmatch(rf"({'|'.join(rooms())})(\.\w+)+", text)]
+    assert len(paths) > 5
+    assert [name for name in [*paths, *dotted] if not exists(name)] == []
+
+
+def test_every_room_is_on_the_map() -> None:
+    words = " ".join(code_of(MAPS[0]))
+    assert [room for room in rooms() if not re.search(rf"\b{room}\b", words)] == []
+
+
+def test_the_layers_of_the_map_are_those_that_are_enforced() -> None:
+    enforced = re.search(r"^LAYERS = (\[.*?^\])", (ROOT / "tests/test_layers.py").read_text("utf-8"), re.S | re.M)
+    assert enforced
+    layers = [set(re.findall(r'"([\w.]+)"', line)) for line in re.findall(r"\{.*?\}", enforced[1], re.S)]
+    shown = re.findall(r"^(\d+)  ([a-z_. ]+?)(?:   .*)?$", MAPS[0].read_text("utf-8"), flags=re.MULTILINE)
+    assert {int(number): set(names.split()) for number, names in shown} == dict(enumerate(layers))
+
+
+def test_a_module_that_is_not_there_is_seen() -> None:
+    assert exists("types.Prompt")
+    assert exists("core/grid")
+    assert not exists("core/lattice")
+    assert not exists("types.Promt")
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words after `pacorl` of every command that a page shows."""
+    fenced = [body for _, language, body in FENCE.findall(page.read_text("utf-8")) if language in {"", "bash", "sh"}]
+    lines = "\n".join(fenced).replace("\\\n", " ").splitlines()
+    for line in [*lines, *code_of(page)]:
+        match = re.search(r"(?:^|\s)(?:[\w./]*/)?(?:pacorl|-m pacorl\.cli)\s+(.*)", line)
+        if match and not line.lstrip().startswith(("#", "pip ", "from ", "import ")):
+            yield shlex.split(match[1], comments=True)
+
+
+@cache
+def command_tree() -> click.Command:
+    return typer.main.get_command(cli.app)
+
+
+def faults_of(words: list[str]) -> Iterator[str]:
+    """What a command line names and the program has not."""
+    command: Any = command_tree()
+    for number, word in enumerate(words):
+        if not hasattr(command, "commands") or word.startswith("-") or word in {"…", "COMMAND"}:
+            break
+        choices = word.split("|")
+        yield from (f"no command {name!r}" for name in choices if name not in command.commands)
+        if choices[0] not in command.commands:
+            return
+        command, rest = command.commands[choices[0]], words[number + 1 :]
+        words_left = rest
+    else:
+        words_left = [] if hasattr(command, "commands") else words_left
+    options = {name for option in command.params for name in [*option.opts, *option.secondary_opts]} | {"--help"}
+    given = [word.partition("=")[0] for word in words_left[: (words_left + ["--"]).index("--")] if word.startswith("--")]
+    yield from (f"{command.name} has no option {name}" for name in given if name not in options)
+    if command.name in RUNS:
+        keys = [match[1] for word in words_left if (match := re.match(r"([a-z_]+(?:\.\w+)*)=", word))]
+        yield from (f"{command.name} has no key {key}" for key in keys if not has_key(RUNS[command.name], key))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_commands_of_a_page_parse(page: Path) -> None:
+    faults = [f"{' '.join(words)}: {fault}" for words in command_lines(page) for fault in faults_of(words)]
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["trainpolicy x.yaml", "train-policy x.yaml --dryrun", "train-policy x.yaml sampling.stepz=3", "dataset paint SET"],
+)
+def test_a_command_that_does_not_parse_is_seen(line: str) -> None:
+    assert len(list(faults_of(shlex.split(line)))) == 1
+
+
+# --- config keys ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def schema_of(run: type[Section]) -> Mapping[str, Any]:
+    return run.model_json_schema()
+
+
+def has_key(run: type[Section], key: str) -> bool:
+    """Whether a run's config has a dotted key, in any choice of its sections."""
+    nodes = [schema_of(run)]
+    for name in key.split("."):
+        flat = [leaf for node in nodes for leaf in leaves(run, node)]
+        if any(node.get("additionalProperties") for node in flat):
+            return True
+        nodes = [node["properties"][name] for node in flat if name in node.get("properties", {})]
+    return bool(nodes)
+
+
+def leaves(run: type[Section], node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema's objects behind references, choices and lists."""
+    if "$ref" in node:
+        node = schema_of(run)["$defs"][node["$ref"].rpartition("/")[2]]
+    yield node
+    for inner in [*node.get("anyOf", []), *node.get("oneOf", []), *node.get("allOf", []), node.get("items", {})]:
+        if inner:
+            yield from leaves(run, inner)
+
+
+def config_keys(page: Path) -> Iterator[str]:
+    """Dotted keys that a page's sentences name: `judge.backend`, `sampling.curriculum: [...]`."""
+    sections = {name for run in RUNS.values() for name, field in run.model_fields.items() if field.default is not None}
+    for text in code_of(page):
+        for match in re.finditer(r"(?<![\w./])([a-z_]+(?:\.[a-z_]+)+)(?=$|: |=| )", text):
+            if match[1].split(".")[0] in sections and not text.startswith(("pacorl", "python", "hf ")):
+                yield match[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_config_keys_of_a_page_exist(page: Path) -> None:
+    assert [key for key in config_keys(page) if not any(has_key(run, key) for run in RUNS.values())] == []
+
+
+def yaml_blocks() -> list[tuple[str, dict[str, Any]]]:
+    """The pages' YAML that is of a run: every top-level key is one of a policy's run."""
+    return [
+        (f"{name_of(page)}: {', '.join(document)}", document)
+        for page in PAGES
+        for _, language, body in FENCE.findall(page.read_text("utf-8"))
+        if language == "yaml" and set(document := yaml.safe_load(body)) <= set(PolicyRun.model_fields) | {"watch"}
+    ]
+
+
+@pytest.mark.parametrize("document", [block for _, block in yaml_blocks()], ids=[name for name, _ in yaml_blocks()])
+def test_the_yaml_of_a_page_loads_under_its_present_names(document: dict[str, Any]) -> None:
+    assert upgrade(document, "PolicyRun") == []
+    PolicyRun.model_validate(document)
+
+
+def test_a_key_that_is_not_there_is_seen() -> None:
+    assert has_key(PolicyRun, "evaluation.rewards.name")
+    assert has_key(RewardRun, "trainer.deepspeed")
+    assert not has_key(PolicyRun, "evaluation.reward")
+    assert len(yaml_blocks()) >= 3
+
+
+# --- links ----------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        file, _, anchor = target.partition("#")
+        if target.startswith(("http://", "https://")):
+            continue
+        path = page.parent / file if file else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            dead.append(target)
+    assert dead == []
