@@ -23,9 +23,10 @@ from pacorl.config.upgrade import upgrade
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 MAPS = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
 RUNS: dict[str, type[Section]] = {"train-policy": PolicyRun, "train-reward": RewardRun}
+FILES = {".jsonl", ".json", ".safetensors", ".yaml", ".md"}
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -58,7 +59,8 @@ def exists(name: str) -> bool:
 
 
 def rooms() -> list[str]:
-    return sorted(path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
+    names = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    return sorted(names - {"__init__", "__main__"})
 
 
 @pytest.mark.parametrize("page", MAPS, ids=name_of)
@@ -110,22 +112,19 @@ def command_tree() -> click.Command:
 def faults_of(words: list[str]) -> Iterator[str]:
     """What a command line names and the program has not."""
     command: Any = command_tree()
-    for number, word in enumerate(words):
-        if not hasattr(command, "commands") or word.startswith("-") or word in {"…", "COMMAND"}:
-            break
-        choices = word.split("|")
-        yield from (f"no command {name!r}" for name in choices if name not in command.commands)
-        if choices[0] not in command.commands:
+    while hasattr(command, "commands") and words and re.match(r"[a-z]", words[0]):
+        names, words = words[0].split("|"), words[1:]
+        unknown = [name for name in names if name not in command.commands]
+        yield from (f"no command {name!r}" for name in unknown)
+        if unknown:
             return
-        command, rest = command.commands[choices[0]], words[number + 1 :]
-        words_left = rest
-    else:
-        words_left = [] if hasattr(command, "commands") else words_left
+        command = command.commands[names[0]]
     options = {name for option in command.params for name in [*option.opts, *option.secondary_opts]} | {"--help"}
-    given = [word.partition("=")[0] for word in words_left[: (words_left + ["--"]).index("--")] if word.startswith("--")]
+    own = words[: words.index("--")] if "--" in words else words
+    given = [word.partition("=")[0] for word in own if word.startswith("--")]
     yield from (f"{command.name} has no option {name}" for name in given if name not in options)
     if command.name in RUNS:
-        keys = [match[1] for word in words_left if (match := re.match(r"([a-z_]+(?:\.\w+)*)=", word))]
+        keys = [match[1] for word in own if (match := re.match(r"([a-z_]+(?:\.\w+)*)=", word))]
         yield from (f"{command.name} has no key {key}" for key in keys if not has_key(RUNS[command.name], key))
 
 
@@ -173,12 +172,12 @@ def leaves(run: type[Section], node: Mapping[str, Any]) -> Iterator[Mapping[str,
 
 
 def config_keys(page: Path) -> Iterator[str]:
-    """Dotted keys that a page's sentences name: `judge.backend`, `sampling.curriculum: [...]`."""
-    sections = {name for run in RUNS.values() for name, field in run.model_fields.items() if field.default is not None}
+    """Dotted keys that a page's sentences name, such as `judge.backend` or `sampling.steps: 4`; files and modules aside."""
+    sections = {name for run in RUNS.values() for name in schema_of(run)["properties"]}
     for text in code_of(page):
-        for match in re.finditer(r"(?<![\w./])([a-z_]+(?:\.[a-z_]+)+)(?=$|: |=| )", text):
-            if match[1].split(".")[0] in sections and not text.startswith(("pacorl", "python", "hf ")):
-                yield match[1]
+        match = re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=$|: |=)", text)
+        if match and match[1] in sections and not exists(match[0]) and Path(match[0]).suffix not in FILES:
+            yield match[0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
