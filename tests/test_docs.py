@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
 import pytest
 import typer
 import yaml
+from pydantic import BaseModel
 
 import pacorl
 from pacorl import cli
 from pacorl.config.base import Section
 from pacorl.config.judge_run import RewardRun
+from pacorl.config.one_of import OneOf
 from pacorl.config.policy_run import PolicyRun
 from pacorl.config.upgrade import upgrade
 
@@ -112,13 +114,14 @@ def command_tree() -> click.Command:
 def faults_of(words: list[str]) -> Iterator[str]:
     """What a command line names and the program has not."""
     command: Any = command_tree()
-    while hasattr(command, "commands") and words and re.match(r"[a-z]", words[0]):
+    while hasattr(command, "get_command") and words and re.match(r"[a-z]", words[0]):
         names, words = words[0].split("|"), words[1:]
-        unknown = [name for name in names if name not in command.commands]
+        commands = {name: command.get_command(click.Context(command), name) for name in names}
+        unknown = [name for name, sub in commands.items() if sub is None]
         yield from (f"no command {name!r}" for name in unknown)
         if unknown:
             return
-        command = command.commands[names[0]]
+        command = commands[names[0]]
     options = {name for option in command.params for name in [*option.opts, *option.secondary_opts]} | {"--help"}
     own = words[: words.index("--")] if "--" in words else words
     given = [word.partition("=")[0] for word in own if word.startswith("--")]
@@ -145,35 +148,31 @@ def test_a_command_that_does_not_parse_is_seen(line: str) -> None:
 # --- config keys ----------------------------------------------------------------------------------------------------
 
 
-@cache
-def schema_of(run: type[Section]) -> Mapping[str, Any]:
-    return run.model_json_schema()
-
-
 def has_key(run: type[Section], key: str) -> bool:
-    """Whether a run's config has a dotted key, in any choice of its sections."""
-    nodes = [schema_of(run)]
+    """Whether a run's config has a dotted key, in any of the options that a section may be."""
+    sections, hints = [run], []
     for name in key.split("."):
-        flat = [leaf for node in nodes for leaf in leaves(run, node)]
-        if any(node.get("additionalProperties") for node in flat):
+        hints = [hint for section in sections if (hint := get_type_hints(section, include_extras=True).get(name))]
+        if any(get_origin(leaf) is dict for hint in hints for leaf in leaves(hint)):
             return True
-        nodes = [node["properties"][name] for node in flat if name in node.get("properties", {})]
-    return bool(nodes)
+        sections = [leaf for hint in hints for leaf in leaves(hint) if isinstance(leaf, type) and leaf is not Section]
+        sections = [section for section in sections if issubclass(section, BaseModel)]
+    return bool(hints)
 
 
-def leaves(run: type[Section], node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A schema's objects behind references, choices and lists."""
-    if "$ref" in node:
-        node = schema_of(run)["$defs"][node["$ref"].rpartition("/")[2]]
-    yield node
-    for inner in [*node.get("anyOf", []), *node.get("oneOf", []), *node.get("allOf", []), node.get("items", {})]:
-        if inner:
-            yield from leaves(run, inner)
+def leaves(hint: Any) -> Iterator[Any]:
+    """A type hint's own parts, and the options of every table entry that it may be."""
+    if isinstance(hint, OneOf):
+        yield from (hint.table[name].options for name in hint.table)
+    else:
+        yield hint
+        for part in get_args(hint):
+            yield from leaves(part)
 
 
 def config_keys(page: Path) -> Iterator[str]:
     """Dotted keys that a page's sentences name, such as `judge.backend` or `sampling.steps: 4`; files and modules aside."""
-    sections = {name for run in RUNS.values() for name in schema_of(run)["properties"]}
+    sections = {name for run in RUNS.values() for name in run.model_fields}
     for text in code_of(page):
         match = re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=$|: |=)", text)
         if match and match[1] in sections and not exists(match[0]) and Path(match[0]).suffix not in FILES:
