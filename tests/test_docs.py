@@ -45,7 +45,7 @@ def code_of(page: Path) -> list[str]:
 
 
 def exists(name: str) -> bool:
-    """Whether a path, or a module by its path or dots, is in the repository; a module's name may end in one of its own."""
+    """Whether a path, or a module with names of its own, is in the repository."""
     stem = name.rstrip("/")
     if any((base / ending).exists() for base in (ROOT, SOURCE) for ending in (stem, f"{stem}.py")):
         return True
@@ -171,7 +171,7 @@ def leaves(hint: Any) -> Iterator[Any]:
 
 
 def config_keys(page: Path) -> Iterator[str]:
-    """Dotted keys that a page's sentences name, such as `judge.backend` or `sampling.steps: 4`; files and modules aside."""
+    """Dotted keys that a page's sentences name, such as `judge.backend`; files and modules aside."""
     sections = {name for run in RUNS.values() for name in run.model_fields}
     for text in code_of(page):
         match = re.match(r"([a-z_]+)((?:\.[a-z_]+)+)(?=$|: |=)", text)
