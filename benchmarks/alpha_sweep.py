@@ -93,7 +93,7 @@ def drawn(source: str, out: Path) -> Path:
 
 def run(alpha: str, seed: int, *, steps: int, train: Path, test: Path, out: Path) -> Result:
     """One training, or what it left behind. Raises ValueError where that was made with other settings."""
-    from pacorl.train_judge.run import train_reward
+    from pacorl.train_judge.run import JudgeTrainer
 
     folder = out / f"alpha-{alpha}-steps-{steps}-seed-{seed}"
     known = folder / "result.json"
@@ -101,7 +101,7 @@ def run(alpha: str, seed: int, *, steps: int, train: Path, test: Path, out: Path
         overrides = [f"out={folder}", f"seed={seed}", f"loss.alpha={alpha}", f"max_steps={steps}", "trackers=[]"]
         overrides += [f"data.train=['{train}']", f"data.evaluation=['{test}']", "evaluate_every=0", "save_every=1000"]
         started = time.process_time()
-        train_reward(load(RewardRun, RECIPE, overrides), resume=folder.exists())
+        JudgeTrainer(load(RewardRun, RECIPE, overrides), resume=folder.exists()).run()
         summary = json.loads((folder / "summary.json").read_text())
         measured = [{name: summary[when][name] for name in MEASURES} for when in ("before", "after")]
         found = Result(alpha, seed, *measured, cpu_seconds=time.process_time() - started)

@@ -23,7 +23,7 @@ from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.core.objectives import decision_weighted
 from pacorl.train_judge.model import tune
-from pacorl.train_judge.trainer import OURS, read_answers
+from pacorl.train_judge.trainer import LABEL_KEYS, read_answers
 
 VOCABULARY = 151_936
 IMAGE, START, END = 151_655, 151_652, 151_653
@@ -84,7 +84,7 @@ def random_batch(*, pairs: int, question: int, answer: int, seed: int = 0) -> di
 
 def full_log_probs(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The same log-probabilities by way of every position's logits."""
-    inputs = {name: tensor for name, tensor in batch.items() if name not in OURS}
+    inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
     logits = model(**inputs, use_cache=False).logits[:, :-1].float()
     nll = F.cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten(), reduction="none")
     return F.pad(-nll.view(len(logits), -1), (1, 0))

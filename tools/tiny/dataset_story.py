@@ -50,7 +50,7 @@ from pacorl.judges.local import TINY_JUDGE, LocalJudge
 from pacorl.quickstart import recipe
 from pacorl.serve.builtin import create_app
 from pacorl.train.trainer import train_policy
-from pacorl.train_judge.run import train_reward
+from pacorl.train_judge.run import JudgeTrainer
 from pacorl.types import Comparison, Question, Size
 
 GRID_SIZE = Size(64, 64)
@@ -212,7 +212,7 @@ def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
         }
     )
     if not (out / "merged").is_dir():
-        train_reward(config, resume=True)
+        JudgeTrainer(config, resume=True).run()
     return out / "merged"
 
 

@@ -45,7 +45,7 @@ def train_reward(
         plan = plan_reward(run)
         typer.echo(plan.to_json() if as_json else "\n".join(plan.lines()))
         raise typer.Exit(plan.exit_code)
-    from pacorl.train_judge.run import train_reward as train
+    from pacorl.train_judge.run import JudgeTrainer
 
-    folder = train(run, resume=bool(resume))
+    folder = JudgeTrainer(run, resume=bool(resume)).run()
     typer.echo(f"done: {folder / 'summary.json'}")

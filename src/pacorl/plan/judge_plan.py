@@ -21,9 +21,9 @@ from pacorl.engine.trackers import check_trackers
 from pacorl.io.images import check_readable
 from pacorl.plan import generators, sources
 from pacorl.plan.sources import Checkpoint, MissingFile
-from pacorl.train_judge.data import Collator
+from pacorl.train_judge.data import Collator, check_answers
 from pacorl.train_judge.model import parameter_counts, processor_of, source_of, tune
-from pacorl.train_judge.run import check_answers, micro_batches, processes, training_arguments
+from pacorl.train_judge.trainer import micro_batches, processes, training_arguments
 from pacorl.types import Comparison
 
 STATE_BYTES = 16

@@ -1,8 +1,7 @@
-"""What a judge's run does beside learning: log, mark checkpoints complete, stop when told, skip bad gradients."""
+"""What a judge's run does beside learning: log, mark checkpoints complete, stop on a signal, skip bad gradients."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -19,7 +18,8 @@ from accelerate.utils import reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pacorl.engine.logbook import TIME, Logbook
-from pacorl.train_judge.trainer import Tally
+from pacorl.io.documents import write_json
+from pacorl.train_judge.trainer import LossSums
 
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MARK = "complete.json"
@@ -29,8 +29,8 @@ UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints that carry the mark, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if CHECKPOINT.fullmatch(path.name) and (path / MARK).exists()]
-    return sorted(found, key=step_of)
+    marked = (path for path in folder.glob("checkpoint-*") if (path / MARK).exists())
+    return sorted((path for path in marked if CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -39,7 +39,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
-    """Writes the Trainer's logs as lines of kind `train` and `evaluation`; the last step is always logged, evaluated
+    """Write the Trainer's logs as lines of kind `train` and `evaluation`; the last step is always logged, evaluated
     and saved."""
 
     def __init__(self, logbook: Logbook, *, evaluates: bool) -> None:
@@ -76,24 +76,21 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
 
 
 class Checkpoints(TrainerCallback):  # type: ignore[misc]
-    """Marks a checkpoint once every process has written its part, then deletes all but the newest `keep`.
+    """Mark a checkpoint once every process has written its part, then deletes all but the newest `keep`.
 
     The Trainer's own rotation would delete the last good one before the new one is known to be whole.
     """
 
-    def __init__(self, tally: Tally, *, keep: int) -> None:
-        self.tally, self.keep = tally, keep
+    def __init__(self, sums: LossSums, *, keep: int) -> None:
+        self.sums, self.keep = sums, keep
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
-        sums = self.tally.over_ranks(args.device)
+        sums = self.sums.over_ranks(args.device)
         PartialState().wait_for_everyone()
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir)
-        mark = folder / f"checkpoint-{state.global_step}" / MARK
-        aside = mark.with_suffix(".partial")
-        aside.write_text(json.dumps({"step": state.global_step, "tally": sums}) + "\n")
-        aside.replace(mark)
+        write_json(folder / f"checkpoint-{state.global_step}" / MARK, {"step": state.global_step, "tally": sums})
         for path in complete_checkpoints(folder)[: -self.keep]:
             shutil.rmtree(path)
 
@@ -107,14 +104,14 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block signals are heard."""
+        """Within the block, a signal requests the stop."""
 
-        def ask(number: int, frame: FrameType | None) -> None:
+        def request(number: int, frame: FrameType | None) -> None:
             if self.requested:
                 raise KeyboardInterrupt
             self.requested = True
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
@@ -124,7 +121,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> TrainerControl:
-        # All processes stop alike, whichever was told to.
+        # A signal may reach one process only, and all have to stop at the same step: the next one is a collective.
         if reduce(torch.tensor(float(self.requested), device=args.device), "sum").item():
             self.stopped = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pacorl.data.comparisons import IMAGE_TAG, answer_text
-from pacorl.io.images import open_image
+from pacorl.config.judge_run import RewardRun
+from pacorl.data.comparisons import IMAGE_TAG, answer_text, comparisons_from
+from pacorl.io.images import check_readable, open_image
 from pacorl.judges.local import single_token
+from pacorl.train_judge.model import processor_of
+from pacorl.train_judge.trainer import decision_metrics, processes
 from pacorl.types import Comparison
 
 if TYPE_CHECKING:
@@ -24,51 +27,53 @@ Target = Literal["reasons", "label", "token"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A comparison as it is shown, perhaps with its images exchanged."""
+class OrderedComparison:
+    """A comparison in the order in which it is shown, perhaps with its images exchanged."""
 
     comparison: Comparison
     swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A row with its images opened."""
+class LoadedComparison:
+    """A row of a dataset with its images opened."""
 
     index: int
-    row: Row
+    row: OrderedComparison
     images: list[Image]
 
 
-class Rows(Dataset[Shown]):
-    """Opens images when they are asked for, so that worker processes can do it."""
+class ComparisonDataset(Dataset[LoadedComparison]):
+    """Comparisons whose images are opened when a row is fetched, so that worker processes can do it."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[OrderedComparison]) -> None:
         self.rows = list(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Shown:
+    def __getitem__(self, index: int) -> LoadedComparison:
         row = self.rows[index]
         images = [open_image(path) for path in row.comparison.images]
-        return Shown(index, row, images[::-1] if row.swapped else images)
+        return LoadedComparison(index, row, images[::-1] if row.swapped else images)
 
 
-def in_order(comparisons: Sequence[Comparison]) -> Rows:
+def each_once(comparisons: Sequence[Comparison]) -> ComparisonDataset:
     """Each comparison once: what is trained on."""
-    return Rows([Row(one) for one in comparisons])
+    return ComparisonDataset([OrderedComparison(comparison) for comparison in comparisons])
 
 
-def in_both_orders(comparisons: Sequence[Comparison]) -> Rows:
+def in_both_orders(comparisons: Sequence[Comparison]) -> ComparisonDataset:
     """Each comparison, then each pair once more with its images exchanged: what is measured."""
-    return Rows([Row(one) for one in comparisons] + [Row(one, True) for one in comparisons if len(one.images) == 2])
+    as_given = [OrderedComparison(comparison) for comparison in comparisons]
+    pairs = [comparison for comparison in comparisons if len(comparison.images) == 2]
+    return ComparisonDataset([*as_given, *(OrderedComparison(pair, swapped=True) for pair in pairs)])
 
 
 class Collator:
-    """Rows → a right-padded batch.
+    """Make a right-padded batch of rows.
 
-    `answer` (B, L) is True at the tokens that are taught, `index` (B,) and `consistent` (B,) say which rows these are;
+    `answer` (B, L) is True at the tokens that are learned, `index` (B,) and `consistent` (B,) say which rows these are;
     everything else goes to the model. Prompts are those of `LocalJudge`: the chat template over the images and the
     question, up to where the answer begins.
     """
@@ -77,22 +82,22 @@ class Collator:
         self.processor, self.target = processor, target
         self.yes, self.no = (single_token(processor.tokenizer, word) for word in ("Yes", "No"))
 
-    def __call__(self, shown: Sequence[Shown]) -> dict[str, Tensor]:
-        images = [image for one in shown for image in one.images]
-        pictures = self.processor.image_processor(images=images, return_tensors="pt")
-        tokens = iter((pictures["image_grid_thw"].prod(1) // self.processor.image_processor.merge_size**2).tolist())
-        prompts = [self.prompt_ids(one.row.comparison, [next(tokens) for _ in one.images]) for one in shown]
-        answers = [self.answer_ids(one.row.comparison) for one in shown]
+    def __call__(self, rows: Sequence[LoadedComparison]) -> dict[str, Tensor]:
+        images = [image for loaded in rows for image in loaded.images]
+        pixels = self.processor.image_processor(images=images, return_tensors="pt")
+        tokens = iter((pixels["image_grid_thw"].prod(1) // self.processor.image_processor.merge_size**2).tolist())
+        prompts = [self.prompt_ids(loaded.row.comparison, [next(tokens) for _ in loaded.images]) for loaded in rows]
+        answers = [self.answer_ids(loaded.row.comparison) for loaded in rows]
         ids, attended, answer = _padded(prompts, answers, pad=self.processor.tokenizer.pad_token_id)
         return {
             "input_ids": ids,
             "attention_mask": attended,
             "mm_token_type_ids": (ids == self.processor.image_token_id).int(),
-            "pixel_values": pictures["pixel_values"],
-            "image_grid_thw": pictures["image_grid_thw"],
+            "pixel_values": pixels["pixel_values"],
+            "image_grid_thw": pixels["image_grid_thw"],
             "answer": answer,
-            "index": torch.tensor([one.index for one in shown]),
-            "consistent": torch.tensor([one.row.comparison.consistent for one in shown]),
+            "index": torch.tensor([loaded.index for loaded in rows]),
+            "consistent": torch.tensor([loaded.row.comparison.consistent for loaded in rows]),
         }
 
     def prompt_ids(self, comparison: Comparison, image_tokens: Sequence[int]) -> list[int]:
@@ -108,7 +113,8 @@ class Collator:
     def answer_ids(self, comparison: Comparison) -> list[int]:
         """The answer in tokens, the end of turn included; its first is "Yes" or "No" alone.
 
-        Raises ValueError where it is not.
+        Raises:
+            ValueError: the first token is another.
         """
         if self.target == "token":
             return [self.yes if comparison.consistent else self.no]
@@ -129,12 +135,12 @@ class Collator:
 
 
 def _content(comparison: Comparison) -> list[Mapping[str, str]]:
-    """The user's turn: images first, or where the question says."""
+    """The user's turn: images first, or at the tags of the question."""
     question = comparison.question
     if IMAGE_TAG not in question:
         return [*({"type": "image"} for _ in comparison.images), {"type": "text", "text": question}]
-    parts = [part for part in re.split(f"({IMAGE_TAG})", question) if part]
-    return [{"type": "image"} if part == IMAGE_TAG else {"type": "text", "text": part} for part in parts]
+    pieces = [piece for piece in re.split(f"({IMAGE_TAG})", question) if piece]
+    return [{"type": "image"} if piece == IMAGE_TAG else {"type": "text", "text": piece} for piece in pieces]
 
 
 def _padded(prompts: Sequence[list[int]], answers: Sequence[list[int]], *, pad: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,3 +154,66 @@ def _padded(prompts: Sequence[list[int]], answers: Sequence[list[int]], *, pad: 
         attended[row, :end] = 1
         answered[row, start:end] = True
     return ids, attended, answered
+
+
+# --- a run's data ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeData:
+    """What a run learns from and is measured on, checked before any weights are loaded."""
+
+    train: list[Comparison]
+    evaluation: list[Comparison]
+    processor: Any
+    collator: Collator
+
+
+def load_data(config: RewardRun) -> JudgeData:
+    """Read and check a run's comparisons, images and tokenizer.
+
+    Raises:
+        ValueError: for whatever cannot be trained on, before any weights are loaded.
+    """
+    # The first process draws the pairs of the tiny world, which the others then read.
+    with processes().main_process_first():
+        train = _read(config, config.data.train, limit=None)
+        evaluation = _read(config, config.data.evaluation, limit=config.data.evaluation_limit)
+        # All images are opened once, here: a damaged one would end a long run when its turn comes.
+        if processes().is_main_process:
+            check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
+    processor = processor_of(config.model.checkpoint, max_pixels=config.model.max_pixels)
+    collator = Collator(processor, target=config.loss.target)
+    check_answers(collator, [*train, *evaluation])
+    return JudgeData(train, evaluation, processor, collator)
+
+
+def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None:
+    """Raise ValueError for an answer whose first token is not its decision."""
+    # One answer of each beginning: the first token depends on nothing after.
+    beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in comparisons}
+    for comparison in beginnings.values():
+        collator.answer_ids(comparison)
+
+
+def _read(config: RewardRun, sources: Sequence[str], *, limit: int | None) -> list[Comparison]:
+    scratch = config.out / "data"
+    return [comparison for source in sources for comparison in comparisons_from(source, limit=limit, scratch=scratch)]
+
+
+def measure_of(
+    rows: ComparisonDataset, comparisons: Sequence[Comparison]
+) -> Callable[[Mapping[int, float]], dict[str, float]]:
+    """The metrics of an evaluation as a function of P(Yes) by row of `in_both_orders(comparisons)`."""
+    row_of = {(id(row.comparison), row.swapped): index for index, row in enumerate(rows.rows)}
+
+    def measure(p_yes: Mapping[int, float]) -> dict[str, float]:
+        swapped = [row_of.get((id(comparison), True)) for comparison in comparisons]
+        return decision_metrics(
+            [p_yes[row_of[id(comparison), False]] for comparison in comparisons],
+            [comparison.consistent for comparison in comparisons],
+            swapped=[None if index is None else p_yes[index] for index in swapped],
+            category=[comparison.category for comparison in comparisons],
+        )
+
+    return measure

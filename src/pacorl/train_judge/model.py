@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 from transformers.utils import cached_file
 
 from pacorl.config.judge_run import RewardTuningConfig
+from pacorl.io.documents import read_object, write_json
+from pacorl.io.files import write_atomic
 from pacorl.io.processor import load_processor
 from pacorl.io.weights import safetensors_errors
 from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter
@@ -29,8 +30,11 @@ VIDEO_FILE = "video_preprocessor_config.json"
 
 
 def source_of(checkpoint: str) -> str:
-    """The folder or hub name of a config's `checkpoint`. Raises ValueError for adapters and models of another
-    family."""
+    """The folder or hub name of a config's `checkpoint`.
+
+    Raises:
+        ValueError: it is an adapter, or a model of another family.
+    """
     source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
     if lora := lora_config(source):
         base = lora.get("base_model_name_or_path") or "BASE"
@@ -55,16 +59,17 @@ def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
 
 
 def load_model(checkpoint: str, *, dtype: str) -> Any:
-    """The checkpoint's model, on the CPU. Raises ValueError where its weights are damaged."""
+    """The checkpoint's model, on the CPU. Raises ValueError if its weights are damaged."""
     with safetensors_errors(checkpoint):
         return AutoModelForImageTextToText.from_pretrained(source_of(checkpoint), dtype=getattr(torch, dtype))
 
 
 def tune(model: Any, options: RewardTuningConfig) -> Any:
-    """The model with what `options` name made trainable, and all else frozen.
+    """Make the weights that `options` name trainable, and freeze all others; returns the model.
 
-    Raises ValueError where a target matches no layer: an adapter that trains nothing must not go unnoticed; and where
-    `start` is no adapter of these layers.
+    Raises:
+        ValueError: a target matches no layer (an adapter that trains nothing must not go unnoticed), or `start` is no
+            adapter of these layers.
     """
     if options.method == "full":
         model.requires_grad_(True)
@@ -92,27 +97,28 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
 
 @torch.no_grad()
 def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options: RewardTuningConfig) -> None:
-    """Puts the weights of `options.start` into a new adapter of the same shape."""
+    """Put the weights of `options.start` into a new adapter of the same shape."""
     if (config.r, config.lora_alpha) != (options.rank, options.alpha):
         raise ValueError(
             f"tuning.start {options.start} has rank {config.r} and alpha {config.lora_alpha}; "
             f"set tuning.rank={config.r} tuning.alpha={config.lora_alpha}"
         )
-    own = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
-    for name in sorted(own.keys() ^ state.keys()):
+    initial = {name.replace(".default.", "."): weight for name, weight in adapted.named_parameters() if "lora_" in name}
+    for name in sorted(initial.keys() ^ state.keys()):
         whose = f"is in {options.start} and not" if name in state else f"is not in {options.start} and is"
         raise ValueError(f"{name} {whose} trained here; set tuning.targets and tuning.vision as it was trained")
-    for name, weight in own.items():
+    for name, weight in initial.items():
         weight.copy_(state[name])
 
 
 def lora_targets(model: Any, wanted: Sequence[str] = (), *, vision: bool = False) -> list[str]:
     """The suffixes of the linear layers of the language model, and of the vision tower with `vision`; or `wanted`.
 
-    Raises ValueError where one that is wanted is not among them.
+    Raises:
+        ValueError: one of `wanted` is not among them.
     """
-    parts = [model.model.language_model, *([getattr(model.model, VISION)] if vision else [])]
-    linear = [name for part in parts for name, module in part.named_modules() if isinstance(module, nn.Linear)]
+    towers = [model.model.language_model, *([getattr(model.model, VISION)] if vision else [])]
+    linear = [name for tower in towers for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
     for target in wanted:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             raise ValueError(f"tuning.targets names {target!r}, which no trained linear layer of the judge is called; "
@@ -121,7 +127,7 @@ def lora_targets(model: Any, wanted: Sequence[str] = (), *, vision: bool = False
 
 
 def _suffix(name: str) -> str:
-    """A layer's own name; with its parent's where it is a number (`mlp.0`)."""
+    """A layer's own name; with its parent's if it is a number (`mlp.0`)."""
     *parents, last = name.split(".")
     return f"{parents[-1]}.{last}" if last.isdecimal() else last
 
@@ -135,8 +141,10 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 # --- saving ----------------------------------------------------------------------------------------------------
 
 
-def merge(checkpoint: str, adapter: Path, out: Path, *, dtype: str = "bfloat16", processor: Any = None) -> Path:
-    """Writes the checkpoint with an adapter merged into it, as transformers and vLLM load it.
+def merge_and_save(
+    checkpoint: str, adapter: Path, out: Path, *, dtype: str = "bfloat16", processor: Any = None
+) -> Path:
+    """Write the checkpoint with an adapter merged into it, as transformers and vLLM load it.
 
     `processor` is saved with it; by default the checkpoint's own.
     """
@@ -155,7 +163,7 @@ def _own_generation_config(model: Any) -> None:
 
 
 def save_processor(processor: Any, out: Path, *, source: str) -> None:
-    """Writes the processor under the file names of the released checkpoints.
+    """Write the processor under the file names of the released checkpoints.
 
     vLLM's transformers loads a part for videos too: the checkpoint's own, or one with the images' settings.
     """
@@ -163,22 +171,18 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     processor.tokenizer.save_pretrained(out)
     # The tokenizer has written its own there, which may be another.
-    (out / "chat_template.jinja").write_text(processor.chat_template, encoding="utf-8")
+    write_atomic(out / "chat_template.jinja", processor.chat_template)
     image = processor.image_processor.to_dict() | {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": PROCESSORS[kind],
     }
-    _write_json(out / "preprocessor_config.json", image)
-    known = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)
-    if known:
-        shutil.copyfile(known, out / VIDEO_FILE)
+    write_json(out / "preprocessor_config.json", image)
+    video_file = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)
+    if video_file:
+        shutil.copyfile(video_file, out / VIDEO_FILE)
     else:
         video = {name: value for name, value in image.items() if name != "image_processor_type"}
         kind_of_video = VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")
-        _write_json(out / VIDEO_FILE, video | {"video_processor_type": kind_of_video})
+        write_json(out / VIDEO_FILE, video | {"video_processor_type": kind_of_video})
     tokenizer = out / "tokenizer_config.json"
-    _write_json(tokenizer, json.loads(tokenizer.read_text(encoding="utf-8")) | {"processor_class": PROCESSORS[kind]})
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    write_json(tokenizer, read_object(tokenizer) | {"processor_class": PROCESSORS[kind]})

@@ -1,32 +1,48 @@
-"""The transformers `Trainer` with the judge's loss: which logits are computed, how batches are normalised, what is
-measured."""
+"""What a judge's training minimises and measures: the loss on the answers, how batches are normalised, the metrics."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from accelerate import PartialState
 from accelerate.utils import reduce
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
+from pacorl.config.judge_run import RewardRun
 from pacorl.core.objectives.decision_weighted import decision_weighted
 
-OURS = ("answer", "index", "consistent")
-"""What `Collator` adds for us and the model does not take."""
+Values = NDArray[np.float64]
+Labels = NDArray[np.bool_]
+
+LABEL_KEYS = ("answer", "index", "consistent")
+"""What `Collator` adds for the loss and the metrics; the model does not take it."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
+CALIBRATION_BINS = 10
+
+
+def processes() -> PartialState:
+    """This process among the others; several on a machine without a GPU talk over gloo."""
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
+# --- the loss --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a forward says about the answers of a batch."""
+    """What one forward says about the answers of a batch."""
 
     log_prob_BL: Tensor
     """Of each answer token, 0 elsewhere; fp32 or wider."""
@@ -34,15 +50,15 @@ class Answers:
 
 
 def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) -> Answers:
-    """Log-probabilities of the answers' tokens, and P(Yes | Yes or No) where they begin.
+    """Log-probabilities of the answers' tokens, and P(Yes | Yes or No) at their first token.
 
     The language-model head runs on the positions before answer tokens alone: of a prompt with images these are few,
     and a row of logits has as many numbers as the vocabulary has words.
     """
     answer_BL, ids_BL = batch["answer"], batch["input_ids"]
-    asked_BL = answer_BL.roll(-1, 1)  # a token is foretold one position before; no answer begins a row
-    inputs = {name: tensor for name, tensor in batch.items() if name not in OURS}
-    logits_TV = model(**inputs, use_cache=False, logits_to_keep=asked_BL).logits
+    before_BL = answer_BL.roll(-1, 1)  # a token is predicted one position before it; no answer begins a row
+    inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
+    logits_TV = model(**inputs, use_cache=False, logits_to_keep=before_BL).logits
     wide = torch.promote_types(logits_TV.dtype, torch.float32)
     log_prob_T = -F.cross_entropy(logits_TV.to(wide), ids_BL[answer_BL], reduction="none")
     log_prob_BL = torch.zeros(answer_BL.shape, dtype=wide, device=ids_BL.device).masked_scatter(answer_BL, log_prob_T)
@@ -53,7 +69,7 @@ def read_answers(model: Any, batch: Mapping[str, Tensor], *, yes: int, no: int) 
 
 
 @dataclass
-class Tally:
+class LossSums:
     """Sums over the pairs since the last line of the log; a checkpoint keeps them, so that a resumed run's next line
     is the uninterrupted one's."""
 
@@ -71,7 +87,7 @@ class Tally:
         sums = torch.tensor([self.sums[name] for name in SUMS], dtype=torch.float64)
         return dict(zip(SUMS, reduce(sums.to(device), "sum").tolist(), strict=True))
 
-    def take(self, device: torch.device) -> dict[str, float]:
+    def pop_means(self, device: torch.device) -> dict[str, float]:
         """The means over all processes; the sums start over."""
         sums = self.over_ranks(device)
         self.sums = dict.fromkeys(SUMS, 0.0)
@@ -79,11 +95,11 @@ class Tally:
         return {name: value / pairs for name, value in sums.items()} if pairs else {}
 
 
-class JudgeTrainer(Trainer):  # type: ignore[misc]
-    """Minimises `decision_weighted`; P(Yes) of every evaluation row goes to `measure`.
+class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
+    """Minimise `decision_weighted`; P(Yes) of every evaluation row goes to `measure`.
 
-    The loss of an optimizer step is the mean over its comparisons, however they are cut into micro-batches and dealt
-    to processes. `Trainer` by itself counts tokens for that, or takes the mean of the micro-batches' means.
+    The loss of an optimizer step is the mean over its comparisons, however they are cut into micro-batches and shared
+    among processes. `Trainer` by itself counts tokens for that, or takes the mean of the micro-batches' means.
     """
 
     loss_is_scaled_for_ga = True
@@ -94,30 +110,30 @@ class JudgeTrainer(Trainer):  # type: ignore[misc]
         alpha: float | None,
         yes: int,
         no: int,
-        tally: Tally,
+        sums: LossSums,
         measure: Callable[[Mapping[int, float]], dict[str, float]],
         **trainer: Any,
     ) -> None:
-        super().__init__(**trainer, compute_metrics=lambda found: measure(_by_row(found)))
-        self.alpha, self.yes, self.no, self.tally = alpha, yes, no, tally
+        super().__init__(**trainer, compute_metrics=lambda prediction: measure(_by_row(prediction)))
+        self.alpha, self.yes, self.no, self.sums = alpha, yes, no, sums
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Tensor]:
         """The micro-batches of one optimizer step, and its comparisons per process (a mean over processes, since
         gradients are averaged over them)."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        own = torch.tensor(float(sum(len(batch["index"]) for batch in batches)), device=device)
-        return batches, reduce(own, "mean")
+        count = torch.tensor(float(sum(len(batch["index"]) for batch in batches)), device=device)
+        return batches, reduce(count, "mean")
 
     def compute_loss(
         self, model: Any, inputs: Mapping[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """This micro-batch's part of the optimizer step's mean."""
-        loss, answers, metrics = self._judge(model, inputs)
+        """This micro-batch's share of the optimizer step's mean."""
+        loss, answers, metrics = self._loss_of(model, inputs)
         consistent_B = inputs["consistent"]
         right = int(((answers.p_yes_B > 0.5) == consistent_B).sum())
-        self.tally.add(pairs=len(consistent_B), loss=loss.item(), right=right, **metrics)
-        part = loss * len(consistent_B) / num_items_in_batch
-        return (part, answers) if return_outputs else part
+        self.sums.add(pairs=len(consistent_B), loss=loss.item(), right=right, **metrics)
+        share = loss * len(consistent_B) / num_items_in_batch
+        return (share, answers) if return_outputs else share
 
     def prediction_step(
         self, model: Any, inputs: Mapping[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -125,16 +141,16 @@ class JudgeTrainer(Trainer):  # type: ignore[misc]
         """(loss, P(Yes), row) of a batch."""
         batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss, answers, _ = self._judge(model, batch)
+            loss, answers, _ = self._loss_of(model, batch)
         return loss, answers.p_yes_B, batch["index"]
 
-    def _judge(self, model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Answers, dict[str, float]]:
+    def _loss_of(self, model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Answers, dict[str, float]]:
         answers = read_answers(model, batch, yes=self.yes, no=self.no)
         loss, metrics = decision_weighted(answers.log_prob_BL, batch["answer"], alpha=self.alpha)
         return loss, answers, metrics
 
     def _save_checkpoint(self, *model_and_trial: Any) -> None:
-        """Raises OSError with the fix where the disk is full; earlier checkpoints stay as they were."""
+        """Raise OSError with the fix if the disk is full; earlier checkpoints stay as they were."""
         try:
             super()._save_checkpoint(*model_and_trial)
         except (OSError, RuntimeError, SafetensorError) as error:  # of files, torch.save and safetensors
@@ -146,11 +162,156 @@ class JudgeTrainer(Trainer):  # type: ignore[misc]
             ) from error
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Puts the tally's means in place of `Trainer`'s loss, which forgets at a resume."""
+        """Puts our means in place of `Trainer`'s loss, which forgets at a resume."""
         if "loss" in logs:
-            logs |= self.tally.take(self.args.device)
+            logs |= self.sums.pop_means(self.args.device)
         super().log(logs, start_time)
 
 
-def _by_row(found: EvalPrediction) -> dict[int, float]:
-    return dict(zip(found.label_ids.tolist(), found.predictions.tolist(), strict=True))
+def _by_row(prediction: EvalPrediction) -> dict[int, float]:
+    return dict(zip(prediction.label_ids.tolist(), prediction.predictions.tolist(), strict=True))
+
+
+# --- its arguments ---------------------------------------------------------------------------------------------
+
+
+def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = False) -> TrainingArguments:
+    """The transformers `Trainer`'s arguments for a run, `config.trainer` among them.
+
+    Args:
+        config: the run.
+        evaluates: whether there are comparisons to measure on.
+        resumed: whether it goes on from a checkpoint, whose evaluation at the start is in the log already.
+
+    Raises:
+        ValueError: `config.trainer` names what does not exist, or what the config says elsewhere.
+    """
+    micro, accumulate = micro_batches(config, world=processes().num_processes)
+    every = config.evaluate_every
+    ours: dict[str, Any] = {
+        "output_dir": str(config.out / "checkpoints"),
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "num_train_epochs": config.epochs,
+        "max_steps": config.max_steps or -1,
+        "learning_rate": config.optimizer.lr,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": config.optimizer.warmup,
+        "weight_decay": config.optimizer.weight_decay,
+        "max_grad_norm": config.optimizer.max_grad_norm,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": accumulate,
+        "bf16": config.model.dtype == "bfloat16",
+        "activation_checkpointing": config.model.gradient_checkpointing,
+        "logging_strategy": "steps",
+        "logging_steps": config.log_every,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "steps" if evaluates and every else "no",
+        "eval_on_start": evaluates and not resumed,
+        "save_strategy": "steps",
+        "save_steps": config.save_every,
+        "report_to": [],
+        "remove_unused_columns": False,
+        "dataloader_num_workers": config.data.workers,
+        "use_cpu": not torch.accelerator.is_available(),
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    if evaluates and every:
+        ours["eval_steps"] = every
+    if config.model.gradient_checkpointing:
+        ours["activation_checkpointing_kwargs"] = {"use_reentrant": False}
+    defaults = {
+        "per_device_eval_batch_size": config.optimizer.micro_batch,
+        "ddp_find_unused_parameters": False,
+        "disable_tqdm": not sys.stderr.isatty(),
+    }
+    _check_extra(config.trainer, taken=ours)
+    return TrainingArguments(**ours, **(defaults | config.trainer))
+
+
+def _check_extra(extra: Mapping[str, Any], *, taken: Mapping[str, Any]) -> None:
+    names = {field.name for field in fields(TrainingArguments)}
+    for name in extra:
+        if name not in names:
+            raise ValueError(f"trainer.{name}: transformers' TrainingArguments has no such key")
+        if name in taken:
+            raise ValueError(f"trainer.{name}: a key of the config says it already; set that one")
+
+
+def micro_batches(config: RewardRun, *, world: int) -> tuple[int, int]:
+    """(comparisons per forward, forwards per optimizer step) of each of `world` processes.
+
+    Raises:
+        ValueError: the processes cannot share the batch evenly.
+    """
+    batch = config.optimizer.batch
+    if batch % world:
+        raise ValueError(
+            f"optimizer.batch {batch} cannot be shared by {world} processes; make it a multiple of {world}"
+        )
+    per_process = batch // world
+    micro = next(
+        size for size in range(min(per_process, config.optimizer.micro_batch), 0, -1) if per_process % size == 0
+    )
+    return micro, per_process // micro
+
+
+# --- how well a judge decides ----------------------------------------------------------------------------------
+
+
+def decision_metrics(
+    p_yes: Sequence[float], consistent: Sequence[bool], *, swapped: Sequence[float | None], category: Sequence[str]
+) -> dict[str, float]:
+    """Measure a judge on N comparisons, and on each category as `NAME/CATEGORY` if there are several.
+
+    Args:
+        p_yes: P(Yes) of each comparison.
+        consistent: whether Yes is right.
+        swapped: P(Yes) with the images exchanged; None for a comparison of one image.
+        category: the category of each comparison.
+
+    Returns:
+        Accuracy, AUC, calibration error and order gap; NaN if the data does not define one (an AUC without a No, an
+        order gap without pairs).
+    """
+    p, y = np.asarray(p_yes, dtype=float), np.asarray(consistent, dtype=bool)
+    other = np.array([np.nan if value is None else value for value in swapped], dtype=float)
+    category_N = np.asarray(category)
+    metrics = _measures(p, y, other)
+    kinds = sorted(set(category))
+    for kind in kinds if len(kinds) > 1 else []:
+        mask = category_N == kind
+        metrics |= {f"{name}/{kind}": value for name, value in _measures(p[mask], y[mask], other[mask]).items()}
+    return metrics
+
+
+def _measures(p: Values, y: Labels, other: Values) -> dict[str, float]:
+    return {
+        "decision_accuracy": float(((p > 0.5) == y).mean()),
+        "auc": auc(p, y),
+        "ece": calibration_error(p, y),
+        "order_gap": order_gap(p, other),
+    }
+
+
+def auc(p_yes: Values, consistent: Labels) -> float:
+    """The chance that a Yes is scored above a No, ties counted half; NaN if either is absent."""
+    yes, no = int(consistent.sum()), int((~consistent).sum())
+    if not yes or not no:
+        return float("nan")
+    _, value_index, count = np.unique(p_yes, return_inverse=True, return_counts=True)
+    rank = np.cumsum(count) - (count - 1) / 2  # the mean rank of each value, from 1
+    return float((rank[value_index][consistent].sum() - yes * (yes + 1) / 2) / (yes * no))
+
+
+def calibration_error(p_yes: Values, consistent: Labels, *, bins: int = CALIBRATION_BINS) -> float:
+    """Expected calibration error: |mean P(Yes) − share of Yes| over equal bins of P(Yes), weighted by their sizes."""
+    bin_of = np.minimum((p_yes * bins).astype(int), bins - 1)
+    gaps = [abs(float((p_yes[bin_of == index] - consistent[bin_of == index]).sum())) for index in range(bins)]
+    return sum(gaps) / len(p_yes)
+
+
+def order_gap(p_yes: Values, swapped: Values) -> float:
+    """Mean |P(Yes | a, b) − P(Yes | b, a)|; NaN if no comparison has two images."""
+    gaps = np.abs(p_yes - swapped)[~np.isnan(swapped)]
+    return float(gaps.mean()) if len(gaps) else float("nan")

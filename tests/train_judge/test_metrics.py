@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from pacorl.train_judge.metrics import auc, calibration_error, decision_metrics, order_gap
+from pacorl.train_judge.trainer import auc, calibration_error, decision_metrics, order_gap
 
 
 def test_auc_is_scikit_learns_ties_included() -> None:

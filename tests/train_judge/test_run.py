@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,18 @@ from pacorl.io.images import ImageError, open_image
 from pacorl.io.processor import load_processor
 from pacorl.judges.local import LocalJudge
 from pacorl.plan.judge_plan import plan_reward
-from pacorl.train_judge import run as reward
 from pacorl.train_judge.callbacks import complete_checkpoints
-from pacorl.train_judge.data import Collator, Rows, in_both_orders, in_order
+from pacorl.train_judge.data import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.train_judge.model import load_model, processor_of, save_processor, source_of, tune
-from pacorl.train_judge.run import gather, micro_batches, train_reward, training_arguments
-from pacorl.train_judge.trainer import OURS, JudgeTrainer, Tally, read_answers
+from pacorl.train_judge.run import JudgeTrainer, build_trainer
+from pacorl.train_judge.trainer import (
+    LABEL_KEYS,
+    LossSums,
+    WeightedLikelihoodTrainer,
+    micro_batches,
+    read_answers,
+    training_arguments,
+)
 from pacorl.types import Question
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
@@ -82,7 +89,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def batch(data: Path) -> dict[str, torch.Tensor]:
-    rows = in_order(comparisons_from(str(data)))
+    rows = each_once(comparisons_from(str(data)))
     return Collator(processor_of("tiny"), target="reasons")([rows[index] for index in range(4)])
 
 
@@ -107,10 +114,10 @@ def test_the_head_on_answers_alone_gives_the_loss_of_full_logits(batch: dict[str
 def test_every_family_learns_on_answers_alone(family: str, data: Path) -> None:
     """Loss and gradients of an adapter are those of full logits, in double precision."""
     processor = processor_of_any_size()
-    rows = in_order(comparisons_from(str(data)))
+    rows = each_once(comparisons_from(str(data)))
     batch = Collator(processor, target="reasons")([rows[0], rows[1]])
     tuned = tune(build(family, processor).double(), RewardTuningConfig(rank=2))
-    inputs = {name: tensor for name, tensor in batch.items() if name not in OURS}
+    inputs = {name: tensor for name, tensor in batch.items() if name not in LABEL_KEYS}
     logits = tuned(**inputs).logits[:, :-1].log_softmax(-1)
     every = F.pad(logits.gather(2, batch["input_ids"][:, 1:, None])[..., 0], (1, 0))
     few = read_answers(tuned, batch, yes=0, no=1).log_prob_BL
@@ -178,8 +185,8 @@ class Gradients(TrainerCallback):
 
 
 def gradients(config: RewardRun) -> list[torch.Tensor]:
-    material, seen = gather(config), Gradients()
-    trainer = reward._trainer(config, material, training_arguments(config, evaluates=False), Tally(), [seen])
+    arguments, seen = training_arguments(config, evaluates=False), Gradients()
+    trainer = build_trainer(config, load_data(config), arguments, LossSums(), [seen])
     trainer.train()
     return seen.steps
 
@@ -208,7 +215,7 @@ def test_a_last_step_that_is_not_full_is_a_mean_too(run: Any, data: Path) -> Non
 def test_a_batch_is_dealt_to_processes_and_forwards(run: Any) -> None:
     config = run("optimizer.batch=24", "optimizer.micro_batch=8")
     assert [micro_batches(config, world=world) for world in (1, 2, 4, 8)] == [(8, 3), (6, 2), (6, 1), (3, 1)]
-    with pytest.raises(ValueError, match=r"optimizer\.batch 24 cannot be dealt to 5 processes"):
+    with pytest.raises(ValueError, match=r"optimizer\.batch 24 cannot be shared by 5 processes"):
         micro_batches(config, world=5)
 
 
@@ -219,18 +226,18 @@ def test_a_stopped_run_goes_on_bit_for_bit(run: Any, data: Path, monkeypatch: py
     """Dropout, a checkpoint between two lines of the log, and a newer checkpoint that was cut short."""
     more = ["tuning.dropout=0.2", f"data.evaluation=['{data}']", "data.evaluation_limit=2", "evaluate_every=4"]
     whole, stopped = run(*more, out="whole"), run(*more, out="stopped")
-    train_reward(whole)
-    loss = JudgeTrainer.compute_loss
+    JudgeTrainer(whole).run()
+    loss = WeightedLikelihoodTrainer.compute_loss
 
-    def loss_and_signal(trainer: JudgeTrainer, *args: Any, **kwargs: Any) -> Any:
+    def loss_and_signal(trainer: WeightedLikelihoodTrainer, *args: Any, **kwargs: Any) -> Any:
         if trainer.state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return loss(trainer, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JudgeTrainer, "compute_loss", loss_and_signal)
+        patch.setattr(WeightedLikelihoodTrainer, "compute_loss", loss_and_signal)
         with pytest.raises(Interrupted, match="stopped after step 3, and saved; go on with --resume"):
-            train_reward(stopped)
+            JudgeTrainer(stopped).run()
     (checkpoint,) = complete_checkpoints(stopped.out / "checkpoints")
     assert checkpoint.name == "checkpoint-3"
     torn = checkpoint.with_name("checkpoint-5")
@@ -240,8 +247,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(run: Any, data: Path, monkeypatch: py
     with (stopped.out / "metrics.jsonl").open("a") as log:
         log.write('{"kind": "train", "epoch": 0, "step": 5, "loss": 0}\n{"kind": "tr')
     with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
-        train_reward(stopped)
-    train_reward(stopped, resume=True)
+        JudgeTrainer(stopped).run()
+    JudgeTrainer(stopped, resume=True).run()
     assert lines(stopped.out) == lines(whole.out)
     assert [line["step"] for line in lines(whole.out)] == [0, 2, 4, 4, 6, 6]
     expected, found = weights(whole.out), weights(stopped.out)
@@ -260,15 +267,15 @@ def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(peft_model, "safe_save_file", full)
         with pytest.raises(OSError, match=r"checkpoint-4 could not be written \(.*No space left.*make room and go on"):
-            train_reward(config)
+            JudgeTrainer(config).run()
     assert [path.name for path in (config.out / "checkpoints").iterdir()] == ["checkpoint-2"]
-    train_reward(config, resume=True)
+    JudgeTrainer(config, resume=True).run()
     assert [line["step"] for line in lines(config.out)] == [2, 4, 6]
 
 
 def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     config = run(f"data.evaluation=['{data}']", "max_steps=1")
-    train_reward(config)
+    JudgeTrainer(config).run()
     first, train, last = lines(config.out)
     assert (first["kind"], train["kind"], last["kind"]) == ("evaluation", "train", "evaluation")
     for name in ("decision_accuracy", "auc", "ece", "order_gap"):
@@ -280,7 +287,7 @@ def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
 
 def test_merged_weights_judge_as_the_adapter_does(run: Any, data: Path) -> None:
     config = run("merge=true", "max_steps=2", "optimizer.warmup=0", "optimizer.lr=0.1")
-    train_reward(config)
+    JudgeTrainer(config).run()
     merged = config.out / "merged"
     one = comparisons_from(str(data))[0]
     asked = [Question(tuple(map(open_image, one.images)), one.question)]
@@ -319,7 +326,7 @@ def test_merged_weights_keep_the_template_that_was_trained_with(tmp_path: Path) 
 def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
     """Losses and gradient norms of a batch of four, in one process and dealt to two by DDP."""
     shared = ["optimizer.batch=4", "log_every=1"]
-    train_reward(run(*shared, out="one"))
+    JudgeTrainer(run(*shared, out="one")).run()
     two = run(*shared, out="two")
     (tmp_path / "two.yaml").write_text(dump(two))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
@@ -334,7 +341,7 @@ def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["label", "token"])
 def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
     config = run(f"loss.target={target}", "loss.alpha=uniform", "epochs=3", "optimizer.lr=3e-3", "optimizer.batch=6")
-    train_reward(config)
+    JudgeTrainer(config).run()
     found = lines(config.out)
     assert found[-1]["decision_nll"] < found[0]["decision_nll"]
     assert (found[0]["reasons_nll"] == 0) == (target == "token")
@@ -398,22 +405,24 @@ def test_a_damaged_image_is_found_before_weights_load(run: Any, data: Path) -> N
     bad.write_bytes(one.images[0].read_bytes()[:-40])
     save_comparisons([dataclasses.replace(one, images=(bad, one.images[1])), *others], source)
     with pytest.raises(ImageError, match=r"1 image\(s\) cannot be used.*\n.*bad\.png: damaged or cut off"):
-        gather(run(f"data.train=['{source}']"))
+        load_data(run(f"data.train=['{source}']"))
 
 
 def test_all_weights_can_be_trained(run: Any) -> None:
     config = run("tuning.method=full", "max_steps=1")
-    train_reward(config)
+    JudgeTrainer(config).run()
     found = LocalJudge.from_pretrained(config.out / "model")
     assert found.processor.image_processor.patch_size == 8
 
 
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = JudgeTrainer.compute_loss
-    monkeypatch.setattr(JudgeTrainer, "compute_loss", lambda *args, **more: loss(*args, **more) * float("nan"))
+    loss = WeightedLikelihoodTrainer.compute_loss
+    monkeypatch.setattr(
+        WeightedLikelihoodTrainer, "compute_loss", lambda *args, **more: loss(*args, **more) * float("nan")
+    )
     config = run("optimizer.max_bad_steps=3")
     with pytest.raises(ValueError, match="3 optimizer steps in a row had gradients that are not finite"):
-        train_reward(config)
+        JudgeTrainer(config).run()
     (checkpoint,) = complete_checkpoints(config.out / "checkpoints")
     assert checkpoint.name == "checkpoint-3"
     saved = load_file(checkpoint / "adapter_model.safetensors")
@@ -432,7 +441,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, m
 )
 def test_what_cannot_run_is_refused(run: Any, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        train_reward(run(override))
+        JudgeTrainer(run(override)).run()
 
 
 @pytest.mark.parametrize(
@@ -456,11 +465,20 @@ def test_the_plan_counts_what_training_does(run: Any) -> None:
     assert plan.train == {"pairs": 12, "yes": 6, "no": 6, "with_reasons": 12}
     # Three steps an epoch, the last of two comparisons.
     assert (plan.optimizer_steps, plan.per_forward, plan.forwards_per_step) == (5, 5, 1)
-    train_reward(config)
+    JudgeTrainer(config).run()
     assert lines(config.out)[-1]["step"] == 5
     assert plan.trained_parameters == sum(value.numel() for value in weights(config.out).values())
 
 
 def test_rows_open_their_images_in_order(data: Path) -> None:
-    rows: Rows = in_both_orders(comparisons_from(str(data))[:1])
+    rows: ComparisonDataset = in_both_orders(comparisons_from(str(data))[:1])
     assert [image.tobytes() for image in rows[0].images] == [image.tobytes() for image in rows[1].images[::-1]]
+
+
+def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = textwrap.dedent((JudgeTrainer.__doc__ or "").split("Example:\n")[1])
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert (names["folder"] / "adapter" / "adapter_model.safetensors").is_file()
+    assert {"before", "after"} <= json.loads((names["folder"] / "summary.json").read_text()).keys()
