@@ -28,11 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacorl import twins as tiny
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import vocabulary
 from pacorl.io.quiet import quiet_loading
+from pacorl.policies.flux import tiny_flux, tiny_flux_transformer
 from pacorl.train.trainer import prepare, run_epoch
 from pacorl.train.training import Training
 from pacorl.types import Size
@@ -79,8 +79,8 @@ def arguments() -> argparse.Namespace:
 def prepared(folder: Path, options: argparse.Namespace) -> Training:
     """A run on a random FLUX, through the same door as any other."""
     torch.manual_seed(0)
-    pipeline = tiny.tiny_flux(vocabulary())
-    pipeline.transformer = tiny.tiny_flux_transformer(width=256, double_blocks=4, single_blocks=8)
+    pipeline = tiny_flux(vocabulary())
+    pipeline.transformer = tiny_flux_transformer(width=256, double_blocks=4, single_blocks=8)
     for parameter in pipeline.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)

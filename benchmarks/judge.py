@@ -30,7 +30,7 @@ from pacorl.engine.threads import use_cores
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judges.local import LocalJudge
 from pacorl.judges.sharing import Node, prefix_forest
-from pacorl.plan.sources import QWEN_JUDGE
+from pacorl.plan.sources import JUDGE_PARTS
 from pacorl.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
 from pacorl.types import Question
 
@@ -155,10 +155,10 @@ def build(name: str, device: torch.device) -> LocalJudge:
     processor = image_text_processor(
         # The question in about as many tokens as the real tokenizer makes of it.
         tokenizer=qwen_tokenizer_of([*vocabulary(), *[f"user\nYou are a helpful assistant.\n{same_theme(THEME)}"] * 9]),
-        image_options=QWEN_JUDGE["processor"],
+        image_options=JUDGE_PARTS["processor"],
         chat_template=CHAT_TEMPLATE,
     )
-    sizes = QWEN_JUDGE["model"] if name == "7b" else mid_size(name, processor)
+    sizes = JUDGE_PARTS["model"] if name == "7b" else mid_size(name, processor)
     ids = {token: processor.tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
     config = Qwen2_5_VLConfig(
         **{key: value for key, value in sizes.items() if key != "model_type"},

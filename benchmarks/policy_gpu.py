@@ -33,8 +33,8 @@ from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import MovingAverage, add_lora
 from pacorl.plan import sources
 from pacorl.plan.components import Phase, policy_on_meta, rows
-from pacorl.plan.generators import Generator, conditioning_on_meta, paintable
 from pacorl.plan.plan import Plan, size_text
+from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import Policy
 from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Conditioning, Prompt, Rollout, Size
@@ -118,11 +118,11 @@ def run_of(side: int, options: argparse.Namespace) -> PolicyRun:
 class Drawn:
     """Conditioning of the right shapes from a generator of noise, in place of a cache of encoded prompts."""
 
-    def __init__(self, policy: Generator, device: torch.device) -> None:
+    def __init__(self, policy: PipelinePolicy, device: torch.device) -> None:
         self._policy, self._device = policy, device
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
-        wanted = conditioning_on_meta(self._policy, size=size, batch=len(prompts))
+        wanted = self._policy.conditioning_on_meta(size, batch=len(prompts))
         return Conditioning(
             {name: torch.randn(one.shape, dtype=one.dtype, device=self._device) for name, one in wanted.tensors.items()}
         )
@@ -155,7 +155,7 @@ class Bench:
 
     def measure(self, side: int, config: PolicyRun, options: argparse.Namespace, *, peak: float) -> list[Measured]:
         """Sampling, decoding and training at one size."""
-        size = paintable(self.generator, Size(side, side))
+        size = self.generator.nearest_size(Size(side, side))
         sampler = Sampler(size=size, steps=options.steps, sde_steps=(NOISE_STEP,))
         prompts = [Prompt(id=0, text="drawn")] * options.batch
         rollout = collect(

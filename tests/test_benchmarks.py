@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pacorl.plan import sources
+from pacorl.policies.flux import FLUX
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -48,7 +48,7 @@ def test_the_gpu_benchmark_runs_at_full_width_on_the_meta_device(monkeypatch: py
     policy_gpu = benchmark("policy_gpu", monkeypatch)
     monkeypatch.setattr(policy_gpu, "SIDES", (512,))
     for depth in ("num_layers", "num_single_layers"):
-        monkeypatch.setitem(sources.FLUX_DEV["transformer"], depth, 1)  # type: ignore[arg-type]
+        monkeypatch.setitem(FLUX.parts["transformer"], depth, 1)  # type: ignore[arg-type]
     options = policy_gpu.arguments(["--steps", "2", "--repeats", "1"])
     with OnesFromMeta():
         phases, text = policy_gpu.measured(options, torch.device("meta"))

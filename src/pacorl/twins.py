@@ -1,7 +1,7 @@
-"""Tiny twins of the released models: the same classes, built offline from config, saved in the same layout.
+"""What tiny twins of the released models are made of: the same classes, built offline from config.
 
-Tokenizers are trained on the texts they are given; weights are random until `pacorl tiny` trains them. Sizes are in
-`docs/tiny.md`. Nothing here is needed to load a checkpoint.
+Tokenizers are trained on the texts they are given; weights are random until `python -m tools.tiny` trains them. A
+generator's whole twin stands in its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ import torch
 from pacorl.io.documents import parse_json
 
 if TYPE_CHECKING:
-    from diffusers import (
-        AutoencoderKL,
-        AutoencoderKLQwenImage,
-        FluxKontextPipeline,
-        FluxPipeline,
-        FluxTransformer2DModel,
-        QwenImageTransformer2DModel,
-    )
+    from diffusers import AutoencoderKL
     from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
 
 LATENT_CHANNELS = 8
@@ -46,14 +39,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, in which each of these
-# words is one token. They stand here often enough to become one in a tiny tokenizer too.
-EDIT_TEMPLATE_WORDS = 8 * (
-    "user\nPicture",
-    "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then "
-    "explain how the user's text instruction should alter or modify the image. Generate a new image that meets the "
-    "user's requirements while maintaining consistency with the original input where appropriate.",
-)
 QWEN_SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -67,7 +52,7 @@ QWEN_SPECIAL_TOKENS = (
 
 
 def tiny_vae() -> AutoencoderKL:
-    """A ×4 autoencoder of 8 latent channels; no attention, so that a panel's code does not depend on the sheet."""
+    """A ×4 autoencoder of 8 latent channels; without attention, so that a panel's code depends on the panel alone."""
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(
@@ -89,133 +74,6 @@ def tiny_vae() -> AutoencoderKL:
     )
 
 
-def tiny_flux_transformer(
-    *, width: int = 128, heads: int = 4, double_blocks: int = 2, single_blocks: int = 4
-) -> FluxTransformer2DModel:
-    """A FLUX.1-dev transformer in small (guidance-distilled, as the real one)."""
-    from diffusers import FluxTransformer2DModel
-
-    head = width // heads
-    transformer = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=4 * LATENT_CHANNELS,
-        num_layers=double_blocks,
-        num_single_layers=single_blocks,
-        attention_head_dim=head,
-        num_attention_heads=heads,
-        joint_attention_dim=TEXT_WIDTH,
-        pooled_projection_dim=TEXT_WIDTH,
-        guidance_embeds=True,
-        axes_dims_rope=(head // 8, head * 7 // 16, head * 7 // 16),
-    )
-    for name, module in transformer.named_modules():
-        # adaLN-zero (arXiv 2212.09748): every block starts as the identity, which a short training repays.
-        if name == "proj_out" or (name.endswith(".linear") and ".norm" in f".{name}"):
-            torch.nn.init.zeros_(module.weight)
-            torch.nn.init.zeros_(module.bias)
-    return transformer
-
-
-def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> FluxPipeline:
-    """A whole FLUX.1-dev pipeline in small; its tokenizers know the words of `texts`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
-
-    clip_tokenizer, t5_tokenizer = clip_tokenizer_of(texts), t5_tokenizer_of(texts)
-    return FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True,
-            shift=3.0,
-            base_shift=0.5,
-            max_shift=1.15,
-            # 64 px and 128 px grids stand where 256 px and 1024 px stand for the real model.
-            base_image_seq_len=64,
-            max_image_seq_len=256,
-        ),
-        vae=vae or tiny_vae(),
-        text_encoder=_tiny_clip(clip_tokenizer),
-        tokenizer=clip_tokenizer,
-        text_encoder_2=_tiny_t5(t5_tokenizer),
-        tokenizer_2=t5_tokenizer,
-        transformer=tiny_flux_transformer(),
-    )
-
-
-def tiny_kontext(flux: FluxPipeline) -> FluxKontextPipeline:
-    """FLUX.1-Kontext-dev in small: a FLUX pipeline's parts, its weights too, which it then shares."""
-    from diffusers import FluxKontextPipeline
-
-    return FluxKontextPipeline(
-        scheduler=flux.scheduler,
-        vae=flux.vae,
-        text_encoder=flux.text_encoder,
-        tokenizer=flux.tokenizer,
-        text_encoder_2=flux.text_encoder_2,
-        tokenizer_2=flux.tokenizer_2,
-        transformer=flux.transformer,
-    )
-
-
-def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
-    """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImageEditPlusPipeline
-
-    from pacorl.io.processor import image_text_processor
-
-    processor = image_text_processor(
-        tokenizer=qwen_tokenizer_of([*texts, *EDIT_TEMPLATE_WORDS]),
-        image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128},
-        chat_template=CHAT_TEMPLATE,
-    )
-    pipeline = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
-    return pipeline(
-        # As published.
-        scheduler=FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True,
-            base_shift=0.5,
-            max_shift=0.9,
-            base_image_seq_len=256,
-            max_image_seq_len=8192,
-            shift_terminal=0.02,
-        ),
-        vae=tiny_qwen_vae(),
-        text_encoder=_tiny_qwen_vl(processor.tokenizer),
-        tokenizer=processor.tokenizer,
-        processor=processor,
-        transformer=tiny_qwen_transformer(),
-    )
-
-
-def tiny_qwen_vae() -> AutoencoderKLQwenImage:
-    """Qwen-Image's ×8 autoencoder for films of one frame, with 4 latent channels."""
-    from diffusers import AutoencoderKLQwenImage
-
-    return AutoencoderKLQwenImage(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.1, -0.2, 0.0, 0.3],
-        latents_std=[1.2, 0.8, 1.0, 1.5],
-    )
-
-
-def tiny_qwen_transformer(*, heads: int = 2, blocks: int = 2) -> QwenImageTransformer2DModel:
-    """Qwen-Image-Edit's transformer in small."""
-    from diffusers import QwenImageTransformer2DModel
-
-    return QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=blocks,
-        attention_head_dim=32,
-        num_attention_heads=heads,
-        joint_attention_dim=VLM_WIDTH,
-        axes_dims_rope=(4, 14, 14),
-    )
-
-
 def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
     """A Qwen2.5-VL in small and its processor; the tokenizer knows the words of `texts`."""
     from pacorl.io.processor import image_text_processor
@@ -225,10 +83,11 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
         image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 32 * 32},
         chat_template=CHAT_TEMPLATE,
     )
-    return _tiny_qwen_vl(processor.tokenizer), processor
+    return tiny_qwen_vl(processor.tokenizer), processor
 
 
-def _tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
+def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
+    """A Qwen2.5-VL in small with random weights."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
@@ -349,10 +208,11 @@ def _vocab_and_merges(core: Any) -> dict[str, Any]:
 # --- encoders --------------------------------------------------------------------------------------------------
 
 
-def _tiny_clip(tokenizer: PreTrainedTokenizerBase) -> Any:
-    from transformers import CLIPTextConfig, CLIPTextModel
+def tiny_clip(tokenizer: PreTrainedTokenizerBase, *, projection: bool = False) -> Any:
+    """CLIP's text encoder in small; with `projection` the form that Stable Diffusion 3 takes."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-    return CLIPTextModel(
+    return (CLIPTextModelWithProjection if projection else CLIPTextModel)(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
             hidden_size=TEXT_WIDTH,
@@ -368,7 +228,8 @@ def _tiny_clip(tokenizer: PreTrainedTokenizerBase) -> Any:
     )
 
 
-def _tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
+def tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """T5's encoder in small."""
     from transformers import T5Config, T5EncoderModel
 
     model = T5EncoderModel(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,13 +18,15 @@ from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts
 from pacorl.lora.adapters import MovingAverage, adapter_state, add_lora
-from pacorl.plan import components, generators, memory, sources
+from pacorl.plan import components, memory, sources
 from pacorl.plan.plan import Plan, plan, print_plan
-from pacorl.policies.flux import FluxPolicy
-from pacorl.policies.kontext import KontextPolicy
-from pacorl.policies.qwen_image import QwenEditPolicy
+from pacorl.policies import POLICIES
+from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
+from pacorl.policies.meta import META, model_on_meta
+from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.policies.policy import PolicyOptions
 from pacorl.quickstart import recipe
-from pacorl.twins import tiny_flux, tiny_judge, tiny_kontext, tiny_qwen_edit
+from pacorl.twins import tiny_judge
 from pacorl.types import Conditioning, Prompt, Size
 
 RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is_1gpu.yaml"
@@ -35,7 +36,7 @@ TEXTS = [prompt.text for prompt in character_prompts("train", 24)]
 @pytest.fixture(scope="session")
 def policy() -> FluxPolicy:
     """A real tiny generator."""
-    return FluxPolicy(tiny_flux(TEXTS), max_sequence_length=48)
+    return FLUX.over(tiny_flux(TEXTS), max_sequence_length=48)
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +94,7 @@ def measured_peak(run: profile) -> int:
 def train_for_real(config: PolicyRun) -> None:
     """Two optimizer steps of the adapter on a real tiny transformer, which is built here too."""
     pipeline = tiny_flux(TEXTS)
-    policy = FluxPolicy(pipeline, max_sequence_length=config.model.max_sequence_length)
+    policy = FLUX.over(pipeline, max_sequence_length=config.model.max_sequence_length)
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
     if config.model.gradient_checkpointing:
         pipeline.transformer.enable_gradient_checkpointing()
@@ -186,8 +187,8 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
 
 def test_the_published_architectures_have_the_published_sizes() -> None:
     config = PolicyRun()
-    policy = components.policy_on_meta(config, sources.FLUX_DEV)
-    judge = generators.vlm_on_meta(sources.QWEN_JUDGE["model"], dtype=torch.bfloat16)
+    policy = components.policy_on_meta(config, config.generator.parts)
+    judge = model_on_meta(sources.JUDGE_PARTS["model"], dtype=torch.bfloat16)
     pipeline = policy.pipeline
     parts = (pipeline.transformer, pipeline.text_encoder_2, pipeline.text_encoder, pipeline.vae, judge)
 
@@ -338,13 +339,13 @@ def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
 def test_qwen_image_has_its_published_size() -> None:
     config = load(PolicyRun, None, ["model.kind=qwen_edit"])
     assert config.model.checkpoint == "Qwen/Qwen-Image-Edit"
-    policy = components.policy_on_meta(config, sources.QWEN_EDIT)
+    policy = components.policy_on_meta(config, config.generator.parts)
     pipeline = policy.pipeline
     parts = (pipeline.transformer, pipeline.vae, pipeline.text_encoder)
     assert [memory.count(part) for part in parts] == [
         pytest.approx(size, rel=1e-3) for size in (20.430e9, 126.9e6, 8.292e9)
     ]
-    with generators.META:
+    with META:
         add_lora(policy.transformer, rank=64, alpha=128, targets=policy.lora_targets)
     assert len(adapter_state(policy.transformer)) == 2 * 60 * 12
 
@@ -357,7 +358,7 @@ def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Pat
     size, prompt = Size(64, 64), Prompt(0, "Give the hero a crown.", sources=(picture,))
     real, planned = edit_twin(kind), edit_twin_on_meta(kind)
     encoded = real.collate(real.encode([prompt], size)).tensors
-    expected = generators.conditioning_on_meta(planned, size=size, batch=1).tensors
+    expected = planned.conditioning_on_meta(size, batch=1).tensors
     assert encoded.keys() == expected.keys()
     for name in encoded:
         if "tokens" not in name:
@@ -368,24 +369,22 @@ def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Pat
     assert memory.decoding_peak(planned, size=size, batch=2) > 2 * 3 * 4 * 64 * 64
 
 
-def edit_twin(kind: str) -> KontextPolicy | QwenEditPolicy:
-    if kind == "kontext":
-        return KontextPolicy(tiny_kontext(tiny_flux(TEXTS)), max_sequence_length=48, true_cfg_scale=2.0)
-    return QwenEditPolicy(tiny_qwen_edit(TEXTS, plus=kind == "qwen_edit_plus"), true_cfg_scale=2.0)
+def edit_options(kind: str) -> PolicyOptions:
+    own = {"max_sequence_length": 48} if kind == "kontext" else {}
+    return POLICIES[kind].options(true_cfg_scale=2.0, dtype="float32", **own)  # type: ignore[call-arg, arg-type]
 
 
-def edit_twin_on_meta(kind: str) -> generators.Generator:
-    """From the configs that the twin's own parts would save."""
-    pipeline = edit_twin(kind).pipeline
-    names = ("transformer", "vae", "text_encoder", *(("text_encoder_2",) if kind == "kontext" else ()))
-    parts = {name: dict(getattr(pipeline, name).config) for name in names if name in ("transformer", "vae")}
-    parts |= {name: getattr(pipeline, name).config.to_dict() for name in names if name not in parts}
-    options: dict[str, Any] = {"true_cfg_scale": 2.0}
-    if kind == "kontext":
-        options["max_sequence_length"] = 48
-    else:
+def edit_twin(kind: str) -> PipelinePolicy:
+    return POLICIES[kind].policy(POLICIES[kind].twin(TEXTS), edit_options(kind))
+
+
+def edit_twin_on_meta(kind: str) -> PipelinePolicy:
+    pipeline = POLICIES[kind].twin(TEXTS)
+    parts = {name: dict(getattr(pipeline, name).config) for name in ("transformer", "vae")}
+    parts |= {name: getattr(pipeline, name).config.to_dict() for name in POLICIES[kind].policy.encoders}
+    if kind != "kontext":
         parts["processor"] = sources.image_options(pipeline.processor.image_processor.to_dict())
-    return generators.ON_META[kind](parts, dtype=torch.float32, **options)
+    return POLICIES[kind].on_meta(edit_options(kind), parts)
 
 
 def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Path) -> None:
@@ -466,7 +465,7 @@ def test_a_verdict_points_to_the_notes_above() -> None:
 
 def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(checkpoints: Path) -> None:
     components_of = {row.component: row for row in plan(tiny_run(checkpoints)).rows}
-    policy = FluxPolicy(tiny_flux(TEXTS), max_sequence_length=48)
+    policy = FLUX.over(tiny_flux(TEXTS), max_sequence_length=48)
     config = tiny_run(checkpoints)
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
     weights = {n: p for n, p in policy.transformer.named_parameters() if ".base_layer.weight" in n}

@@ -177,7 +177,8 @@ def test_one_language_and_missing_edits(gedit_folder: Path, edits: Path, tmp_pat
 @pytest.mark.slow
 def test_painted_by_kontext_and_rated(gedit_folder: Path, tmp_path: Path) -> None:
     from pacorl.data.characters import vocabulary
-    from pacorl.twins import tiny_flux, tiny_kontext
+    from pacorl.policies.flux import tiny_flux
+    from pacorl.policies.kontext import tiny_kontext
 
     torch.manual_seed(0)
     tiny_kontext(tiny_flux(vocabulary())).save_pretrained(tmp_path / "kontext")

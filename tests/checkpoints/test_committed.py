@@ -21,8 +21,8 @@ from pacorl.judges import judge as judge_module
 from pacorl.judges.local import LocalJudge
 from pacorl.policies import flux as flux_module
 from pacorl.policies import kontext as kontext_module
-from pacorl.policies.flux import FluxPolicy
-from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies.flux import FLUX, FluxPolicy
+from pacorl.policies.kontext import KONTEXT
 from pacorl.quickstart import judge_accuracy
 from pacorl.types import Question, Size
 
@@ -38,7 +38,7 @@ def judge() -> LocalJudge:
 
 @pytest.fixture(scope="module")
 def policy() -> FluxPolicy:
-    return FluxPolicy.from_pretrained("tiny", max_sequence_length=48)
+    return FLUX.from_pretrained("tiny", max_sequence_length=48)
 
 
 def test_they_are_small_and_in_fp16() -> None:
@@ -109,7 +109,7 @@ def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -
 
 
 def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
-    editor = KontextPolicy.from_pretrained("tiny", guidance=3.5, max_sequence_length=48)
+    editor = KONTEXT.from_pretrained("tiny", guidance=3.5, max_sequence_length=48)
     edits = character_edits("test", 96)
     prompts = prompts_from(str(write_edits(tmp_path, edits, name="test", pixels=PIXELS)), limit=None)
     sampler, cache = Sampler(size=Size(PIXELS, PIXELS), steps=10), ConditioningCache(editor)

@@ -144,8 +144,7 @@ def test_a_policy_generates(folder):
     from pacorl.data.characters import vocabulary
     from pacorl.lora.adapters import adapter_state, add_lora
     from pacorl.lora.formats import save_lora
-    from pacorl.policies.flux import FluxPolicy
-    from pacorl.twins import tiny_flux
+    from pacorl.policies.flux import FLUX, tiny_flux
     from pacorl.types import Size
 
     torch.manual_seed(0)
@@ -153,7 +152,7 @@ def test_a_policy_generates(folder):
     pipeline = tiny_flux(vocabulary())
     torch.nn.init.normal_(pipeline.transformer.proj_out.weight, std=0.1)
     pipeline.save_pretrained(checkpoint)
-    policy = FluxPolicy(pipeline, guidance=3.5, max_sequence_length=64)
+    policy = FLUX.over(pipeline, guidance_scale=3.5, max_sequence_length=64)
     targets = ["proj_out"]
     add_lora(policy.transformer, rank=2, alpha=4, targets=targets)
     state = {name: torch.randn_like(value) for name, value in adapter_state(policy.transformer).items()}
@@ -188,5 +187,5 @@ def test_every_kind_of_policy_generates(tmp_path):
     hasty = image_source(str(tmp_path / "qwen"), **{**options, "steps": 1}).load()
     with pytest.raises(ValueError, match=r"1 sampling step is too few.* at least 2 steps"):
         hasty([prompt], [0])
-    with pytest.raises(ValueError, match=r"qwen_edit has no distilled guidance.*leave guidance out"):
-        image_source(str(tmp_path / "qwen"), guidance=2.5, **options)
+    with pytest.raises(ValueError, match=r"qwen_edit takes no guidance_scale; leave it out"):
+        image_source(str(tmp_path / "qwen"), guidance_scale=2.5, **options)

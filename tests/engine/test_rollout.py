@@ -7,7 +7,6 @@ import torch
 from peft.tuners.lora import Linear
 from toy_world import ToyPolicy
 
-from pacorl import twins as tiny
 from pacorl.core.objectives.diffusion_nft import DiffusionNft
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
@@ -27,7 +26,7 @@ from pacorl.engine.rollout import (
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import OldPolicy, adapter_off, adapter_state, add_lora
 from pacorl.lora.fuse import FusedLora, can_fuse_lora
-from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
+from pacorl.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
 from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Prompt, Size
 
@@ -39,11 +38,11 @@ SAMPLER = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 2))
 def policy() -> FluxPolicy:
     """A tiny FLUX with an adapter that does something."""
     torch.manual_seed(0)
-    pipeline = tiny.tiny_flux(vocabulary())
+    pipeline = tiny_flux(vocabulary())
     for parameter in pipeline.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    policy = FluxPolicy(pipeline, max_sequence_length=48)
+    policy = FLUX.over(pipeline, max_sequence_length=48)
     add_lora(policy.transformer, rank=4, alpha=8, targets=LORA_TARGETS)
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():

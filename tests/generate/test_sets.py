@@ -10,20 +10,20 @@ import pytest
 import torch
 from PIL import Image, ImageChops
 
-from pacorl import twins as tiny
 from pacorl.core.grid import split
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import Oracle, character_prompts, vocabulary
 from pacorl.data.records import prompts_from
-from pacorl.engine.generator import Generator, kind_of
+from pacorl.engine.generator import Generator
 from pacorl.generate.files import read_recipe, save, save_pdf, write_page
 from pacorl.generate.ranking import best_first, judge_edits
 from pacorl.generate.sets import generate_sets
 from pacorl.generate.storyboard import Storyboard, paint_storyboard
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import save_lora
-from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
-from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies import kind_of
+from pacorl.policies.flux import FLUX, LORA_TARGETS, tiny_flux
+from pacorl.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.types import Prompt, Question, Size, Verdict
 
 SIZE, STEPS = Size(64, 64), 3
@@ -64,7 +64,7 @@ def prompts() -> list[Prompt]:
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     """A LoRA whose α is not its rank, so that a reader who forgets α is found out."""
-    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    transformer = FLUX.from_pretrained("tiny").transformer
     add_lora(transformer, rank=2, alpha=6, targets=LORA_TARGETS)
     generator = torch.Generator().manual_seed(0)
     state = adapter_state(transformer)
@@ -176,7 +176,7 @@ def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
     # PEFT's own reading of the folder gives the same weights.
     from peft import PeftModel
 
-    theirs = PeftModel.from_pretrained(FluxPolicy.from_pretrained("tiny").transformer, adapter)
+    theirs = PeftModel.from_pretrained(FLUX.from_pretrained("tiny").transformer, adapter)
     ours = dict(worn.policy.transformer.named_modules())["transformer_blocks.0.attn.to_q"]
     other = theirs.base_model.model.transformer_blocks[0].attn.to_q
     torch.testing.assert_close(ours.get_delta_weight("default"), other.get_delta_weight("default"))
@@ -186,7 +186,7 @@ def test_an_adapter_without_its_config_says_alpha_itself(adapter, tmp_path):
     """diffusers' file alone, as `load_lora_weights` takes it."""
     alone = tmp_path / "only.safetensors"
     alone.write_bytes((adapter / "pytorch_lora_weights.safetensors").read_bytes())
-    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    transformer = FLUX.from_pretrained("tiny").transformer
     load_lora(transformer, alone)
     assert dict(transformer.named_modules())["transformer_blocks.0.attn.to_q"].scaling["default"] == 3
 
@@ -196,13 +196,13 @@ def test_a_checkpoint_is_worn_by_its_lora_folder(adapter, tmp_path):
     (tmp_path / "checkpoint-40" / "lora").mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / "checkpoint-40" / "lora" / name).write_bytes((adapter / name).read_bytes())
-    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    transformer = FLUX.from_pretrained("tiny").transformer
     load_lora(transformer, tmp_path / "checkpoint-40")
     assert adapter_state(transformer)["transformer_blocks.0.attn.to_q.lora_A.weight"].shape[0] == 2
 
 
 def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
-    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    transformer = FLUX.from_pretrained("tiny").transformer
     with pytest.raises(ValueError, match="no adapter in"):
         load_lora(transformer, tmp_path)
     strange = tmp_path / "strange"
@@ -272,7 +272,7 @@ def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
 
 def test_a_short_last_page_keeps_the_size_of_panels(prompts):
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
-    other = Generator(FluxPolicy.from_pretrained("tiny", max_sequence_length=96), model="another")
+    other = Generator(FLUX.from_pretrained("tiny", max_sequence_length=96), model="another")
     first, second = paint_storyboard(other, board, size=SIZE, steps=1)
     assert (first.sheet.size, second.sheet.size) == ((64, 64), (64, 32))
     assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}
@@ -282,11 +282,11 @@ def test_a_short_last_page_keeps_the_size_of_panels(prompts):
 def editor() -> Generator:
     """A random tiny Kontext, whose output depends on everything."""
     torch.manual_seed(0)
-    pipeline = tiny.tiny_kontext(tiny.tiny_flux(vocabulary()))
+    pipeline = tiny_kontext(tiny_flux(vocabulary()))
     for parameter in pipeline.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    return Generator(KontextPolicy(pipeline, max_sequence_length=48), model="tiny-kontext", kind="kontext")
+    return Generator(KONTEXT.over(pipeline, max_sequence_length=48), model="tiny-kontext", kind="kontext")
 
 
 def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
@@ -328,7 +328,7 @@ def test_a_missing_answer_about_an_edit_is_no_score(tmp_path):
 
 def test_the_kind_is_found_out(tmp_path):
     assert kind_of("tiny") == "flux"
-    assert kind_of("tiny", edit=True) == "kontext"
+    assert kind_of("tiny", edits=True) == "kontext"
     assert kind_of("black-forest-labs/FLUX.1-dev") == "flux"
     assert kind_of("black-forest-labs/FLUX.1-Kontext-dev") == "kontext"
     assert kind_of("Qwen/Qwen-Image-Edit") == "qwen_edit"
@@ -343,10 +343,10 @@ def test_the_kind_is_found_out(tmp_path):
 def test_the_tiny_editor_paints_as_it_was_taught(tmp_path):
     (edit, *_) = character_edits("test", 1)
     (prompt,) = prompts_from(str(write_edits(tmp_path, [edit], name="one", pixels=32)), limit=None)
-    editor = Generator.load("tiny", kind=kind_of("tiny", edit=True))
-    assert (editor.guidance, editor.default_steps, editor.size_of(prompt)) == (3.5, 10, Size(32, 32))
-    assert Generator.load("tiny", kind="kontext", guidance=2.0).guidance == 2.0
-    (picture,) = editor.paint([prompt], [0])
+    editor = Generator.load("tiny", kind=kind_of("tiny", edits=True))
+    assert (editor.guidance_scale, editor.default_steps, editor.size_of(prompt)) == (3.5, 10, Size(32, 32))
+    assert Generator.load("tiny", kind="kontext", guidance_scale=2.0).guidance_scale == 2.0
+    (picture,) = editor.sample([prompt], [0])
     assert picture.size == (32, 32)
     assert Oracle().read([picture])[0] is not None
     with pytest.raises(ValueError, match="the embedded tiny generators are a flux and a kontext, not a qwen_edit"):

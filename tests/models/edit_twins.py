@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pacorl import twins as tiny
 from pacorl.data.characters import vocabulary
+from pacorl.policies.flux import tiny_flux
+from pacorl.policies.kontext import tiny_kontext
+from pacorl.policies.qwen_image import tiny_qwen_edit
 from pacorl.types import Prompt
 
 INSTRUCTIONS = ("Give the hero a crown.", "Change the scene to night.", "Paint the hero red.")
@@ -26,12 +28,12 @@ def drawn(pipeline: Any) -> Any:
 
 def kontext_pipeline() -> Any:
     torch.manual_seed(0)
-    return drawn(tiny.tiny_kontext(tiny.tiny_flux(vocabulary())))
+    return drawn(tiny_kontext(tiny_flux(vocabulary())))
 
 
 def qwen_pipeline(*, plus: bool = False) -> Any:
     torch.manual_seed(0)
-    return drawn(tiny.tiny_qwen_edit(vocabulary(), plus=plus))
+    return drawn(tiny_qwen_edit(vocabulary(), plus=plus))
 
 
 def picture(path: Path, *, height: int, width: int, seed: int = 0) -> Path:

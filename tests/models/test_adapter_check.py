@@ -8,9 +8,9 @@ from edit_twins import edit, kontext_pipeline, picture, qwen_pipeline
 
 from pacorl.engine.adapter_check import check_adapter
 from pacorl.lora.adapters import add_lora
-from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies.kontext import KONTEXT
 from pacorl.policies.policy import Policy
-from pacorl.policies.qwen_image import LORA_TARGETS, QwenEditPolicy
+from pacorl.policies.qwen_image import LORA_TARGETS, QWEN_EDIT
 from pacorl.types import Size
 
 
@@ -23,7 +23,7 @@ def checked(policy: Policy, folder: Path, targets: tuple[str, ...]) -> list[str]
 
 
 def test_qwen_s_last_block_cannot_matter_to_the_picture(tmp_path: Path) -> None:
-    policy = QwenEditPolicy(qwen_pipeline())
+    policy = QWEN_EDIT.over(qwen_pipeline())
     idle = checked(policy, tmp_path, LORA_TARGETS)
     dropped = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
     assert sorted(idle) == sorted(f"transformer_blocks.1.{name}" for name in dropped)
@@ -33,18 +33,18 @@ def test_qwen_s_last_block_cannot_matter_to_the_picture(tmp_path: Path) -> None:
 
 
 def test_every_module_of_kontext_matters(tmp_path: Path) -> None:
-    policy = KontextPolicy(kontext_pipeline(), max_sequence_length=48)
+    policy = KONTEXT.over(kontext_pipeline(), max_sequence_length=48)
     assert checked(policy, tmp_path, policy.lora_targets) == []
 
 
 def test_the_released_feed_forward_names_match_nothing_of_qwen(tmp_path: Path) -> None:
-    policy = QwenEditPolicy(qwen_pipeline())
+    policy = QWEN_EDIT.over(qwen_pipeline())
     with pytest.raises(ValueError, match=r"'ff\.net\.2' matches no linear layer of QwenImageTransformer2DModel"):
         checked(policy, tmp_path, ("attn.to_q", "ff.net.2"))
 
 
 def test_a_target_that_changes_nothing_is_refused(tmp_path: Path) -> None:
-    policy = KontextPolicy(kontext_pipeline(), max_sequence_length=48)
+    policy = KONTEXT.over(kontext_pipeline(), max_sequence_length=48)
     torch.nn.init.zeros_(policy.transformer.proj_out.weight)
     with pytest.raises(ValueError, match=r"'attn\.to_q' changes nothing that FluxTransformer2DModel paints"):
         checked(policy, tmp_path, ("attn.to_q",))

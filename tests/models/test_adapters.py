@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from pacorl import twins as tiny
 from pacorl.core.sampling import Sampler
 from pacorl.data.characters import character_prompts
 from pacorl.engine.rollout import ConditioningCache, sample_images
 from pacorl.lora.adapters import MovingAverage, adapter_off, adapter_state, add_lora, set_adapter_state, start_from
 from pacorl.lora.formats import read_lora, save_lora
-from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
+from pacorl.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
 from pacorl.types import Size
 
 SIZE = Size(64, 64)
@@ -24,7 +23,7 @@ RANK, ALPHA = 4, 12
 
 def fresh(flux: FluxPolicy) -> nn.Module:
     """Another transformer with the fixture's weights and no adapter."""
-    transformer = tiny.tiny_flux_transformer()
+    transformer = tiny_flux_transformer()
     transformer.load_state_dict(flux.pipeline.transformer.state_dict())
     return transformer
 
@@ -135,7 +134,7 @@ def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp
         pipeline.transformer = fresh(flux)
         pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
         pipeline.set_progress_bar_config(disable=True)
-        settings = {"height": SIZE.height, "width": SIZE.width, "guidance_scale": flux.guidance}
+        settings = {"height": SIZE.height, "width": SIZE.width, "guidance_scale": flux.options.guidance_scale}
         painted = pipeline(
             prompts[0].text,
             num_inference_steps=3,

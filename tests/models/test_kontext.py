@@ -12,14 +12,15 @@ from PIL import Image
 from pacorl import twins as tiny
 from pacorl.data.characters import vocabulary
 from pacorl.engine.rollout import denoise
-from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies.flux import tiny_flux, tiny_flux_transformer
+from pacorl.policies.kontext import KONTEXT, KontextPolicy, tiny_kontext
 from pacorl.types import Prompt, Size
 
 
 @pytest.fixture(scope="module")
 def kontext() -> KontextPolicy:
-    return KontextPolicy(
-        kontext_pipeline(), guidance=2.5, max_sequence_length=48, true_cfg_scale=3.0, negative_prompt="night"
+    return KONTEXT.over(
+        kontext_pipeline(), guidance_scale=2.5, max_sequence_length=48, true_cfg_scale=3.0, negative_prompt="night"
     )
 
 
@@ -44,7 +45,7 @@ def test_without_noise_the_loop_is_the_pipeline(
     true_cfg_scale: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kontext, "true_cfg_scale", true_cfg_scale)
+    monkeypatch.setattr(kontext, "options", kontext.options.model_copy(update={"true_cfg_scale": true_cfg_scale}))
     path = picture(tmp_path / "source.png", height=shape[0], width=shape[1])
     prompts = [edit(path, number, text) for number, text in enumerate(INSTRUCTIONS[:2])]
     size = kontext.size_of(prompts[0], Size(64, 64))
@@ -85,14 +86,14 @@ def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
         mid_block_add_attention=False,
         shift_factor=0.1,
     )
-    flux = tiny.tiny_flux(vocabulary(), vae=vae)
+    flux = tiny_flux(vocabulary(), vae=vae)
     # As published: the tiny one's shift is for pictures of 64 px, and at 1024 leaves no sigma apart from 1 in fp32.
     flux.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0)
-    flux.transformer = tiny.tiny_flux_transformer(width=32, heads=1, double_blocks=1, single_blocks=1)
+    flux.transformer = tiny_flux_transformer(width=32, heads=1, double_blocks=1, single_blocks=1)
     for parameter in flux.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    policy = KontextPolicy(tiny.tiny_kontext(flux), max_sequence_length=32)
+    policy = KONTEXT.over(tiny_kontext(flux), max_sequence_length=32)
     path = picture(tmp_path / "source.png", height=208, width=320)
     size = policy.size_of(edit(path), Size(1024, 1024))
     assert size == Size(832, 1248)
@@ -164,10 +165,10 @@ def test_what_cannot_be_painted_is_refused(kontext: KontextPolicy, tmp_path: Pat
 
 def test_flux_weights_are_no_kontext(kontext: KontextPolicy, tmp_path: Path) -> None:
     """The released recipe loads FLUX.1-dev here: one architecture, so nothing else would notice."""
-    tiny.tiny_flux(vocabulary()).save_pretrained(tmp_path / "flux")
+    tiny_flux(vocabulary()).save_pretrained(tmp_path / "flux")
     with pytest.raises(ValueError, match=r"is a FluxPipeline, and this model\.kind needs a FluxKontextPipeline"):
-        KontextPolicy.from_pretrained(tmp_path / "flux")
+        KONTEXT.from_pretrained(tmp_path / "flux")
     kontext.pipeline.save_pretrained(tmp_path / "kontext")
-    loaded = KontextPolicy.from_pretrained(tmp_path / "kontext", max_sequence_length=48)
+    loaded = KONTEXT.from_pretrained(tmp_path / "kontext", max_sequence_length=48)
     own = kontext.transformer.state_dict()
     assert all(torch.equal(value, own[name]) for name, value in loaded.transformer.state_dict().items())

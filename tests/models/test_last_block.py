@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.lora.adapters import add_lora
-from pacorl.policies.flux import FluxPolicy, flux_velocity, image_ids
+from pacorl.policies.flux import FluxPolicy, image_ids
 from pacorl.policies.last_block import prune_last_block_text
 from pacorl.types import Conditioning
 
@@ -30,7 +30,7 @@ def own(flux: FluxPolicy) -> nn.Module:
     return transformer
 
 
-def velocity(transformer: nn.Module) -> Tensor:
+def velocity(flux: FluxPolicy, transformer: nn.Module) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     config = transformer.config
     conditioning = Conditioning(
@@ -39,26 +39,25 @@ def velocity(transformer: nn.Module) -> Tensor:
             "pooled": torch.randn(2, config.pooled_projection_dim, generator=generator),
         }
     )
-    return flux_velocity(
-        transformer,
+    policy = copy.copy(flux)
+    policy.transformer = transformer
+    return policy.forward(
         torch.randn(2, SIDE * SIDE, config.in_channels, generator=generator),
         torch.tensor([0.9, 0.3]),
         conditioning,
         ids_N3=image_ids(SIDE, SIDE),
-        guidance=3.5,
-        true_cfg_scale=1.0,
     )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_velocity_and_gradients_are_the_whole_blocks(own: nn.Module, checkpointing: bool) -> None:
+def test_velocity_and_gradients_are_the_whole_blocks(flux: FluxPolicy, own: nn.Module, checkpointing: bool) -> None:
     spared = copy.deepcopy(own)
     prune_last_block_text(spared)
     found = []
     for transformer in (own, spared):
         if checkpointing:
             transformer.train().enable_gradient_checkpointing()
-        output = velocity(transformer)
+        output = velocity(flux, transformer)
         output.square().sum().backward()
         found.append((output.detach(), {n: p.grad for n, p in transformer.named_parameters() if p.grad is not None}))
     (wanted, wanted_gradients), (output, gradients) = found
@@ -68,23 +67,23 @@ def test_velocity_and_gradients_are_the_whole_blocks(own: nn.Module, checkpointi
     torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-4, atol=1e-4)
 
 
-def test_a_copy_computes_with_its_own_weights(own: nn.Module) -> None:
+def test_a_copy_computes_with_its_own_weights(flux: FluxPolicy, own: nn.Module) -> None:
     prune_last_block_text(own)
     copied = copy.deepcopy(own)
-    before = velocity(own)
+    before = velocity(flux, own)
     torch.nn.init.zeros_(copied.single_transformer_blocks[-1].proj_out.weight)
-    assert not torch.allclose(velocity(copied), before)
-    assert torch.equal(velocity(own), before)
+    assert not torch.allclose(velocity(flux, copied), before)
+    assert torch.equal(velocity(flux, own), before)
 
 
-def test_what_is_spared_is_the_texts_part(own: nn.Module) -> None:
+def test_what_is_spared_is_the_texts_part(flux: FluxPolicy, own: nn.Module) -> None:
     """Of the last block's four products with D² or 4·D² weights only keys and values see the text."""
     block = own.single_transformer_blocks[-1]
     width, mlp = block.attn.to_q.base_layer.in_features, block.mlp_hidden_dim
 
     def flops() -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            velocity(own)
+            velocity(flux, own)
         return int(counter.get_total_flops())
 
     whole = flops()
@@ -96,7 +95,7 @@ def test_what_is_spared_is_the_texts_part(own: nn.Module) -> None:
     assert weights + adapter <= whole - flops() <= weights + adapter + scores
 
 
-def test_another_attention_is_left_alone(own: nn.Module) -> None:
+def test_another_attention_is_left_alone(flux: FluxPolicy, own: nn.Module) -> None:
     class Other:
         pass
 

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pacorl import twins as tiny
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora, start_from
 from pacorl.lora.formats import METADATA, Lora, adapter_file, read_lora, save_lora, write_lora
+from pacorl.policies.flux import tiny_flux_transformer
 
 MODULES = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k")
 WIDTH, RANK, ALPHA = 16, 4, 8
@@ -286,7 +286,7 @@ def test_a_hub_name_may_name_a_file_or_folder(hub: Path, source: str, file: str)
 
 def test_a_start_reads_alpha_from_the_metadata_and_advises_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    transformer = tiny.tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
+    transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
     add_lora(transformer, rank=RANK, alpha=ALPHA, targets=["attn.to_q"])
     state = {name: torch.randn_like(value) for name, value in adapter_state(transformer).items()}
     file = saved(tmp_path / "lora.safetensors", prefixed("transformer.", state), r=RANK, lora_alpha=ALPHA)
@@ -305,7 +305,7 @@ def test_a_start_of_several_ranks_is_refused(tmp_path: Path) -> None:
 
 def test_an_adapter_of_the_last_layer_alone_stays_there(tmp_path: Path) -> None:
     """`proj_out` is also the end of the name of a layer in every single block."""
-    transformer = tiny.tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
+    transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
     shapes = {"A": (RANK, 64), "B": (transformer.proj_out.out_features, RANK)}
     lora = Lora(
         {f"proj_out.lora_{side}.weight": torch.ones(shape) for side, shape in shapes.items()}, {"proj_out": 4.0}

@@ -4,32 +4,30 @@ import pytest
 
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PUBLISHED, ModelConfig, PolicyRun
-from pacorl.policies.table import POLICIES, policy_options
+from pacorl.config.policy_run import PolicyRun
+from pacorl.policies import POLICIES, kind_of
 
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_kind_has_its_own_weights_unless_told_otherwise(kind: str) -> None:
     """The released recipe for Kontext names FLUX.1-dev."""
-    assert configs.load(PolicyRun, None, [f"model.kind={kind}"]).model.checkpoint == PUBLISHED[kind]
+    assert configs.load(PolicyRun, None, [f"model.kind={kind}"]).model.checkpoint == POLICIES[kind].published
     named = configs.load(PolicyRun, None, [f"model.kind={kind}", "model.checkpoint=lab/own"])
     assert named.model.checkpoint == "lab/own"
-
-
-def test_every_kind_is_built_with_what_it_knows() -> None:
-    flux = policy_options(ModelConfig(kind="kontext", guidance=2.5, true_cfg_scale=2, negative_prompt="blurred"))
-    assert flux == {"guidance": 2.5, "max_sequence_length": 512, "true_cfg_scale": 2.0, "negative_prompt": "blurred"}
-    assert policy_options(ModelConfig(kind="qwen_edit")) == {"true_cfg_scale": 1.0, "negative_prompt": " "}
-    assert policy_options(ModelConfig(), record_sizes=True)["record_sizes"] is True
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.guidance=2.5", r"guidance 2\.5 says nothing to kind qwen_edit"),
-        ("model.max_sequence_length=64", "max_sequence_length 64 says nothing to kind qwen_edit"),
+        (
+            "model.guidance_scale=2.5",
+            r"model\.guidance_scale: unknown key of kind qwen_edit; there .*true_cfg_scale",
+        ),
+        ("model.max_sequence_length=64", r"model\.max_sequence_length: unknown key of kind qwen_edit"),
+        ("model.negativ_prompt=x", "unknown key of kind qwen_edit, did you mean 'negative_prompt'"),
         ("model.checkpoint=tiny", "checkpoint tiny: there is none of kind qwen_edit"),
         ("model.true_cfg_scale=0.5", "true_cfg_scale"),
+        ("model.kind=qwen", "unknown kind of generator 'qwen'"),
     ],
 )
 def test_what_qwen_cannot_use_is_refused(override: str, message: str) -> None:
@@ -37,7 +35,24 @@ def test_what_qwen_cannot_use_is_refused(override: str, message: str) -> None:
         configs.load(PolicyRun, None, ["model.kind=qwen_edit", override])
 
 
-def test_a_run_s_own_config_is_read_back() -> None:
-    """Every default stands in it, those that Qwen-Image has no use for too."""
-    run = configs.load(PolicyRun, None, ["model.kind=qwen_edit_plus"])
+def test_a_run_of_the_first_edition_is_read_back() -> None:
+    """It saved every default of the section, those that Qwen-Image has no use for too."""
+    saved = ["model.kind=qwen_edit_plus", "model.guidance=3.5", "model.text_tokens=512"]
+    run = configs.load(PolicyRun, None, saved)
     assert PolicyRun.model_validate(configs.yaml.safe_load(configs.dump(run))) == run
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("black-forest-labs/FLUX.1-dev", "flux"),
+        ("black-forest-labs/FLUX.1-Kontext-dev", "kontext"),
+        ("lab/my-kontext", "kontext"),
+        ("Qwen/Qwen-Image-Edit", "qwen_edit"),
+        ("Qwen/Qwen-Image-Edit-2509", "qwen_edit_plus"),
+        ("lab/Qwen-Image-Edit-Plus-small", "qwen_edit_plus"),
+        ("lab/nothing-to-go-by", "flux"),
+    ],
+)
+def test_a_hub_name_says_its_kind(name: str, kind: str) -> None:
+    assert kind_of(name) == kind

@@ -9,7 +9,7 @@ from edit_twins import INSTRUCTIONS, edit, picture, qwen_pipeline
 from PIL import Image
 
 from pacorl.engine.rollout import denoise
-from pacorl.policies.qwen_image import CONDITION_AREA, QwenEditPolicy
+from pacorl.policies.qwen_image import CONDITION_AREA, QWEN_EDIT, QWEN_EDIT_PLUS, QwenEditPolicy
 from pacorl.types import Prompt, Size
 
 EDIT = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit"
@@ -18,12 +18,12 @@ PLUS = "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus"
 
 @pytest.fixture(scope="module")
 def qwen() -> QwenEditPolicy:
-    return QwenEditPolicy(qwen_pipeline(), true_cfg_scale=4.0)
+    return QWEN_EDIT.over(qwen_pipeline(), true_cfg_scale=4.0)
 
 
 @pytest.fixture(scope="module")
 def plus() -> QwenEditPolicy:
-    return QwenEditPolicy(qwen_pipeline(plus=True), true_cfg_scale=4.0)
+    return QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True), true_cfg_scale=4.0)
 
 
 def loop(policy: QwenEditPolicy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_without_noise_the_loop_is_the_pipeline(
 
     own = module.calculate_dimensions
     monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: own(96 * 96, ratio))
-    monkeypatch.setattr(qwen, "true_cfg_scale", true_cfg_scale)
+    monkeypatch.setattr(qwen, "options", qwen.options.model_copy(update={"true_cfg_scale": true_cfg_scale}))
     path = picture(tmp_path / "source.png", height=shape[0], width=shape[1])
     prompts = [edit(path, number, text) for number, text in enumerate(INSTRUCTIONS[1:])]
     size = qwen.size_of(prompts[0], Size(96, 96))
@@ -100,7 +100,7 @@ def test_at_its_own_size_the_pipeline_needs_no_help(
 ) -> None:
     """1024², nothing of the pipeline patched."""
     policy: QwenEditPolicy = request.getfixturevalue(kind)
-    monkeypatch.setattr(policy, "true_cfg_scale", 1.0)
+    monkeypatch.setattr(policy, "options", policy.options.model_copy(update={"true_cfg_scale": 1.0}))
     path = picture(tmp_path / "source.png", height=200, width=300)
     size = policy.size_of(edit(path), Size(1024, 1024))
     assert size == Size(832, 1248)
@@ -168,9 +168,9 @@ def test_what_cannot_be_painted_is_refused(qwen: QwenEditPolicy, plus: QwenEditP
 
 def test_saved_and_loaded_it_is_the_same(qwen: QwenEditPolicy, tmp_path: Path) -> None:
     qwen.pipeline.save_pretrained(tmp_path / "qwen")
-    loaded = QwenEditPolicy.from_pretrained(tmp_path / "qwen", true_cfg_scale=4.0)
+    loaded = QWEN_EDIT.from_pretrained(tmp_path / "qwen", true_cfg_scale=4.0)
     path = picture(tmp_path / "source.png", height=64, width=64)
     size = Size(64, 64)
     assert torch.equal(loop(loaded, [edit(path)], size, steps=2), loop(qwen, [edit(path)], size, steps=2))
     with pytest.raises(ValueError, match=r"is a QwenImageEditPipeline, .* needs a QwenImageEditPlusPipeline"):
-        QwenEditPolicy.from_pretrained(tmp_path / "qwen", plus=True)
+        QWEN_EDIT_PLUS.from_pretrained(tmp_path / "qwen")

@@ -38,9 +38,9 @@ def adapter(tmp_path_factory) -> Path:
     import torch
 
     from pacorl.lora.formats import save_lora
-    from pacorl.policies.flux import LORA_TARGETS, FluxPolicy
+    from pacorl.policies.flux import FLUX, LORA_TARGETS
 
-    transformer = FluxPolicy.from_pretrained("tiny").transformer
+    transformer = FLUX.from_pretrained("tiny").transformer
     add_lora(transformer, rank=2, alpha=4, targets=LORA_TARGETS)
     generator = torch.Generator().manual_seed(0)
     state = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from toy_world import ToyJudge, toy_config, toy_world
 
 from pacorl.judges import JUDGES
-from pacorl.policies.table import POLICIES
+from pacorl.policies import POLICIES
 from pacorl.train.trainer import train_policy
 
 LEARNING = [

@@ -15,6 +15,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +32,9 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import JudgeSpec
 from pacorl.judges.local import LocalOptions
-from pacorl.policies.table import POLICIES
+from pacorl.policies import DEFAULT_KIND, POLICIES
+from pacorl.policies.flux import FLUX
+from pacorl.policies.policy import PolicyOptions, PolicySpec
 from pacorl.policies.tokens import check_multiple, join, token_grid
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
 
@@ -79,19 +82,19 @@ def toy_config(out: Path, *overrides: str) -> PolicyRun:
 
 def install() -> None:
     """From here on generators of kind flux and judges of this process are the toy world's."""
-    POLICIES["flux"] = ToyPolicy.from_pretrained
+    POLICIES._homes[DEFAULT_KIND] = f"{__name__}:TOY"
     JUDGES._homes["local"] = f"{__name__}:TOY_JUDGE"
 
 
 @contextmanager
 def toy_world() -> Iterator[None]:
     """Within the block generators of kind flux and judges of this process are the toy world's."""
-    policy, judge = POLICIES["flux"], JUDGES._homes["local"]
+    policy, judge = POLICIES._homes[DEFAULT_KIND], JUDGES._homes["local"]
     install()
     try:
         yield
     finally:
-        POLICIES["flux"], JUDGES._homes["local"] = policy, judge
+        POLICIES._homes[DEFAULT_KIND], JUDGES._homes["local"] = policy, judge
 
 
 class ToyTransformer(nn.Module):
@@ -125,13 +128,6 @@ class ToyPolicy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.transformer: nn.Module = ToyTransformer().to(device, dtype).requires_grad_(False)
-
-    @classmethod
-    def from_pretrained(
-        cls, checkpoint: str = "", *, dtype: str = "float32", device: str | torch.device = "cpu", **guidance: Any
-    ) -> ToyPolicy:
-        """The one toy generator; neither a checkpoint's name nor guidance, which configs give, changes it."""
-        return cls(dtype=getattr(torch, dtype), device=device)
 
     def check_size(self, size: Size) -> None:
         check_multiple(size, step=2 * TOKEN_PIXELS)  # the panels of a 2x2 grid are whole tokens too
@@ -209,3 +205,15 @@ def _distance(question: Question) -> float:
 def _generator(text: str) -> torch.Generator:
     """The same for the same text, on every machine."""
     return torch.Generator().manual_seed(zlib.crc32(text.encode()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToySpec(PolicySpec):
+    """FLUX's options over the toy generator."""
+
+    def load(self, options: PolicyOptions, *, device: str | torch.device = "cpu", record_sizes: bool = False) -> Any:
+        """The one toy generator; neither a checkpoint's name nor guidance, which configs give, changes it."""
+        return ToyPolicy(dtype=getattr(torch, options.dtype), device=device)
+
+
+TOY = ToySpec(**{field.name: getattr(FLUX, field.name) for field in fields(FLUX)})

@@ -112,11 +112,11 @@ def test_a_bad_source_is_named_before_weights_load(
 
 @pytest.mark.parametrize(("scale", "forwards"), [(1.0, 1), (2.0, 2)])
 def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int) -> None:
-    from pacorl.policies.kontext import KontextPolicy
+    from pacorl.policies.kontext import KONTEXT
     from pacorl.types import Prompt
 
     source = picture(tmp_path / "source.png", height=64, width=64)
-    policy = KontextPolicy(kontext_pipeline(), max_sequence_length=48, true_cfg_scale=scale)
+    policy = KONTEXT.over(kontext_pipeline(), max_sequence_length=48, true_cfg_scale=scale)
     calls: list[int] = []
     policy.transformer.register_forward_hook(lambda *_: calls.append(1))
     conditioning = policy.collate(policy.encode([Prompt(0, "red", sources=(source,))], Size(64, 64)))

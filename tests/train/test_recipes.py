@@ -47,7 +47,7 @@ def test_a_recipe_is_the_papers(name: str) -> None:
     assert (run.advantages.std, run.advantages.clip, run.prompts.leaks) == ("group", 5.0, "refuse")
     assert run.out == Path("runs") / name
     if kind != "qwen_edit":
-        assert run.model.guidance == {"flux": 3.5, "kontext": 2.5}[kind]
+        assert run.model.guidance_scale == {"flux": 3.5, "kontext": 2.5}[kind]
 
 
 @pytest.mark.parametrize("name", RECIPES)

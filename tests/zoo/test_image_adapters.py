@@ -21,14 +21,13 @@ from forms import FORMS, Adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 
-from pacorl import twins as tiny
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.lora.adapters import load_lora
 from pacorl.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
-from pacorl.policies.flux import FluxPolicy
-from pacorl.policies.kontext import KontextPolicy
+from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
+from pacorl.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.policies.policy import Policy
-from pacorl.policies.qwen_image import QwenEditPolicy
+from pacorl.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS
 from pacorl.types import Size
 
 RANK, ALPHA = 4, 8
@@ -86,16 +85,16 @@ class Zoo:
 
 def flux_pipeline() -> Any:
     """FLUX in even smaller: what is asked of it here depends on its names alone."""
-    pipeline = tiny.tiny_flux(vocabulary())
-    pipeline.transformer = tiny.tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=2)
+    pipeline = tiny_flux(vocabulary())
+    pipeline.transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=2)
     return drawn(pipeline)
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "flux": lambda: FluxPolicy(flux_pipeline(), guidance=3.5, max_sequence_length=48),
-    "kontext": lambda: KontextPolicy(tiny.tiny_kontext(flux_pipeline()), guidance=2.5, max_sequence_length=48),
-    "qwen_edit": lambda: QwenEditPolicy(qwen_pipeline()),
-    "qwen_edit_plus": lambda: QwenEditPolicy(qwen_pipeline(plus=True)),
+    "flux": lambda: FLUX.over(flux_pipeline(), guidance_scale=3.5, max_sequence_length=48),
+    "kontext": lambda: KONTEXT.over(tiny_kontext(flux_pipeline()), guidance_scale=2.5, max_sequence_length=48),
+    "qwen_edit": lambda: QWEN_EDIT.over(qwen_pipeline()),
+    "qwen_edit_plus": lambda: QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True)),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from pacorl.cli import app
-from pacorl.engine.generator import kind_of
+from pacorl.policies import kind_of
 
 ROOT = Path(__file__).parents[2]
 RELEASED = {

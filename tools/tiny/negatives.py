@@ -17,7 +17,7 @@ from pacorl.core.sampling import Sampler
 from pacorl.data import characters
 from pacorl.data.characters import Oracle
 from pacorl.engine.rollout import ConditioningCache, sample_images, seed_of
-from pacorl.policies.flux import FluxPolicy
+from pacorl.policies.flux import FLUX
 from pacorl.types import Size
 from tools.tiny.pretrain import PANEL_SIZES, encode_panels
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
     """Panels that a generator spoils when it is given one or two steps: those that the oracle finds invalid."""
-    policy = FluxPolicy.from_pretrained(checkpoint, max_sequence_length=48)
+    policy = FLUX.from_pretrained(checkpoint, max_sequence_length=48)
     cache, oracle = ConditioningCache(policy), Oracle()
     prompts = characters.character_prompts("train", count)
     failed = []

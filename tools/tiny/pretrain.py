@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from pacorl import twins as tiny
 from pacorl.data import characters
 from pacorl.data.characters import Panel
+from pacorl.policies.flux import tiny_flux
 from pacorl.policies.tokens import pack
 from pacorl.types import Grid
 
@@ -191,7 +192,7 @@ def pretrain_generator(
     torch.manual_seed(seed)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
-    pipeline = FluxPipeline.from_pretrained(start) if start else tiny.tiny_flux(characters.vocabulary(), vae=vae)
+    pipeline = FluxPipeline.from_pretrained(start) if start else tiny_flux(characters.vocabulary(), vae=vae)
     scale, shift = vae.config.scaling_factor, vae.config.shift_factor
     latents = {size: (encode_panels(vae, panel_pixels(size)) - shift) * scale for size in PANEL_SIZES}
     index = {panel: number for number, panel in enumerate(characters.all_panels())}

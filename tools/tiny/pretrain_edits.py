@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pacorl import twins as tiny
 from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.data.character_edits import Edit, character_edits, draw_edit, write_edits
 from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
-from pacorl.policies.flux import encode_texts, flux_velocity, freeze, image_ids
+from pacorl.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.tokens import pack
-from pacorl.types import Conditioning
+from pacorl.types import Conditioning, Size
 from tools.tiny.pretrain import Stage, encode_panels, panel_pixels, publish
 from tools.tiny.pretrain_judge import ImageBank, TrainingExample
 from tools.tiny.pretrain_judge import lessons as set_lessons
@@ -90,10 +90,10 @@ def pretrain_kontext(
     torch.manual_seed(seed)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
-    pipeline = tiny.tiny_kontext(FluxPipeline.from_pretrained(start, dtype=torch.float32))
-    freeze(pipeline)
+    pipeline = tiny_kontext(FluxPipeline.from_pretrained(start, dtype=torch.float32))
+    policy = KONTEXT.over(pipeline, guidance_scale=3.5, max_sequence_length=max_sequence_length)
     pipeline.transformer.requires_grad_(True).train()
-    texts = instruction_tensors(pipeline, max_sequence_length=max_sequence_length)
+    texts = instruction_tensors(policy)
     tokens = panel_tokens(pipeline.vae)
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
     for lesson in lessons:
@@ -101,11 +101,9 @@ def pretrain_kontext(
         stage = Stage([pipeline.transformer], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.998)
         while stage.step < steps:
             edits, painted = zip(*(next(teacher) for _ in range(batch)), strict=True)
-            conditioning = Conditioning(
-                {name: torch.cat([texts[edit.instruction][name] for edit in edits]) for name in ("tokens", "pooled")}
-            )
-            source = tokens[[index[edit.before] for edit in edits]]
-            stage.update(edit_loss(pipeline, conditioning, source, tokens[[index[panel] for panel in painted]]))
+            read = {name: torch.cat([texts[edit.instruction][name] for edit in edits]) for name in ("tokens", "pooled")}
+            conditioning = Conditioning({**read, "source": tokens[[index[edit.before] for edit in edits]]})
+            stage.update(edit_loss(policy, conditioning, tokens[[index[panel] for panel in painted]]))
             if stage.step % save_every == 0:
                 with stage.averaged():
                     pipeline.save_pretrained(out)
@@ -115,10 +113,9 @@ def pretrain_kontext(
 
 
 @torch.no_grad()
-def instruction_tensors(pipeline: Any, *, max_sequence_length: int) -> dict[str, dict[str, Tensor]]:
+def instruction_tensors(policy: PipelinePolicy) -> dict[str, dict[str, Tensor]]:
     """What the text encoders make of every instruction of the world."""
-    encoded = encode_texts(pipeline, INSTRUCTIONS, max_sequence_length=max_sequence_length, negative_prompt=None)
-    return dict(zip(INSTRUCTIONS, encoded, strict=True))
+    return dict(zip(INSTRUCTIONS, policy.encoded_texts(INSTRUCTIONS), strict=True))
 
 
 @torch.no_grad()
@@ -128,23 +125,16 @@ def panel_tokens(vae: AutoencoderKL) -> Tensor:
     return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
 
 
-def edit_loss(pipeline: Any, conditioning: Conditioning, source_BNC: Tensor, clean_BNC: Tensor) -> Tensor:
+def edit_loss(policy: PipelinePolicy, conditioning: Conditioning, clean_BNC: Tensor) -> Tensor:
     """Mean squared error of the velocity beside the source, at times that favour noise."""
     batch, count, _ = clean_BNC.shape
     side = round(count**0.5)
     t = torch.where(torch.rand(batch) < 0.5, torch.rand(batch), torch.sigmoid(torch.randn(batch)))
     t = 1.5 * t / (1 + 0.5 * t)
     noise = torch.randn_like(clean_BNC)
-    predicted = flux_velocity(
-        pipeline.transformer,
-        torch.cat([torch.lerp(clean_BNC, noise, t[:, None, None]), source_BNC], 1),
-        t,
-        conditioning,
-        ids_N3=torch.cat([image_ids(side, side), image_ids(side, side, picture=1)]),
-        guidance=3.5,
-        true_cfg_scale=1.0,
-    )
-    return F.mse_loss(predicted[:, :count], noise - clean_BNC)
+    size = Size(side * policy.token_pixels, side * policy.token_pixels)
+    predicted = policy.velocity(torch.lerp(clean_BNC, noise, t[:, None, None]), t, conditioning, size)
+    return F.mse_loss(predicted, noise - clean_BNC)
 
 
 # --- the judge -------------------------------------------------------------------------------------------------

@@ -24,12 +24,12 @@ def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int 
     Raises:
         ValueError: if no model is named, or one that does the other.
     """
-    from pacorl.engine.generator import SETS, kind_of
+    from pacorl.policies import POLICIES, kind_of
 
     if not options.model:
         raise ValueError("name a generator with --model, or a folder of finished images with --images")
-    kind = options.kind or kind_of(options.model, edit=edits)
-    if edits == (kind == SETS):
+    kind = options.kind or kind_of(options.model, edits=edits)
+    if edits != POLICIES.named(kind).edits:
         raise ValueError(f"{options.model} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
     recipe = described(options, panel=panel) | {"kind": kind}
     return ImageSource(lambda: _load(options, kind), recipe, seed=options.seed, batch=options.image_batch)
@@ -63,14 +63,14 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
         options.model,
         kind=kind,
         adapter=options.adapter,
-        guidance=options.guidance_scale,
+        guidance_scale=options.guidance_scale,
         true_cfg_scale=options.true_cfg_scale,
         negative_prompt=options.negative_prompt,
         max_sequence_length=options.max_sequence_length,
         device=_own_device(),
     )
     generator.batch = options.image_batch
-    return lambda prompts, seeds: generator.paint(prompts, seeds, size=options.size, steps=options.steps)
+    return lambda prompts, seeds: generator.sample(prompts, seeds, size=options.size, steps=options.steps)
 
 
 def adapter_digest(source: str) -> str:

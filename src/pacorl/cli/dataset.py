@@ -139,10 +139,8 @@ def generate(
     grids: int = typer.Option(4, help="Grids per prompt."),
     size: str = typer.Option("", help="HEIGHTxWIDTH of a grid; empty for the records' own."),
     steps: int = typer.Option(20, help="Sampling steps."),
-    guidance: float = typer.Option(3.5),
-    max_sequence_length: int = typer.Option(
-        None, help="T5 tokens per prompt.  [default: 512, or the tiny checkpoint's 48]"
-    ),
+    guidance_scale: float = typer.Option(None, min=0, help="Guidance scale; the model's own default."),
+    max_sequence_length: int = typer.Option(None, help="Text tokens per prompt; the model's own default."),
     dtype: str = typer.Option("", help="float32 or bfloat16; bfloat16 unless the checkpoint is tiny."),
     batch: int = typer.Option(4, help="Grids at a time."),
     shard: str = typer.Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
@@ -158,8 +156,8 @@ def generate(
     from pacorl.types import Size
 
     source = image_source(
-        checkpoint, adapter=adapter, size=Size.parse(size) if size else None, steps=steps, guidance=guidance,
-        max_sequence_length=max_sequence_length, dtype=dtype, batch=batch, seed=seed,
+        checkpoint, adapter=adapter, size=Size.parse(size) if size else None, steps=steps,
+        guidance_scale=guidance_scale, max_sequence_length=max_sequence_length, dtype=dtype, batch=batch, seed=seed,
     )  # fmt: skip
     with progress("generating") as advance:
         counts = run(

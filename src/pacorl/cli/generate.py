@@ -45,7 +45,7 @@ def generate(
     adapter: str = typer.Option("", help="A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub."),
     size: str = typer.Option("", help="HEIGHTxWIDTH of a sheet; the record's, 128x128 for tiny, else 1024x1024."),
     steps: int | None = typer.Option(None, min=1, help="Denoising steps; 10 for tiny, else 20."),
-    guidance: float | None = typer.Option(None, min=0, help="Guidance scale; the model's own default."),
+    guidance_scale: float | None = typer.Option(None, min=0, help="Guidance scale; the model's own default."),
     true_cfg_scale: float | None = typer.Option(
         None, min=1, help="True guidance, with a second pass; the model's default."
     ),
@@ -97,7 +97,7 @@ def generate(
         image,
         kind=kind,
         adapter=adapter,
-        guidance=guidance,
+        guidance_scale=guidance_scale,
         true_cfg_scale=true_cfg_scale,
         negative_prompt=negative_prompt,
         max_sequence_length=max_sequence_length,
@@ -198,9 +198,10 @@ def _size(text: str) -> Any:
 
 
 def _load(model: str, images: Sequence[Path], **options: Any) -> Generator:
-    from pacorl.engine.generator import Generator, kind_of
+    from pacorl.engine.generator import Generator
+    from pacorl.policies import kind_of
 
-    options["kind"] = options["kind"] or kind_of(model, edit=bool(images))
+    options["kind"] = options["kind"] or kind_of(model, edits=bool(images))
     return Generator.load(model, **options)
 
 

@@ -59,7 +59,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("\n".join(prefix + _explain(kind, document, fault) for fault in error.errors())) from None
+        raise ConfigError("\n".join(prefix + _explain(kind, fault, document) for fault in error.errors())) from None
 
 
 def dump(config: Section) -> str:
@@ -94,26 +94,46 @@ def _apply(document: dict[str, Any], override: str) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _explain(kind: type[Section], document: Mapping[str, Any], fault: Mapping[str, Any]) -> str:
-    keys = [str(part) for part in fault["loc"]]
+def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> str:
+    keys = [str(step) for step in fault["loc"]]
     key = ".".join(keys) or "config"
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(keys[-1], _keys_beside(kind, document, keys[:-1]), n=1)
-        return f"{key}: unknown key" + (f", did you mean {near[0]!r}?" if near else "")
+        section, owner = _section_at(kind, fault["loc"][:-1], document)
+        near = difflib.get_close_matches(keys[-1], section.model_fields, n=1)
+        hint = (
+            f", did you mean {near[0]!r}?"
+            if near
+            else f"; there are {', '.join(section.model_fields)}"
+            if owner
+            else ""
+        )
+        return f"{key}: unknown key{owner}{hint}"
     message = fault["msg"].removeprefix("Value error, ")
     value = fault["input"]
     shown = "" if isinstance(value, dict | BaseModel) else f" (got {value!r})"
     return f"{key}: {message}{shown}"
 
 
-def _keys_beside(kind: type[BaseModel], document: Any, path: Sequence[str]) -> list[str]:
-    """The keys that the section at `path` may have, whatever they depend on."""
-    for key in path:
-        document = document.get(key) if isinstance(document, Mapping) else None
-        field = kind.model_fields.get(key)
-        unions = [one_of for one_of in field.metadata if isinstance(one_of, OneOf)] if field else []
-        candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        sections = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if unions or sections:
-            kind = unions[0].options_of(document) if unions else sections[0]
-    return list(kind.model_fields)
+def _section_at(kind: type[BaseModel], path: Sequence[str | int], document: Any) -> tuple[type[BaseModel], str]:
+    """The model of the section at `path`, and " of KEY NAME" if it is a table's entry, which has keys of its own."""
+    owner = ""
+    for step in path:
+        document = _inner(document, step)
+        field = kind.model_fields.get(str(step))
+        if field is None:
+            continue
+        sections = [field.annotation, *get_args(field.annotation)]
+        nested = [note for section in sections for note in getattr(section, "__metadata__", ())]
+        for choice in [*field.metadata, *nested]:
+            if isinstance(choice, OneOf):
+                sections = [choice.options_of(document)]
+                owner = f" of {choice.key} {choice.name_in(document)}"
+        models = [model for model in sections if isinstance(model, type) and issubclass(model, BaseModel)]
+        kind = models[0] if models else kind
+    return kind, owner
+
+
+def _inner(document: Any, step: str | int) -> Any:
+    if isinstance(document, Mapping):
+        return document.get(str(step))
+    return document[step] if isinstance(document, list) and isinstance(step, int) else None

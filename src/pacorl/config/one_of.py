@@ -40,14 +40,17 @@ class OneOf:
         """The options of a config without the section."""
         return self.options_of({})()
 
+    def name_in(self, section: Any) -> str:
+        """The entry that a section's own `key` asks for, or the default."""
+        return str(section.get(self.key, self.default) if isinstance(section, Mapping) else self.default)
+
     def options_of(self, section: Any) -> type[BaseModel]:
-        """The options model that a section's own `key` asks for.
+        """The options model of the section's entry.
 
         Raises:
             ValueError: if the table has no such entry.
         """
-        name = section.get(self.key, self.default) if isinstance(section, Mapping) else self.default
-        options: type[BaseModel] = self.table.named(str(name)).options
+        options: type[BaseModel] = self.table.named(self.name_in(section)).options
         return options
 
     def validate(self, section: Any) -> BaseModel:

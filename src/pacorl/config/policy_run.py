@@ -16,58 +16,9 @@ from pacorl.core.sampling import Sampler, SamplingSteps
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.windows import NoiseWindow, stage_size
 from pacorl.judges import JudgeSection, default_judge
-from pacorl.types import Size
-
-PUBLISHED = {
-    "flux": "black-forest-labs/FLUX.1-dev",
-    "kontext": "black-forest-labs/FLUX.1-Kontext-dev",
-    "qwen_edit": "Qwen/Qwen-Image-Edit",
-    "qwen_edit_plus": "Qwen/Qwen-Image-Edit-2509",
-}
-"""Kind of generator → its released weights."""
-
-
-class ModelConfig(Section):
-    """The generator."""
-
-    kind: Literal["flux", "kontext", "qwen_edit", "qwen_edit_plus"] = "flux"
-    """flux paints sets; the others edit a source."""
-    checkpoint: str = "black-forest-labs/FLUX.1-dev"
-    """A diffusers folder, a hub name, or `tiny` for the committed checkpoint; else the published one of `kind`."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
-    """Of the frozen weights; latents and log-probabilities are always fp32, adapters too (fp64 with float64, which is
-    for comparing machines to the last digits)."""
-    guidance: float = Field(3.5, ge=0)
-    """The distilled guidance of FLUX; Qwen-Image has none."""
-    max_sequence_length: Positive = 512
-    """T5 tokens per prompt of FLUX; Qwen-Image reads any length."""
-    true_cfg_scale: float = Field(1.0, ge=1)
-    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
-    negative_prompt: str = " "
-    gradient_checkpointing: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _published_checkpoint(cls, section: Any) -> Any:
-        if isinstance(section, dict) and section.get("kind") in PUBLISHED:
-            return {"checkpoint": PUBLISHED[section["kind"]], **section}
-        return section
-
-    @model_validator(mode="after")
-    def _tiny_is_committed(self) -> ModelConfig:
-        if self.checkpoint == "tiny" and self.kind.startswith("qwen"):
-            raise ValueError(f"checkpoint tiny: there is none of kind {self.kind}; name a folder or a hub name")
-        return self
-
-    @model_validator(mode="after")
-    def _flux_alone_is_distilled(self) -> ModelConfig:
-        for key in ("guidance", "max_sequence_length"):
-            value, default = getattr(self, key), type(self).model_fields[key].default
-            if self.kind.startswith("qwen") and value != default:
-                raise ValueError(
-                    f"{key} {value} says nothing to kind {self.kind}; leave it out (true_cfg_scale guides it)"
-                )
-        return self
+from pacorl.policies import DEFAULT_KIND, POLICIES, default_options
+from pacorl.policies.policy import PolicyOptions, PolicySpec
+from pacorl.types import TINY, Size
 
 
 class AdapterConfig(Section):
@@ -96,8 +47,8 @@ class PromptsConfig(Section):
     near: Share | None = None
     """The share of word triples from which two texts count as one; None for equal texts only."""
     record_sizes: bool = False
-    """flux: whether records that say a height and width are painted at these, in training and in evaluation, and only
-    others at sampling.size and evaluation.size."""
+    """For generators of sets: whether records that say a height and width are generated at these, in training and in
+    evaluation, and only others at sampling.size and evaluation.size."""
 
 
 class SamplingConfig(SamplingSteps):
@@ -304,7 +255,9 @@ class PolicyRun(Section):
     weighted sum of the rewards; empty to keep none for it."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
 
-    model: ModelConfig = ModelConfig()
+    model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default=DEFAULT_KIND)] = Field(
+        default_factory=default_options
+    )
     adapter: AdapterConfig = AdapterConfig()
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -330,26 +283,36 @@ class PolicyRun(Section):
         check_equal_keys("rewards", self.rewards)
         check_equal_keys("evaluation.rewards", self.evaluation.rewards)
         self._check_steps()
+        self._check_tiny()
         self._check_record_sizes()
         self._check_symmetric_edits()
         return self
 
+    @property
+    def generator(self) -> PolicySpec:
+        """What is known of the kind of generator."""
+        return POLICIES[self.model.kind]
+
+    def _check_tiny(self) -> None:
+        if self.model.checkpoint == TINY:
+            _ = self.generator.committed
+
     def _check_record_sizes(self) -> None:
-        if self.prompts.record_sizes and self.model.kind != "flux":
+        if self.prompts.record_sizes and self.generator.edits:
             raise ValueError(
-                f"prompts.record_sizes says nothing to kind {self.model.kind}, which paints in its source's shape; "
+                f"prompts.record_sizes says nothing to kind {self.model.kind}, whose images have their source's shape; "
                 "leave it out"
             )
         if self.prompts.record_sizes and self.sampling.curriculum:
             raise ValueError(
-                "prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out"
+                "prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out"
             )
 
     def _check_symmetric_edits(self) -> None:
         for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
-            if judge and judge.symmetric and self.model.kind != "flux":
+            if judge and judge.symmetric and self.generator.edits:
                 raise ValueError(
-                    f"{key}.symmetric with kind {self.model.kind}: questions about edits say which picture is the "
+                    f"{key}.symmetric with kind {self.model.kind}: questions about edits say which image is the "
                     "original, and must not be turned round; set it to false"
                 )
 

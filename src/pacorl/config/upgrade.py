@@ -10,6 +10,7 @@ from typing import Any
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "PolicyRun": {
+        "model.guidance": "model.guidance_scale",
         "model.true_cfg": "model.true_cfg_scale",
         "model.text_tokens": "model.max_sequence_length",
         "sampling.noise_steps": "sampling.sde_steps",

@@ -77,8 +77,8 @@ def _list_grids(folder: Path, jobs: Sequence[ImageJob], source: ImageSource, *, 
 
 # --- the generator -----------------------------------------------------------------------------------------------
 
-GUIDANCE, TEXT_TOKENS = 3.5, 512
-"""FLUX.1-dev's."""
+RECIPE_KEYS = {"guidance_scale": "guidance", "max_sequence_length": "max_sequence_length"}
+"""Option → its key in a grid's recipe. Another key would have every grid of an older data set generated again."""
 
 
 def image_source(
@@ -88,11 +88,10 @@ def image_source(
     adapter: str = "",
     size: Size | None = None,
     steps: int = 20,
-    guidance: float | None = None,
-    max_sequence_length: int | None = None,
     dtype: str = "",
     batch: int = 4,
     seed: int = 0,
+    **options: Any,
 ) -> ImageSource:
     """A generator by any name, described but not loaded.
 
@@ -101,41 +100,30 @@ def image_source(
         kind: of POLICIES; found out from the checkpoint if empty.
         adapter: a LoRA in any form; a recipe names it by its content.
         size: for every prompt; None for the records' own.
-        guidance, max_sequence_length: of FLUX's kinds; None for 3.5 and 512, or the tiny checkpoint's 48 tokens.
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
         batch: grids at a time.
+        seed: of the whole data set.
+        options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
 
     Raises:
         ValueError: for an unknown kind, an option that the kind does not take, or an adapter that is missing.
     """
-    from pacorl.engine.generator import Generator, kind_of
+    from pacorl.engine.generator import Generator
     from pacorl.lora.formats import adapter_file
+    from pacorl.policies import POLICIES, kind_of
     from pacorl.types import TINY
 
     kind = kind or kind_of(checkpoint)
     dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
-    options = _policy_options(checkpoint, kind, guidance=guidance, max_sequence_length=max_sequence_length)
-    description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps, **options, "dtype": dtype}
+    chosen = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
+    recorded = {key: getattr(chosen, name) for name, key in RECIPE_KEYS.items() if hasattr(chosen, name)}
+    description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps, **recorded, "dtype": dtype}
     description |= {"size": str(size)} if size else {}
     description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}
 
     def load() -> GenerateImages:
         generator = Generator.load(checkpoint, kind=kind, adapter=adapter, dtype=dtype, **options)
         generator.batch = batch
-        return lambda prompts, seeds: generator.paint(prompts, seeds, size=size, steps=steps)
+        return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)
 
     return ImageSource(load, description, seed=seed, batch=batch)
-
-
-def _policy_options(
-    checkpoint: str, kind: str, *, guidance: float | None, max_sequence_length: int | None
-) -> dict[str, Any]:
-    """Guidance and text length for the kinds that know them, and nothing for others."""
-    from pacorl.policies.flux import TINY_SEQUENCE_LENGTH
-    from pacorl.policies.table import distilled_options
-
-    given = distilled_options(kind, guidance=guidance, max_sequence_length=max_sequence_length)
-    if kind.startswith("qwen"):
-        return given
-    tokens = TINY_SEQUENCE_LENGTH if checkpoint == "tiny" else TEXT_TOKENS
-    return {"guidance": GUIDANCE, "max_sequence_length": tokens} | given

@@ -1,6 +1,9 @@
-"""A generator by any name: a policy, the adapter that it wears, and what it is asked for by default.
+"""A generator by any name: a policy, its adapter, and what it is asked for by default.
 
-Painting is `engine.rollout.sample_images`, the only denoising loop. A picture's noise comes from its own seed, as a
+    generator = Generator.load("black-forest-labs/FLUX.1-dev", adapter="runs/sets/adapter")
+    images = generator.sample([prompt], seeds=[0])
+
+Sampling is `engine.rollout.sample_images`, the only denoising loop. An image's noise comes from its own seed, as a
 diffusers pipeline draws it from `torch.Generator().manual_seed(seed)`.
 """
 
@@ -8,51 +11,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from pacorl.core.sampling import Sampler
 from pacorl.engine.rollout import ConditioningCache, sample_images
-from pacorl.io.documents import read_object
 from pacorl.lora.adapters import adapter_off, load_lora
-from pacorl.policies.flux import TINY_SEQUENCE_LENGTH
-from pacorl.policies.table import POLICIES, distilled_options
+from pacorl.policies import DEFAULT_KIND, POLICIES, kind_of
 from pacorl.types import TINY, Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from pacorl.policies.pipeline import PipelinePolicy
     from pacorl.policies.policy import Policy
 
-KIND_OF_PIPELINE = {
-    "FluxPipeline": "flux",
-    "FluxKontextPipeline": "kontext",
-    "QwenImageEditPipeline": "qwen_edit",
-    "QwenImageEditPlusPipeline": "qwen_edit_plus",
-}
-"""A diffusers folder's class → the policy that runs it."""
-
-SETS = "flux"
-"""The kind that paints from words alone; every other kind edits a source."""
-
-TINY_SIZE, SIZE = Size(128, 128), Size(1024, 1024)
-TINY_STEPS, STEPS = 10, 20
-TINY_EDIT_SIZE = Size(32, 32)
-TINY_GUIDANCE = 3.5
-"""What the tiny generators were trained with (configs/tiny.yaml, configs/tiny_edit.yaml)."""
+SIZE = Size(1024, 1024)
+STEPS = 20
 
 Step = Callable[[int], None]
-"""Hears how many pictures took one denoising step; may raise to stop."""
+"""Called with the number of images that took one denoising step; may raise to stop."""
 
 
 class Generator:
-    """A policy with the names that a picture's recipe needs."""
+    """A policy with the names that an image's recipe needs."""
 
-    def __init__(self, policy: Policy, *, model: str, kind: str = SETS, adapter: str = "") -> None:
+    def __init__(self, policy: PipelinePolicy, *, model: str, kind: str = DEFAULT_KIND, adapter: str = "") -> None:
+        """
+        Args:
+            policy: Wears its adapter already.
+            model: The checkpoint, as the recipe names it.
+            kind: Of `POLICIES`.
+            adapter: What the recipe names it.
+        """
         self.policy, self.model, self.kind, self.adapter = policy, model, kind, adapter
-        self.batch = 4 if model == TINY else 1
+        self.spec = POLICIES.named(kind)
+        self._tiny = self.spec.tiny if model == TINY else None
+        self.batch = self._tiny.batch if self._tiny else 1
         self._cache = ConditioningCache(policy)
 
     @classmethod
@@ -62,84 +58,86 @@ class Generator:
         *,
         kind: str = "",
         adapter: str = "",
-        guidance: float | None = None,
-        true_cfg_scale: float | None = None,
-        negative_prompt: str | None = None,
         dtype: str = "auto",
         device: str = "",
-        max_sequence_length: int | None = None,
+        **options: Any,
     ) -> Generator:
-        """A diffusers folder, a hub name or "tiny", with an adapter (PEFT or diffusers form, folder, file or hub name).
+        """Load a checkpoint, with an adapter if one is named.
 
-        kind: of POLICIES; found out where it is empty. None and "auto" are the policy's own defaults: bfloat16 on a
-        GPU, float32 elsewhere. Raises ValueError for unknown kinds and for adapters that do not fit.
+        Args:
+            model: A diffusers folder, a hub name or "tiny".
+            kind: Of `POLICIES`; the checkpoint's own if left out.
+            adapter: PEFT or diffusers form: a folder, file or hub name.
+            dtype: Of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
+            device: A GPU if left out and there is one.
+            options: Of the kind by name, such as guidance_scale; None is the checkpoint's default.
+
+        Raises:
+            ValueError: The kind is unknown, takes no such option, or the adapter does not fit.
         """
-        kind = kind or kind_of(model)
-        given = distilled_options(kind, guidance=guidance, max_sequence_length=max_sequence_length)
-        _check_tiny(model, kind)
-        if model == TINY:
-            given = {"max_sequence_length": TINY_SEQUENCE_LENGTH, "guidance": TINY_GUIDANCE} | given
+        spec = POLICIES.named(kind or kind_of(model))
         on_gpu = torch.cuda.is_available()
         device = device or ("cuda" if on_gpu else "cpu")
         best = "bfloat16" if on_gpu and model != TINY else "float32"
-        true = {"true_cfg_scale": true_cfg_scale, "negative_prompt": negative_prompt}
-        given |= {name: value for name, value in true.items() if value is not None}
-        policy = POLICIES[kind](model, dtype=best if dtype == "auto" else dtype, device=device, **given)
+        chosen = spec.options_for(model, dtype=best if dtype == "auto" else dtype, **options)
+        policy = spec.load(chosen, device=device)
         if adapter:
             load_lora(policy.transformer, adapter)
             policy.transformer.to(device)
-        return cls(policy, model=model, kind=kind, adapter=adapter)
+        return cls(policy, model=model, kind=spec.kind, adapter=adapter)
 
     @property
     def edits(self) -> bool:
-        """Whether it edits sources, rather than paint sets."""
-        return self.kind != SETS
+        """Whether it edits sources, rather than make sets."""
+        return self.spec.edits
 
     @property
-    def guidance(self) -> float | None:
-        value = getattr(self.policy, "guidance", None)
-        return None if value is None else float(value)
+    def guidance_scale(self) -> float | None:
+        """None for kinds without."""
+        return cast("float | None", getattr(self.policy.options, "guidance_scale", None))
 
     @property
     def true_cfg_scale(self) -> float | None:
-        """The true guidance scale where it does something."""
-        value = float(getattr(self.policy, "true_cfg_scale", 1.0))
-        return value if value != 1 else None
+        """The scale if it does something."""
+        scale = float(getattr(self.policy.options, "true_cfg_scale", 1.0))
+        return scale if scale != 1 else None
 
     @property
     def note(self) -> str:
-        """What one who sees its pictures must know of it; empty for most."""
-        return TINY_NOTE if self.model == TINY else ""
-
-    def size_of(self, prompt: Prompt, size: Size | None = None) -> Size:
-        """The size at which a prompt is painted: for a set what is asked for, for an edit that area in the shape of
-        its source."""
-        asked = self._asked(prompt, size)
-        self.policy.check_size(asked)
-        return self.policy.size_of(prompt, asked)
-
-    def _asked(self, prompt: Prompt, size: Size | None) -> Size:
-        """What is asked for, the tiny world's, the record's, or 1024 × 1024."""
-        if self.model == TINY:
-            return size or (TINY_EDIT_SIZE if self.edits else TINY_SIZE)
-        return size or prompt.size or SIZE
+        """What a reader of its images has to know; empty for most."""
+        return self._tiny.note if self._tiny else ""
 
     @property
     def default_steps(self) -> int:
-        return TINY_STEPS if self.model == TINY else STEPS
+        """Denoising steps if nobody says how many."""
+        return self._tiny.steps if self._tiny else STEPS
+
+    def size_of(self, prompt: Prompt, size: Size | None = None) -> Size:
+        """The size of a prompt's image: for a set what is asked for, for an edit that area in its source's shape."""
+        requested = self._requested_size(prompt, size)
+        self.policy.check_size(requested)
+        return self.policy.size_of(prompt, requested)
+
+    def _requested_size(self, prompt: Prompt, size: Size | None) -> Size:
+        """What is asked for, the tiny checkpoint's, the record's, or 1024 × 1024."""
+        return size or (self._tiny.size if self._tiny else prompt.size) or SIZE
 
     def check(self, prompts: Sequence[Prompt], size: Size | None = None) -> None:
-        """Raises ValueError for a size that it cannot paint, a source that it cannot edit, an edit without a source."""
+        """Check prompts before anything is generated.
+
+        Raises:
+            ValueError: A size or a source does not fit, or a set is asked of an editor, or the other way round.
+        """
         for prompt in prompts:
             if bool(prompt.sources) != self.edits:
                 raise ValueError(
                     f"{self.model} edits pictures, and there is none; give one with --image"
                     if self.edits
-                    else f"{self.model} paints sets and edits no pictures; {EDITOR}"
+                    else f"{self.model} paints sets and edits no pictures; {_an_editor()}"
                 )
             self.size_of(prompt, size)
 
-    def paint(
+    def sample(
         self,
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
@@ -147,68 +145,62 @@ class Generator:
         size: Size | None = None,
         steps: int | None = None,
         base: bool = False,
-        on_step: Step = lambda pictures: None,
+        on_step: Step = lambda images: None,
     ) -> list[Image]:
-        """One picture per (prompt, seed), in order; `base` leaves the adapter off.
+        """One image per (prompt, seed), in order.
 
         Two batches of other sizes may differ in a pixel's last bit, as floating point does.
+
+        Args:
+            prompts: Sets or edits, as the kind does.
+            seeds: One per prompt.
+            size: Of every prompt; else the tiny checkpoint's, the record's, or 1024 × 1024.
+            steps: Denoising steps.
+            base: Leave the adapter off.
+            on_step: Called after every denoising step of a batch.
         """
         self.check(prompts, size)
-        sizes = [self._asked(prompt, size) for prompt in prompts]
-        watched = cast("Policy", _Watched(self.policy, on_step))
-        painted: dict[int, Image] = {}
+        sizes = [self._requested_size(prompt, size) for prompt in prompts]
+        return self.sample_at(sizes, prompts, seeds, steps=steps, base=base, on_step=on_step)
+
+    def sample_at(
+        self,
+        sizes: Sequence[Size],
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        *,
+        steps: int | None = None,
+        base: bool = False,
+        on_step: Step = lambda images: None,
+    ) -> list[Image]:
+        """As `sample`, each prompt at a size of its own; prompts of one size share batches."""
+        policy = cast("Policy", _StepReporter(self.policy, on_step))
+        images: dict[int, Image] = {}
         with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():
-            for one in dict.fromkeys(sizes):
-                rows = [row for row, own in enumerate(sizes) if own == one]
-                images = sample_images(
-                    watched,
+            for size in dict.fromkeys(sizes):
+                self.policy.check_size(size)
+                rows = [row for row, own in enumerate(sizes) if own == size]
+                batch = sample_images(
+                    policy,
                     [prompts[row] for row in rows],
-                    sampler=Sampler(size=one, steps=steps or self.default_steps),
+                    sampler=Sampler(size=size, steps=steps or self.default_steps),
                     cache=self._cache,
                     seeds=[seeds[row] for row in rows],
                     batch=self.batch,
                 )
-                painted |= dict(zip(rows, images, strict=True))
-        return [painted[row] for row in range(len(prompts))]
+                images |= dict(zip(rows, batch, strict=True))
+        return [images[row] for row in range(len(prompts))]
 
 
-EDITOR = "name an editor with --model, e.g. black-forest-labs/FLUX.1-Kontext-dev"
-
-TINY_NOTE = (
-    "Painted by the embedded tiny generator, which knows the tiny world of drawn characters only. Name a real one with "
-    "--model, e.g. black-forest-labs/FLUX.1-dev."
-)
+def _an_editor() -> str:
+    editor = next(spec for spec in POLICIES.values() if spec.edits)
+    return f"name an editor with --model, e.g. {editor.published}"
 
 
-def kind_of(model: str, *, edit: bool = False) -> str:
-    """The kind of a checkpoint, by its folder's index or by its name; the tiny one is whichever the task needs."""
-    if model == TINY:
-        return "kontext" if edit else SETS
-    index = Path(model) / "model_index.json"
-    if index.is_file():
-        found = str(read_object(index).get("_class_name", ""))
-        if found not in KIND_OF_PIPELINE:
-            raise ValueError(
-                f"{model} is a {found or 'pipeline without a name'}; there are {', '.join(KIND_OF_PIPELINE)}"
-            )
-        return KIND_OF_PIPELINE[found]
-    name = model.lower()
-    if "kontext" in name:
-        return "kontext"
-    if "qwen-image-edit" in name:
-        return "qwen_edit_plus" if "plus" in name or "2509" in name or "2511" in name else "qwen_edit"
-    return SETS
+class _StepReporter:
+    """A policy that reports every step that it is asked for."""
 
-
-def _check_tiny(model: str, kind: str) -> None:
-    if model == TINY and kind not in (SETS, "kontext"):
-        raise ValueError(f"the embedded tiny generators are a flux and a kontext, not a {kind}; {EDITOR}")
-
-
-class _Watched:
-    """A policy that tells of every step that it is asked for."""
-
-    def __init__(self, policy: Policy, on_step: Step) -> None:
+    def __init__(self, policy: PipelinePolicy, on_step: Step) -> None:
         self._policy, self._on_step = policy, on_step
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,6 @@
     made[0].sheet.save("set.png")
 
 compose      a theme and panels → a prompt in the T2IS form
-tiny_words   what the tiny generator can be asked for
 generator    a policy with its adapter, by any name
 ranking      candidates by what a judge says of them
 sets         `generate_sets`

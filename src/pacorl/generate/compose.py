@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isqrt
 
 from pacorl.core.grid import PANEL_TAG, panel_texts
-from pacorl.generate.tiny_words import check_tiny, check_tiny_edit, tiny_prompt
+from pacorl.policies import tiny_spec
 from pacorl.types import TINY, Grid, Prompt
 
 NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
@@ -29,7 +29,8 @@ def prompt_from(
     if panels:
         _check_fit(theme, panels, grid)
         layout = grid or layout_for(len(panels))
-        made = tiny_prompt(theme, panels, layout, number=number) if model == TINY else compose(theme, panels, layout)
+        write = tiny_spec(edits=False).committed.compose if model == TINY else None
+        made = write(theme, panels, layout, number) if write else compose(theme, panels, layout)
     else:
         made = _written_out(theme, grid)
         check_for(model, made)
@@ -45,12 +46,8 @@ def prompt_from(
 
 def check_for(model: str, prompt: Prompt) -> None:
     """Raises ValueError where a model does not know what a prompt asks for; only the tiny one's words are known."""
-    if model != TINY:
-        return
-    if prompt.sources:
-        check_tiny_edit(prompt.text)
-    else:
-        check_tiny(prompt)
+    if model == TINY:
+        tiny_spec(edits=bool(prompt.sources)).committed.check(prompt)
 
 
 def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:

@@ -41,7 +41,7 @@ def recipe_texts(made: Made, *, judge: str = "") -> dict[str, str]:
         "adapter": recipe.adapter,
         "size": str(recipe.size),
         "steps": str(recipe.steps),
-        "guidance": "" if recipe.guidance is None else f"{recipe.guidance:g}",
+        "guidance": "" if recipe.guidance_scale is None else f"{recipe.guidance_scale:g}",
         "true_cfg_scale": "" if recipe.true_cfg_scale is None else f"{recipe.true_cfg_scale:g}",
         "version": recipe.version,
         "score": "" if judged is None or judged.score is None else f"{judged.score:.6f}",
@@ -107,7 +107,7 @@ def to_dict(saved: Saved) -> dict[str, Any]:
         "seed": made.recipe.seed,
         "size": str(made.recipe.size),
         "steps": made.recipe.steps,
-        "guidance": made.recipe.guidance,
+        "guidance": made.recipe.guidance_scale,
         "rank": made.rank,
         "candidates": made.candidates,
     }

@@ -34,7 +34,7 @@ class Recipe:
     seed: int
     size: Size
     steps: int
-    guidance: float | None
+    guidance_scale: float | None
     true_cfg_scale: float | None
     version: str
 
@@ -92,7 +92,7 @@ def generate_sets(
         prompt = prompts[number // count]
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
         same = [prompt] * best_of
-        sheets = generator.paint(same, seeds, size=size, steps=steps, base=base, on_step=on_step)
+        sheets = generator.sample(same, seeds, size=size, steps=steps, base=base, on_step=on_step)
         recipes = [recipe_of(generator, prompt, one, size=size, steps=steps, base=base) for one in seeds]
         ranked = _ranked(same, sheets, recipes, how)
         made += ranked if keep_all else ranked[:1]
@@ -108,7 +108,7 @@ def recipe_of(
         seed=seed,
         size=generator.size_of(prompt, size),
         steps=steps or generator.default_steps,
-        guidance=generator.guidance,
+        guidance_scale=generator.guidance_scale,
         true_cfg_scale=generator.true_cfg_scale,
         version=version("pacorl"),
     )

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLProcessor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 
 from pacorl.io.documents import read_object
+from pacorl.types import Size
 
 TEMPLATE_FILE = "chat_template.json"
 
@@ -38,6 +39,24 @@ def image_text_processor(
     return ImageTextProcessor(
         image_processor=Qwen2VLImageProcessorPil(**image_options), tokenizer=tokenizer, chat_template=chat_template
     )
+
+
+def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
+    """Tokens that an image takes in a question, as Qwen2-VL's image processor resizes it.
+
+    Args:
+        image: Its size in pixels.
+        options: The processor's: patch_size, merge_size, and min_pixels and max_pixels or their new form `size`.
+    """
+    side, bounds = options["patch_size"] * options["merge_size"], options.get("size", {})
+    height, width = smart_resize(
+        image.height,
+        image.width,
+        factor=side,
+        min_pixels=options.get("min_pixels") or bounds["shortest_edge"],
+        max_pixels=options.get("max_pixels") or bounds["longest_edge"],
+    )
+    return int(height // side) * int(width // side)
 
 
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:

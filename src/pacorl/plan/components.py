@@ -12,13 +12,15 @@ from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, SamplingSteps
+from pacorl.io.processor import image_tokens
 from pacorl.judges.judge import InProcessOptions
 from pacorl.lora.adapters import add_lora
 from pacorl.lora.fuse import fused_bytes
-from pacorl.plan import generators, memory
-from pacorl.plan.generators import ON_META, Generator, paintable
-from pacorl.plan.sources import Parts, clip_encoders, clip_parts
-from pacorl.policies.table import policy_options
+from pacorl.plan import memory
+from pacorl.plan.sources import clip_encoders, clip_parts
+from pacorl.policies.meta import META, model_on_meta
+from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.policies.policy import Parts
 from pacorl.types import Grid, Prompt, Size
 
 Phase = Literal["encode", "sample", "decode", "score", "train"]
@@ -34,7 +36,7 @@ PHASES: dict[Phase, str] = {
 AFTER_ENCODING: tuple[Phase, ...] = ("sample", "decode", "score", "train")
 PLACES: dict[Place, str] = {"device": "device", "host": "main memory", "disk": "disk"}
 
-QUESTION_WORDS = 128
+QUESTION_TOKENS = 128
 """Tokens of a question's text: the template's 60 and a theme of a few sentences."""
 FP32 = 4
 
@@ -52,14 +54,12 @@ class Row:
     note: str = ""
 
 
-def policy_on_meta(config: PolicyRun, parts: Parts) -> Generator:
+def policy_on_meta(config: PolicyRun, parts: Parts) -> PipelinePolicy:
     """The run's generator from the configs of its parts, without weights.
 
     Raises ConfigError, naming the nearest sizes, where VAE and patches do not divide a size of the config.
     """
-    dtype = getattr(torch, config.model.dtype)
-    options = policy_options(config.model, record_sizes=config.prompts.record_sizes)
-    policy = ON_META[config.model.kind](parts, dtype=dtype, **options)
+    policy = config.generator.on_meta(config.model, parts, record_sizes=config.prompts.record_sizes)
     for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         try:
             policy.check_size(Size(*size))
@@ -69,7 +69,7 @@ def policy_on_meta(config: PolicyRun, parts: Parts) -> Generator:
 
 
 def rows(
-    config: PolicyRun, *, policy: Generator, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]
+    config: PolicyRun, *, policy: PipelinePolicy, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]
 ) -> tuple[Row, ...]:
     """Everything that the run keeps on the device, in main memory and on disk.
 
@@ -93,9 +93,9 @@ def rows(
     )
 
 
-def _generator_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+def _generator_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     pipeline, width = policy.pipeline, getattr(torch, config.model.dtype).itemsize
-    counts = {name: memory.count(encoder) for name, encoder in generators.text_encoders(policy).items()}
+    counts = {name: memory.count(getattr(pipeline, attribute)) for attribute, name in policy.encoders.items()}
     return [
         _weights("transformer", memory.count(pipeline.transformer), width, note=config.model.dtype),
         *(_weights(name, n, width, phases=("encode",), note="then in main memory") for name, n in counts.items()),
@@ -123,8 +123,8 @@ def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid:
 def _judge_in_process(component: str, judge: InProcessOptions, parts: Parts, *, panel: Size) -> tuple[Row, Row]:
     """A judge's weights, and what it needs at work."""
     dtype = getattr(torch, judge.dtype)
-    model = generators.vlm_on_meta(parts["model"], dtype=dtype)
-    tokens = generators.question_tokens(panel, parts["processor"], images=2, max_sequence_length=QUESTION_WORDS)
+    model = model_on_meta(parts["model"], dtype=dtype)
+    tokens = 2 * image_tokens(panel, parts["processor"]) + QUESTION_TOKENS
     batch = max(1, judge.batch_tokens // tokens)
     working = memory.judging_peak(model, questions=batch, tokens=tokens)
     return (
@@ -145,7 +145,7 @@ def _reward_rows(config: PolicyRun) -> list[Row]:
     return [
         _weights(
             f"CLIP of {key.split('.')[-3]}",
-            generators.clip_count(clip_parts(encoder)),
+            memory.count(model_on_meta(clip_parts(encoder), dtype=torch.float32)),
             getattr(torch, encoder.dtype).itemsize,
             phases=AFTER_ENCODING,
             note=f"{encoder.dtype}, in every process",
@@ -154,11 +154,11 @@ def _reward_rows(config: PolicyRun) -> list[Row]:
     ]
 
 
-def _adapter_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     """Adds the adapter to the meta transformer and counts it."""
     targets = config.adapter.targets or policy.lora_targets
     try:
-        with generators.META:
+        with META:
             add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
@@ -173,7 +173,7 @@ def _adapter_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     ]
 
 
-def _copies(config: PolicyRun, policy: Generator, *, adapter: int) -> list[Row]:
+def _copies(config: PolicyRun, policy: PipelinePolicy, *, adapter: int) -> list[Row]:
     """What sampling keeps beside the trained adapter, where the config asks for it."""
     rows = []
     merged = fused_bytes(policy.transformer) if config.sampling.fuse_lora else 0
@@ -184,9 +184,9 @@ def _copies(config: PolicyRun, policy: Generator, *, adapter: int) -> list[Row]:
     return rows
 
 
-def _activation_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+def _activation_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     sampling, evaluation = config.sampling, config.evaluation
-    sizes = paintable(policy, Size(*sampling.size)), paintable(policy, Size(*evaluation.size))
+    sizes = policy.nearest_size(Size(*sampling.size)), policy.nearest_size(Size(*evaluation.size))
     sampler = Sampler(**sampling.model_dump(include=set(SamplingSteps.model_fields)), size=sizes[0])
     # The largest of training's and evaluation's batches: memory grows with the number of tokens.
     size, batch = max(
@@ -213,12 +213,12 @@ def _activation_rows(config: PolicyRun, policy: Generator) -> list[Row]:
     ]
 
 
-def _host_rows(config: PolicyRun, policy: Generator, *, prompts: int) -> list[Row]:
+def _host_rows(config: PolicyRun, policy: PipelinePolicy, *, prompts: int) -> list[Row]:
     """What all processes together keep in main memory."""
-    size, samples = paintable(policy, Size(*config.sampling.size)), config.prompts_per_epoch * config.group_size
+    size, samples = policy.nearest_size(Size(*config.sampling.size)), config.prompts_per_epoch * config.group_size
     (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
     kept = (2 * len(config.sampling.sde_steps) + 1) * tokens * FP32
-    encoded = generators.conditioning_on_meta(policy, size=size, batch=1)
+    encoded = policy.conditioning_on_meta(size, batch=1)
     conditioning = sum(tensor.nbytes for tensor in encoded.tensors.values())
     known = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     pictures = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
@@ -239,7 +239,7 @@ def _host_rows(config: PolicyRun, policy: Generator, *, prompts: int) -> list[Ro
     ]
 
 
-def _disk_rows(config: PolicyRun, policy: Generator) -> list[Row]:
+def _disk_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     size, kept = _adapter_count(policy) * FP32, config.keep_checkpoints
     return [
         # Adapter, average and two moments; the newest is written aside before the oldest goes.
@@ -252,7 +252,7 @@ def _weights(component: str, parameters: int, width: int, **more: Any) -> Row:
     return Row(component, parameters * width, parameters, **more)
 
 
-def _adapter_count(policy: Generator) -> int:
+def _adapter_count(policy: PipelinePolicy) -> int:
     return sum(parameter.numel() for parameter in policy.transformer.parameters() if parameter.requires_grad)
 
 

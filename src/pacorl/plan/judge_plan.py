@@ -19,8 +19,9 @@ from pacorl.config.judge_run import RewardRun
 from pacorl.data.comparisons import MissingImagesError, comparisons_from
 from pacorl.engine.trackers import check_trackers
 from pacorl.io.images import check_readable
-from pacorl.plan import generators, sources
+from pacorl.plan import sources
 from pacorl.plan.sources import Checkpoint, MissingFile
+from pacorl.policies.meta import META, model_on_meta
 from pacorl.train_judge.data import Collator, check_answers
 from pacorl.train_judge.model import parameter_counts, processor_of, source_of, tune
 from pacorl.train_judge.trainer import micro_batches, processes, training_arguments
@@ -177,9 +178,9 @@ def _parameters(config: RewardRun, checkpoint: Checkpoint, *, start_is_here: boo
     """(trained, all) parameters, on the meta device."""
     if checkpoint.folder:
         source_of(str(checkpoint.folder))  # a model of another family is refused
-    model = generators.vlm_on_meta(checkpoint.parts["model"], dtype=getattr(torch, config.model.dtype))
+    model = model_on_meta(checkpoint.parts["model"], dtype=getattr(torch, config.model.dtype))
     tuning = config.tuning if start_is_here else config.tuning.model_copy(update={"start": ""})
-    with generators.META:
+    with META:
         return parameter_counts(tune(model, tuning))
 
 

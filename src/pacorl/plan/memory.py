@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from pacorl.core.sampling import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.engine.rollout import transition_at
 from pacorl.lora.adapters import adapter_off
-from pacorl.plan.generators import META, Generator, codes_on_meta, conditioning_on_meta, encodings
+from pacorl.policies.meta import META
+from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.types import Size
 
 
@@ -123,12 +125,12 @@ def count(module: nn.Module) -> int:
 # --- peaks above the resident weights, in bytes ----------------------------------------------------------------
 
 
-def training_peak(policy: Generator, *, sampler: Sampler, batch: int, with_base: bool) -> int:
+def training_peak(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_base: bool) -> int:
     """One trained step of one micro-batch, forward and backward; gradients are resident and not counted.
 
     `with_base` adds the base's forward that a KL term needs.
     """
-    conditioning = conditioning_on_meta(policy, size=sampler.size, batch=batch)
+    conditioning = policy.conditioning_on_meta(sampler.size, batch=batch)
     sigmas, step = policy.sigmas(sampler.steps, sampler.size), 0
     before, after = policy.noise(range(batch), sampler.size), policy.noise(range(batch), sampler.size)
     sigma_B = torch.empty(batch, device=META)
@@ -146,26 +148,32 @@ def training_peak(policy: Generator, *, sampler: Sampler, batch: int, with_base:
     return ledger.peak
 
 
-def sampling_peak(policy: Generator, *, size: Size, batch: int) -> int:
+def sampling_peak(policy: PipelinePolicy, *, size: Size, batch: int) -> int:
     """One forward without gradients."""
-    x_BNC, conditioning = policy.noise(range(batch), size), conditioning_on_meta(policy, size=size, batch=batch)
+    x_BNC, conditioning = policy.noise(range(batch), size), policy.conditioning_on_meta(size, batch=batch)
     with torch.no_grad(), measured() as ledger:
         policy.velocity(x_BNC, torch.empty(batch, device=META), conditioning, size)
     return ledger.peak
 
 
-def decoding_peak(policy: Generator, *, size: Size, batch: int) -> int:
+def decoding_peak(policy: PipelinePolicy, *, size: Size, batch: int) -> int:
     """The VAE's decoder, without tiling."""
-    codes = codes_on_meta(policy, size=size, batch=batch)
+    factor = policy.pipeline.vae_scale_factor
+    shape = (batch, policy.latent_channels, size.height // factor, size.width // factor)
+    codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
     with torch.no_grad(), measured() as ledger:
-        policy.pipeline.vae.decode(codes, return_dict=False)
+        policy.decode_codes(codes)
     return ledger.peak
 
 
-def encoding_peak(policy: Generator, *, size: Size) -> int:
+def encoding_peak(policy: PipelinePolicy, *, size: Size) -> int:
     """One prompt through the largest encoder; for edits its source through the VAE, if that takes more."""
+    passes = [policy.text_pass(size)]
+    if policy.references:
+        pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
+        passes.append(partial(policy.encode_pixels, pixels))
     peaks = []
-    for run in encodings(policy, size):
+    for run in passes:
         with torch.no_grad(), measured() as ledger:
             run()
         peaks.append(ledger.peak)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PUBLISHED, PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import Row as SampleRow
@@ -120,7 +120,7 @@ def plan(config: PolicyRun) -> Plan:
     device, device_bytes = _device()
     found = Plan(needed, absences, (), device, device_bytes)
     checkpoints = {
-        "model.checkpoint": (generator, PUBLISHED[config.model.kind].split("/")[1]),
+        "model.checkpoint": (generator, config.generator.published.split("/")[1]),
         "judge.checkpoint": (judge, sources.JUDGE_BASE),
         "evaluation.judge.checkpoint": (held_out_judge, sources.JUDGE_BASE),
     }
@@ -203,7 +203,7 @@ def _check_prompts(config: PolicyRun, train: Sequence[Prompt], evaluation: Seque
 
 def _prompts(config: PolicyRun, source: str, *, limit: int | None) -> Sequence[Prompt]:
     """None of a source that is not here."""
-    absent = sources.prompts_absence("prompts", source, kind=config.model.kind)
+    absent = sources.prompts_absence("prompts", source, spec=config.generator)
     return () if absent else prompts_from(source, limit=limit)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pacorl.config.base import ConfigError
 from pacorl.config.judge_run import ComparisonsConfig
-from pacorl.config.policy_run import PUBLISHED, PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.comparisons import SOURCES, missing_file
 from pacorl.data.published import LANGUAGES
 from pacorl.io.documents import read_object
@@ -20,149 +20,28 @@ from pacorl.judges import JUDGES
 from pacorl.judges.judge import InProcessOptions, JudgeOptions
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, adapter_file
-from pacorl.policies.flux import TINY_FLUX
-from pacorl.policies.kontext import TINY_KONTEXT
+from pacorl.policies import POLICIES
+from pacorl.policies.meta import WITHOUT_WEIGHTS
+from pacorl.policies.policy import Parts, PolicySpec
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
+from pacorl.types import TINY
 
-Parts = Mapping[str, Mapping[str, Any]]
-"""Part of a checkpoint → its config.json."""
-
-GATED = ("black-forest-labs/FLUX.1-dev", "black-forest-labs/FLUX.1-Kontext-dev")
-GEDIT_HOME = "stepfun-ai/GEdit-Bench"
-GEDIT_DATA = {"kontext": "GEdit-Bench/data:en"}
-"""Kind of generator → what its recipe trains on, if that is not the whole."""
 PACO_HOME = "X-GenGroup/PaCo-Dataset"
 PACO_ENTRIES = frozenset(
     source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)
 )
 T2IS_HOME = "github.com/X-GenGroup/PaCo-RL, PaCo-GRPO/dataset/T2IS/half_2by2/{train,test}_metadata.jsonl"
 
-FLUX_DEV: Parts = {
-    "transformer": {
-        "_class_name": "FluxTransformer2DModel",
-        "patch_size": 1,
-        "in_channels": 64,
-        "num_layers": 19,
-        "num_single_layers": 38,
-        "attention_head_dim": 128,
-        "num_attention_heads": 24,
-        "joint_attention_dim": 4096,
-        "pooled_projection_dim": 768,
-        "guidance_embeds": True,
-    },
-    "vae": {
-        "down_block_types": ["DownEncoderBlock2D"] * 4,
-        "up_block_types": ["UpDecoderBlock2D"] * 4,
-        "block_out_channels": [128, 256, 512, 512],
-        "layers_per_block": 2,
-        "latent_channels": 16,
-        "use_quant_conv": False,
-        "use_post_quant_conv": False,
-        "sample_size": 1024,
-        "scaling_factor": 0.3611,
-        "shift_factor": 0.1159,
-    },
-    "text_encoder": {
-        "vocab_size": 49408,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 77,
-    },
-    "text_encoder_2": {
-        "vocab_size": 32128,
-        "d_model": 4096,
-        "d_kv": 64,
-        "d_ff": 10240,
-        "num_layers": 24,
-        "num_heads": 64,
-        "feed_forward_proj": "gated-gelu",
-    },
-}
-"""FLUX.1-dev as published: 11.90 B, 84 M, 123 M and 4.76 B parameters. FLUX.1-Kontext-dev has the same parts."""
+GEDIT_COMMAND = "hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench"
+
 
 assert JUDGES["local"].architecture is not None
-QWEN_JUDGE: Parts = read_object(JUDGES["local"].architecture)
+JUDGE_PARTS: Parts = read_object(JUDGES["local"].architecture)
 """Qwen2.5-VL-7B as published, which PaCo-Reward-7B is trained from: 8.29 B parameters."""
-
-
-QWEN_EDIT: Parts = {
-    "transformer": {
-        "_class_name": "QwenImageTransformer2DModel",
-        "patch_size": 2,
-        "in_channels": 64,
-        "out_channels": 16,
-        "num_layers": 60,
-        "attention_head_dim": 128,
-        "num_attention_heads": 24,
-        "joint_attention_dim": 3584,
-        "axes_dims_rope": (16, 56, 56),
-    },
-    "vae": {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2},
-    "text_encoder": QWEN_JUDGE["model"],
-    "processor": QWEN_JUDGE["processor"],
-}
-"""Qwen-Image-Edit and its Plus variant as published: 20.43 B and 127 M parameters, and Qwen2.5-VL-7B's 8.29 B."""
-
-PARTS: Mapping[str, Parts] = {
-    "flux": FLUX_DEV,
-    "kontext": FLUX_DEV,
-    "qwen_edit": QWEN_EDIT,
-    "qwen_edit_plus": QWEN_EDIT,
-}
-"""Kind of generator → what the published one is made of."""
-PIPELINES = {
-    "flux": "FluxPipeline",
-    "kontext": "FluxKontextPipeline",
-    "qwen_edit": "QwenImageEditPipeline",
-    "qwen_edit_plus": "QwenImageEditPlusPipeline",
-}
-
-
-CLIP_H_PARTS: Mapping[str, Any] = {
-    "projection_dim": 1024,
-    "text_config": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "projection_dim": 1024,
-    },
-    "vision_config": {
-        "hidden_size": 1280,
-        "intermediate_size": 5120,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "image_size": 224,
-        "patch_size": 14,
-        "projection_dim": 1024,
-    },
-}
-"""CLIP ViT-H-14 as published, which CLIP-T, CLIP-I and PickScore are: 986 M parameters."""
-CLIP_L_PARTS: Mapping[str, Any] = {
-    "projection_dim": 768,
-    "text_config": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "projection_dim": 768,
-    },
-    "vision_config": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "image_size": 224,
-        "patch_size": 14,
-        "projection_dim": 768,
-    },
-}
-"""CLIP ViT-L/14 as published, which the aesthetic head reads: 428 M parameters."""
-
-
+CLIP_PARTS: Parts = read_object(Path(__file__).with_name("clip.json"))
+"""CLIP as published: ViT-H-14 is that of CLIP-T, CLIP-I and PickScore (986 M parameters), ViT-L-14 that of the
+aesthetic head (428 M)."""
 NOT_READY = 2
 """Exit code of a dry run if something is absent or at fault."""
 JUDGE_BASE = "Qwen2.5-VL-7B"
@@ -209,16 +88,19 @@ class Checkpoint:
 
 
 def generator(config: PolicyRun) -> Checkpoint:
-    """The generator's parts. Raises ConfigError where the folder holds another kind of model."""
-    source, kind, key = config.model.checkpoint, config.model.kind, "model.checkpoint"
-    standard = PARTS[kind]
-    folder = _folder(source, tiny=TINY_KONTEXT if kind == "kontext" else TINY_FLUX, marker="model_index.json")
+    """The generator's parts.
+
+    Raises:
+        ConfigError: The folder holds another kind of model.
+    """
+    source, spec, key = config.model.checkpoint, config.generator, "model.checkpoint"
+    folder = _folder(source, tiny=spec.tiny.folder if spec.tiny else None, marker="model_index.json")
     if folder is None:
-        return Checkpoint(standard, assumed=True, absences=(_absence(key, source, "a diffusers checkpoint"),))
-    own = {name: _part(folder / name) for name in standard}
-    parts = {name: own[name] or published for name, published in standard.items()}
+        return Checkpoint(spec.parts, assumed=True, absences=(_absence(key, source, "a diffusers checkpoint"),))
+    own = {name: _part(folder / name) for name in spec.parts}
+    parts = {name: own[name] or published for name, published in spec.parts.items()}
     _check_kind(config, folder, transformer=parts["transformer"].get("_class_name"))
-    lacking = [name for name in standard if name != "processor" and not _has_weights(folder / name)]
+    lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS and not _has_weights(folder / name)]
     absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
     return Checkpoint(parts, assumed=not own["transformer"], absences=absences)
 
@@ -238,14 +120,15 @@ def image_options(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_kind(config: PolicyRun, folder: Path, *, transformer: str | None) -> None:
-    """Raises ConfigError where a folder holds another kind of model than the config says."""
-    kind = config.model.kind
-    pipeline = _json(folder / "model_index.json").get("_class_name", PIPELINES[kind])
-    for found, wanted in ((transformer, PARTS[kind]["transformer"]["_class_name"]), (pipeline, PIPELINES[kind])):
-        if found != wanted:
+    """Raises ConfigError if a folder holds another kind of model than the config says."""
+    spec = config.generator
+    pipeline = _json(folder / "model_index.json").get("_class_name", spec.pipeline)
+    needed = {transformer: spec.parts["transformer"]["_class_name"], pipeline: spec.pipeline}
+    for held, wanted in needed.items():
+        if held != wanted:
             raise ConfigError(
-                f"model.checkpoint: {config.model.checkpoint} holds a {found}, and model.kind {kind!r} needs a "
-                f"{wanted} such as {PUBLISHED[kind]}"
+                f"model.checkpoint: {config.model.checkpoint} holds a {held}, and model.kind {spec.kind!r} needs a "
+                f"{wanted} such as {spec.published}"
             )
 
 
@@ -284,10 +167,10 @@ def vision_language_model(source: str, *, key: str) -> Checkpoint:
     """The parts of a judge, or of what one is made from: `model` and `processor` (its image options)."""
     folder = _folder(source, tiny=TINY_JUDGE, marker="config.json")
     if folder is None:
-        return Checkpoint(QWEN_JUDGE, assumed=True, absences=(_absence(key, source, "a transformers checkpoint"),))
+        return Checkpoint(JUDGE_PARTS, assumed=True, absences=(_absence(key, source, "a transformers checkpoint"),))
     options = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json")
     options = options.get("image_processor", options)
-    parts = {"model": _json(folder / "config.json"), "processor": options or QWEN_JUDGE["processor"]}
+    parts = {"model": _json(folder / "config.json"), "processor": options or JUDGE_PARTS["processor"]}
     absences = () if _has_weights(folder) else (_absence(key, source, "its weights"),)
     return Checkpoint(parts, assumed=False, absences=absences, folder=folder)
 
@@ -305,7 +188,9 @@ def clip_encoders(config: PolicyRun) -> dict[str, ClipEncoder]:
 def clip_parts(encoder: ClipEncoder) -> Mapping[str, Any]:
     """The config of an encoder's model: its own where it is here, else the published one's."""
     folder = _folder(encoder.checkpoint, tiny=Path(encoder.checkpoint), marker="config.json")
-    return _json(folder / "config.json") if folder else CLIP_L_PARTS if encoder.checkpoint == CLIP_L else CLIP_H_PARTS
+    published = CLIP_PARTS["ViT-L-14" if encoder.checkpoint == CLIP_L else "ViT-H-14"]
+    names = ("architectures", "model_type")
+    return {**_json(folder / "config.json"), **{name: published[name] for name in names}} if folder else published
 
 
 def reward_absences(config: PolicyRun) -> list[MissingFile]:
@@ -338,24 +223,25 @@ def adapter_absence(key: str, source: str) -> MissingFile | None:
     return _absence(key, source, "a LoRA adapter") if source and not _adapter(source) else None
 
 
-def prompts_absence(key: str, source: str, *, kind: str) -> MissingFile | None:
-    """Where to get a prompt file that is not here; None where it is (the tiny world always is).
+def prompts_absence(key: str, source: str, *, spec: PolicySpec) -> MissingFile | None:
+    """Where to get a prompt file that is not here; None if it is (the tiny world always is).
 
     Args:
-        kind: The generator's (`model.kind`), which says whether sets or edits are asked for.
+        key: The config's.
+        source: What it says.
+        spec: The generator's, which says whether sets or edits are asked for.
     """
     name, _, language = source.rpartition(":")
     if source.startswith("tiny:") or Path(name if language in LANGUAGES else source).exists():
         return None
-    if kind == "flux":
+    if not spec.edits:
         return MissingFile(key, source, f"T2IS records: {T2IS_HOME}; or name a JSONL or text file of your own")
-    half = GEDIT_DATA.get(kind, "GEdit-Bench/data")
     return MissingFile(
         key,
         source,
-        f"edits: `hf download --repo-type dataset {GEDIT_HOME} --local-dir GEdit-Bench`, then `pacorl prompts split "
-        f"{half} --test 128 --out {Path(source).parent}`; or name ShareGPT-4o-Image's JSON, or a JSONL of your own "
-        "edits ({image, instruction})",
+        f"edits: `{GEDIT_COMMAND}`, then `pacorl prompts split {spec.edit_data} --test 128 --out "
+        f"{Path(source).parent}`; or name ShareGPT-4o-Image's JSON, or a JSONL of your own edits "
+        "({image, instruction})",
     )
 
 
@@ -379,14 +265,14 @@ def comparisons_absence(key: str, source: str) -> MissingFile | None:
     )
 
 
-def _folder(source: str, *, tiny: Path, marker: str) -> Path | None:
+def _folder(source: str, *, tiny: Path | None, marker: str) -> Path | None:
     """The local folder that holds `marker`: the committed one, a named one, or the newest in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    place = tiny if source == "tiny" else Path(source).expanduser()
-    if (place / marker).exists():
-        return place
-    if source == "tiny" or place.exists() or not HUB_NAME.fullmatch(source):
+    local = tiny if source == TINY else Path(source).expanduser()
+    if local and (local / marker).exists():
+        return local
+    if source == TINY or (local and local.exists()) or not HUB_NAME.fullmatch(source):
         return None
     cached = try_to_load_from_cache(source, marker)
     return Path(cached).parent if isinstance(cached, str) else None
@@ -413,14 +299,14 @@ def _absence(key: str, source: str, what: str) -> MissingFile:
 
 
 def _remedy(source: str) -> str:
-    if source == "tiny":
+    if source == TINY:
         return "`python -m tools.tiny all` makes it again"
     if (in_repo := HUB_PATH.fullmatch(source)) and not Path(source).exists():
         return f"`hf download {in_repo['repo']} --include '{in_repo['path']}*'`"
     if not HUB_NAME.fullmatch(source) or Path(source).expanduser().exists():
         return f"put it into the folder {source}, or name a model of the hub"
     get = f"`hf download {source}`"
-    if source in GATED:
+    if source in {spec.published for spec in POLICIES.values() if spec.gated}:
         return f"gated; accept the licence at https://huggingface.co/{source}, `hf auth login`, then {get}"
     return get
 
@@ -438,12 +324,12 @@ def _json(path: Path) -> dict[str, Any]:
 def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
     """Everything that the run needs and that is not here, data first."""
     prompts = [
-        prompts_absence("prompts.train", config.prompts.train, kind=config.model.kind),
-        prompts_absence("prompts.evaluation", config.prompts.evaluation, kind=config.model.kind),
+        prompts_absence("prompts.train", config.prompts.train, spec=config.generator),
+        prompts_absence("prompts.evaluation", config.prompts.evaluation, spec=config.generator),
     ]
     weights = [absence for checkpoint in checkpoints for absence in checkpoint.absences]
     prompts += [
-        prompts_absence("prompts.benchmarks", name, kind=config.model.kind) for name in config.prompts.benchmarks
+        prompts_absence("prompts.benchmarks", name, spec=config.generator) for name in config.prompts.benchmarks
     ]
     return (
         *(absence for absence in prompts if absence),

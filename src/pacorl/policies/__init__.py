@@ -1,1 +1,75 @@
-"""Generators behind one seam."""
+"""Generators behind one seam, by the name of their kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pacorl.core.table import Table
+from pacorl.io.documents import read_object
+from pacorl.types import TINY
+
+if TYPE_CHECKING:
+    import torch
+
+    from pacorl.policies.policy import Policy, PolicyOptions, PolicySpec
+
+POLICIES: Table[PolicySpec] = Table(
+    "kind of generator",
+    {
+        "flux": "pacorl.policies.flux:FLUX",
+        "kontext": "pacorl.policies.kontext:KONTEXT",
+        "qwen_edit": "pacorl.policies.qwen_image:QWEN_EDIT",
+        "qwen_edit_plus": "pacorl.policies.qwen_image:QWEN_EDIT_PLUS",
+    },
+)
+"""`model.kind` → its spec. The first is the default."""
+DEFAULT_KIND = next(iter(POLICIES))
+
+
+def build_policy(options: PolicyOptions, *, device: str | torch.device, record_sizes: bool = False) -> Policy:
+    """The configured generator; see `PolicySpec.load`."""
+    return POLICIES[options.kind].load(options, device=device, record_sizes=record_sizes)
+
+
+def default_options() -> PolicyOptions:
+    """The options of a config that says nothing of its generator."""
+    return POLICIES[DEFAULT_KIND].options.model_validate({})
+
+
+def tiny_spec(*, edits: bool) -> PolicySpec:
+    """The kind whose committed checkpoint `tiny` names: one makes sets, one edits."""
+    return next(spec for spec in POLICIES.values() if spec.tiny and spec.edits == edits)
+
+
+def kind_of(checkpoint: str, *, edits: bool = False) -> str:
+    """The kind of a checkpoint, by its folder's index or by its name.
+
+    Args:
+        checkpoint: A diffusers folder, a hub name, or "tiny".
+        edits: Which of the tiny checkpoints is meant.
+
+    Raises:
+        ValueError: The folder holds a pipeline that no kind runs.
+    """
+    if checkpoint == TINY:
+        return tiny_spec(edits=edits).kind
+    index = Path(checkpoint) / "model_index.json"
+    if index.is_file():
+        return _kind_of_pipeline(checkpoint, str(read_object(index).get("_class_name", "")))
+    # The longest match decides: FLUX.1-Kontext is a flux by its first letters only.
+    lengths = {kind: _match_length(spec.hub_name, checkpoint.lower()) for kind, spec in POLICIES.items()}
+    return max(lengths, key=lambda kind: lengths[kind])  # of equals the first: an unknown name is the default kind
+
+
+def _kind_of_pipeline(checkpoint: str, pipeline: str) -> str:
+    kinds = {spec.pipeline: kind for kind, spec in POLICIES.items()}
+    if pipeline not in kinds:
+        raise ValueError(f"{checkpoint} is a {pipeline or 'pipeline without a name'}; there are {', '.join(kinds)}")
+    return kinds[pipeline]
+
+
+def _match_length(pattern: str, name: str) -> int:
+    match = re.search(pattern, name)
+    return len(match[0]) if match else 0

@@ -1,49 +1,27 @@
-"""FLUX.1-dev as a policy: sets of panels painted from one prompt.
-
-What FLUX.1-Kontext shares with it stands below as functions.
-"""
+"""FLUX.1-dev as a policy: sets of panels generated from one prompt. FLUX.1-Kontext shares its transformer and texts."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor
 
-from pacorl.io.quiet import quiet
-from pacorl.policies.last_block import prune_last_block_text
-from pacorl.policies.tokens import (
-    check_multiple,
-    checked_pipeline,
-    join,
-    noise_tokens,
-    pack,
-    shifted_sigmas,
-    token_grid,
-    unpack,
-)
-from pacorl.types import Conditioning, Prompt, Size
+from pacorl import twins
+from pacorl.config.base import Positive
+from pacorl.data.tiny_words import check_tiny, tiny_prompt
+from pacorl.policies.pipeline import PipelinePolicy, guided
+from pacorl.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrueGuidance
+from pacorl.types import Conditioning, Size
 
 if TYPE_CHECKING:
-    from diffusers import FluxPipeline
-    from PIL.Image import Image
+    from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 
 TINY_FLUX = Path(__file__).parents[1] / "checkpoints" / "flux"
-TINY_SEQUENCE_LENGTH = 48
-"""T5 tokens that the committed checkpoint was trained with; padding is attended to, so another number spoils it."""
-FLUX_DEV = "black-forest-labs/FLUX.1-dev"
-
-ENCODE_BATCH = 8
-"""Prompts per pass of the text encoders; T5-XXL's activations stay small."""
-
-CHATTERERS = (
-    "diffusers.pipelines.flux.pipeline_flux",
-    "diffusers.pipelines.flux.pipeline_flux_kontext",
-    "transformers",
-)
 
 LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -53,241 +31,151 @@ LORA_TARGETS = (
 """The released adapter's targets: 342 modules of FLUX.1-dev, and as many of FLUX.1-Kontext-dev."""
 
 
-class FluxPolicy:
+class DistilledOptions(TrueGuidance):
+    """Options of FLUX's kinds."""
+
+    guidance_scale: float = Field(3.5, ge=0)
+    """FLUX's distilled guidance: one forward, told the scale."""
+    max_sequence_length: Positive = 512
+    """T5 tokens per prompt."""
+
+
+class FluxOptions(DistilledOptions):
+    """The generator FLUX.1-dev, which makes sets."""
+
+    kind: Literal["flux"] = "flux"
+    checkpoint: str = "black-forest-labs/FLUX.1-dev"
+
+
+class FluxPolicy(PipelinePolicy):
     """A `FluxPipeline` behind the policy seam."""
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
+    encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
+    long_tokenizer = "tokenizer_2"
 
-    def __init__(
-        self,
-        pipeline: FluxPipeline,
-        *,
-        guidance: float = 3.5,
-        max_sequence_length: int = 512,
-        true_cfg_scale: float = 1.0,
-        negative_prompt: str = "",
-        record_sizes: bool = False,
-    ) -> None:
-        self.pipeline = pipeline
-        self.guidance = guidance
-        self.max_sequence_length = max_sequence_length
-        self.true_cfg_scale = true_cfg_scale
-        self.negative_prompt = negative_prompt
-        self.record_sizes = record_sizes
-        self.transformer: nn.Module = pipeline.transformer
-        self._config = pipeline.transformer.config
-        # A latent token is a 2×2 patch of VAE codes.
-        self.token_pixels = 2 * pipeline.vae_scale_factor
-        freeze(pipeline)
+    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
+        from pacorl.policies.last_block import prune_last_block_text  # imports diffusers, which options do without
+
+        super().__init__(pipeline, options, record_sizes=record_sizes)
         prune_last_block_text(pipeline.transformer)
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        checkpoint: str | Path = "tiny",
-        *,
-        dtype: str = "float32",
-        device: str | torch.device = "cpu",
-        guidance: float = 3.5,
-        max_sequence_length: int = 512,
-        true_cfg_scale: float = 1.0,
-        negative_prompt: str = "",
-        record_sizes: bool = False,
-    ) -> FluxPolicy:
-        """Loads a diffusers folder, a hub name, or the committed tiny checkpoint ("tiny").
-
-        Raises ValueError where the checkpoint is another pipeline.
-        """
-        from diffusers import FluxPipeline
-
-        source = str(TINY_FLUX if str(checkpoint) == "tiny" else checkpoint)
-        checked_pipeline(source, wanted="FluxPipeline", published=FLUX_DEV)
-        pipeline = FluxPipeline.from_pretrained(source, dtype=getattr(torch, dtype))
-        return cls(
-            pipeline.to(device),
-            guidance=guidance,
-            max_sequence_length=max_sequence_length,
-            true_cfg_scale=true_cfg_scale,
-            negative_prompt=negative_prompt,
-            record_sizes=record_sizes,
-        )
-
-    def check_size(self, size: Size) -> None:
-        """Raises ValueError, naming the nearest size, where VAE and patches do not divide `size`."""
-        check_multiple(size, step=self.token_pixels)
-
-    def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """`size`, as the config says it; with `record_sizes` the record's own, where it has one.
-
-        Raises ValueError, naming prompt and nearest size, where that cannot be painted.
-        """
-        if not self.record_sizes or prompt.size is None:
-            return size
-        try:
-            self.check_size(prompt.size)
-        except ValueError as error:
-            raise ValueError(f"prompt {prompt.id}, its own {error}; or leave prompts.record_sizes out") from None
-        return prompt.size
-
-    @torch.no_grad()
-    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """One conditioning per prompt, on the CPU: T5's tokens (1, L, D) and CLIP's pooled vector (1, D').
-
-        CLIP reads 77 tokens and no more, as ever; a prompt that T5 cannot read whole is warned of.
-        """
-        encoded = encode_texts(
-            self.pipeline,
-            [prompt.text for prompt in prompts],
-            max_sequence_length=self.max_sequence_length,
-            negative_prompt=self.negative_prompt if self.true_cfg_scale > 1 else None,
-        )
-        return [Conditioning(tensors) for tensors in encoded]
-
-    def free_encoders(self) -> None:
-        """Moves the text encoders off the device."""
-        self.pipeline.text_encoder.to("cpu")
-        self.pipeline.text_encoder_2.to("cpu")
-
-    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """One batch, on the device."""
-        return join(conditionings).to(self.device)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.transformer.parameters()).device
-
-    def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32 on the CPU, shifted by the number of tokens as the pipeline shifts them."""
-        rows, cols = token_grid(size, step=self.token_pixels)
-        return shifted_sigmas(self.pipeline.scheduler, num_steps, tokens=rows * cols)
-
-    def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        """(B, N, C) fp32 on the device, one seed per row, drawn on the CPU as the pipeline draws it."""
-        factor = self.pipeline.vae_scale_factor
-        channels = self._config.in_channels // 4
-        drawn = noise_tokens(seeds, channels=channels, height=size.height // factor, width=size.width // factor)
-        return drawn.to(self.device)
+    def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
+        """T5's `tokens` (B, L, D) and CLIP's `pooled` (B, D'); CLIP reads 77 tokens and no more."""
+        limit = self.options.max_sequence_length
+        tokens, pooled, _ = self.pipeline.encode_prompt(prompt=texts, prompt_2=None, max_sequence_length=limit)
+        return {"tokens": tokens, "pooled": pooled}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """The transformer's velocity in fp32: (B, N, C) at one sigma per row."""
-        return flux_velocity(
-            self.transformer,
-            x_BNC,
-            sigma_B,
-            conditioning,
-            ids_N3=image_ids(*token_grid(size, step=self.token_pixels)),
-            guidance=self.guidance if self._config.guidance_embeds else None,
-            true_cfg_scale=self.true_cfg_scale,
-        )
+        return self.forward(x_BNC, sigma_B, conditioning, ids_N3=image_ids(*self.token_grid(size)))
 
-    @torch.no_grad()
-    def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
-        """Endpoints → RGB images. No VAE tiling: its seams would poison a judge."""
-        return decode(self.pipeline, unpack(x_BNC, rows=size.height // self.token_pixels))
+    def forward(self, hidden_BMC: Tensor, sigma_B: Tensor, conditioning: Conditioning, *, ids_N3: Tensor) -> Tensor:
+        """The transformer's guided output in fp32 for tokens at the positions `ids_N3`."""
+        tensors = conditioning.tensors
+        tokens = tensors["tokens"]
+        embeds = self.pipeline.transformer.config.guidance_embeds
+        guidance_B = torch.full_like(sigma_B, self.options.guidance_scale) if embeds else None
 
+        def predict(prefix: str) -> Tensor:
+            predicted: Tensor = self.transformer(
+                hidden_states=hidden_BMC.to(tokens.dtype),
+                timestep=sigma_B.to(tokens.dtype),
+                guidance=guidance_B,
+                pooled_projections=tensors[f"{prefix}pooled"],
+                encoder_hidden_states=tensors[f"{prefix}tokens"],
+                txt_ids=tokens.new_zeros(tokens.shape[1], 3),
+                img_ids=ids_N3.to(tokens),
+                return_dict=False,
+            )[0]
+            return predicted.float()
 
-# --- shared with Kontext ---------------------------------------------------------------------------------------
+        return guided(predict, scale=self.options.true_cfg_scale)
 
+    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        """See `PipelinePolicy`."""
+        config: Any = self.pipeline.transformer.config
+        tokens = (self.options.max_sequence_length, config.joint_attention_dim)
+        return {"tokens": tokens, "pooled": (config.pooled_projection_dim,)}
 
-def freeze(pipeline: Any) -> None:
-    """No weight of a FLUX pipeline is trained; an adapter's are, once it is added."""
-    for part in (pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2, pipeline.transformer):
-        part.requires_grad_(False).eval()
-
-
-def encode_texts(
-    pipeline: Any, texts: Sequence[str], *, max_sequence_length: int, negative_prompt: str | None
-) -> list[dict[str, Tensor]]:
-    """Per text T5's `tokens` (1, L, D) and CLIP's `pooled` (1, D'), on the CPU.
-
-    With a negative prompt also its `negative_tokens` and `negative_pooled`, the same tensors for all.
-    """
-    _warn_of_long(pipeline.tokenizer_2, texts, max_sequence_length=max_sequence_length)
-    encoded: list[dict[str, Tensor]] = []
-    # Each prompt that CLIP truncates would be printed.
-    with quiet(*CHATTERERS):
-        for start in range(0, len(texts), ENCODE_BATCH):
-            tokens, pooled = _encode(pipeline, list(texts[start : start + ENCODE_BATCH]), max_sequence_length)
-            rows = zip(tokens.split(1), pooled.split(1), strict=True)
-            encoded += [{"tokens": token, "pooled": pool} for token, pool in rows]
-        if negative_prompt is not None:
-            tokens, pooled = _encode(pipeline, [negative_prompt], max_sequence_length)
-            encoded = [one | {"negative_tokens": tokens, "negative_pooled": pooled} for one in encoded]
-    return encoded
+    def text_pass(self, size: Size) -> Callable[[], Any]:
+        """See `PipelinePolicy`: T5's."""
+        ids = torch.zeros(1, self.options.max_sequence_length, device=self.device, dtype=torch.long)
+        return partial(self.pipeline.text_encoder_2, ids)
 
 
-def _encode(pipeline: Any, texts: list[str], max_sequence_length: int) -> tuple[Tensor, Tensor]:
-    tokens, pooled, _ = pipeline.encode_prompt(prompt=texts, prompt_2=None, max_sequence_length=max_sequence_length)
-    return tokens.cpu(), pooled.cpu()
-
-
-def _warn_of_long(tokenizer: Any, texts: Sequence[str], *, max_sequence_length: int) -> None:
-    lengths = [len(tokenizer(text, truncation=False).input_ids) for text in texts]
-    longest = max(lengths, default=0)
-    if longest > max_sequence_length:
-        cut = sum(length > max_sequence_length for length in lengths)
-        warnings.warn(
-            f"{cut} of {len(texts)} prompts have more than model.max_sequence_length = {max_sequence_length} tokens "
-            f"(up to {longest}); their ends are not read",
-            stacklevel=4,
-        )
-
-
-def flux_velocity(
-    transformer: nn.Module,
-    hidden_BMC: Tensor,
-    sigma_B: Tensor,
-    conditioning: Conditioning,
-    *,
-    ids_N3: Tensor,
-    guidance: float | None,
-    true_cfg_scale: float,
-) -> Tensor:
-    """The transformer's output in fp32 for tokens at places `ids_N3`.
-
-    With true CFG a second forward reads the negative prompt: v = v⁻ + scale·(v⁺ − v⁻).
-    """
-    tensors = conditioning.tensors
-    tokens = tensors["tokens"]
-    guidance_B = torch.full_like(sigma_B, guidance) if guidance is not None else None
-
-    def forward(prefix: str) -> Tensor:
-        predicted: Tensor = transformer(
-            hidden_states=hidden_BMC.to(tokens.dtype),
-            timestep=sigma_B.to(tokens.dtype),
-            guidance=guidance_B,
-            pooled_projections=tensors[f"{prefix}pooled"],
-            encoder_hidden_states=tensors[f"{prefix}tokens"],
-            txt_ids=tokens.new_zeros(tokens.shape[1], 3),
-            img_ids=ids_N3.to(tokens),
-            return_dict=False,
-        )[0]
-        return predicted.float()
-
-    if true_cfg_scale <= 1:
-        return forward("")
-    wanted, unwanted = forward(""), forward("negative_")
-    return unwanted + true_cfg_scale * (wanted - unwanted)
-
-
-def image_ids(rows: int, cols: int, *, picture: int = 0) -> Tensor:
-    """(N, 3): the number of the picture (0 is the painted one), row and column of each token."""
+def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:
+    """(N, 3): the number of the image (0 is the generated one), row and column of each token."""
     row, col = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    return torch.stack([torch.full_like(row, picture), row, col], -1).reshape(-1, 3)
+    return torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3)
 
 
-def decode(pipeline: Any, codes_BCHW: Tensor) -> list[Image]:
-    """Scaled VAE codes → RGB images."""
-    vae = pipeline.vae
-    codes = codes_BCHW.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
-    pixels = vae.decode(codes, return_dict=False)[0]
-    images: list[Image] = pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
-    return images
+# --- the twin --------------------------------------------------------------------------------------------------
 
 
-def encode_picture(pipeline: Any, image: Image, size: Size) -> Tensor:
-    """A picture, resized to `size` as the pipeline resizes it, as scaled tokens (1, N, C) on the CPU."""
-    vae = pipeline.vae
-    pixels = pipeline.image_processor.preprocess(image, size.height, size.width).to(vae.device, vae.dtype)
-    codes = vae.encode(pixels).latent_dist.mode()
-    return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor).cpu()
+def tiny_flux_transformer(
+    *, width: int = 128, heads: int = 4, double_blocks: int = 2, single_blocks: int = 4
+) -> FluxTransformer2DModel:
+    """A FLUX.1-dev transformer in small (guidance-distilled, as the real one)."""
+    from diffusers import FluxTransformer2DModel
+
+    head = width // heads
+    transformer = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=4 * twins.LATENT_CHANNELS,
+        num_layers=double_blocks,
+        num_single_layers=single_blocks,
+        attention_head_dim=head,
+        num_attention_heads=heads,
+        joint_attention_dim=twins.TEXT_WIDTH,
+        pooled_projection_dim=twins.TEXT_WIDTH,
+        guidance_embeds=True,
+        axes_dims_rope=(head // 8, head * 7 // 16, head * 7 // 16),
+    )
+    for name, module in transformer.named_modules():
+        # adaLN-zero (arXiv 2212.09748): every block starts as the identity, which a short training repays.
+        if name == "proj_out" or (name.endswith(".linear") and ".norm" in f".{name}"):
+            torch.nn.init.zeros_(module.weight)
+            torch.nn.init.zeros_(module.bias)
+    return transformer
+
+
+def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> FluxPipeline:
+    """A whole FLUX.1-dev pipeline in small; its tokenizers know the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+
+    clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            shift=3.0,
+            base_shift=0.5,
+            max_shift=1.15,
+            # 64 px and 128 px grids stand where 256 px and 1024 px stand for the real model.
+            base_image_seq_len=64,
+            max_image_seq_len=256,
+        ),
+        vae=vae or twins.tiny_vae(),
+        text_encoder=twins.tiny_clip(clip_tokenizer),
+        tokenizer=clip_tokenizer,
+        text_encoder_2=twins.tiny_t5(t5_tokenizer),
+        tokenizer_2=t5_tokenizer,
+        transformer=tiny_flux_transformer(),
+    )
+
+
+TRAINED_WITH = {"guidance_scale": 3.5, "max_sequence_length": 48}
+"""Of the committed checkpoints. Padding is attended to, so that another length spoils them."""
+
+FLUX = PolicySpec(
+    options=FluxOptions,
+    policy=FluxPolicy,
+    pipeline="FluxPipeline",
+    hub_name="flux",
+    architecture="flux.json",
+    twin=tiny_flux,
+    gated=True,
+    tiny=TinyCheckpoint(
+        folder=TINY_FLUX, size=Size(128, 128), check=check_tiny, compose=tiny_prompt, options=TRAINED_WITH
+    ),
+)

@@ -1,44 +1,75 @@
-"""The seam of a generator: everything a loop may ask of one, whatever its name.
+"""The seam of a generator: what a loop may ask of one (`Policy`), and what every other room may (`PolicySpec`).
 
 Guidance, packing, reference latents and norm rules stay inside `velocity`; loops see tokens and sigmas. A config
-names one size; `size_of` says at which size each prompt is painted then, and that painted size is the `size` of every
+names one size; `size_of` says at which size each prompt's image is generated then, and that is the `size` of every
 other method. A batch has one.
+
+To add a generator, write one file with its options, its policy and its spec, and one line of `policies.POLICIES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import Field
+
+from pacorl.config.base import Section
+from pacorl.io.documents import read_object
+from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from pacorl.types import Conditioning, Prompt, Size
+    from pacorl.policies.pipeline import PipelinePolicy
+    from pacorl.types import Conditioning
+
+Parts = Mapping[str, Mapping[str, Any]]
+"""Component of a checkpoint → its config.json."""
 
 
 class Policy(Protocol):
-    """A flow-matching generator with one trainable part."""
+    """A flow-matching generator with one trainable transformer.
+
+    Example:
+        policy = FLUX.from_pretrained("tiny", max_sequence_length=48)
+        conditioning = policy.collate(policy.encode(prompts, size))
+        x_BNC = policy.noise(seeds, size)
+        velocity_BNC = policy.velocity(x_BNC, sigma_B, conditioning, size)
+        images = policy.decode(x_BNC, size)
+    """
 
     transformer: nn.Module
     lora_targets: tuple[str, ...]
     """Suffixes of the modules that an adapter is added to by default."""
 
     def check_size(self, size: Size) -> None:
-        """Raises ValueError, naming the nearest size, where the config's `size` cannot be painted."""
+        """Check that the config's `size` can be generated.
+
+        Raises:
+            ValueError: If it cannot; the message names the nearest size.
+        """
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The size at which `prompt` is painted where the config says `size`: for sets `size` itself, for edits the
-        area of `size` in the shape of the source.
+        """The size of a prompt's image if the config says `size`.
 
-        Raises ValueError that names the prompt where a source is missing, is one too many or has no such shape.
+        Returns:
+            For sets `size` itself, for edits the area of `size` in the shape of the source.
+
+        Raises:
+            ValueError: A source is missing, is one too many or has no such shape; the message names the prompt.
         """
 
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
         """One conditioning per prompt, on the CPU; edits encode their sources here."""
 
     def free_encoders(self) -> None:
-        """Moves what only `encode` needs off the device."""
+        """Move what only `encode` needs off the device."""
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """One batch, on the device."""
@@ -54,3 +85,213 @@ class Policy(Protocol):
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
         """Endpoints → RGB images."""
+
+
+# --- options: the section `model:` -----------------------------------------------------------------------------
+
+
+class PolicyOptions(Section):
+    """The generator: what every kind takes. Each kind's own options add what it alone reads."""
+
+    kind: str
+    checkpoint: str
+    """A diffusers folder, a hub name, or `tiny` for a committed checkpoint; else the published one of `kind`."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
+    """Of the frozen weights; latents and log-probabilities are always fp32, adapters too (fp64 with float64, which is
+    for comparing machines to the last digits)."""
+    gradient_checkpointing: bool = True
+
+    @property
+    def negative_text(self) -> str | None:
+        """The prompt that a second forward reads for classifier-free guidance; None without it."""
+        return None
+
+
+class TrueGuidance(PolicyOptions):
+    """Options of kinds that diffusers guides by `true_cfg_scale`."""
+
+    true_cfg_scale: float = Field(1.0, ge=1)
+    """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
+    negative_prompt: str = " "
+
+    @property
+    def negative_text(self) -> str | None:
+        """`negative_prompt` if the scale asks for it."""
+        return self.negative_prompt if self.true_cfg_scale > 1 else None
+
+
+# --- specs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyCheckpoint:
+    """A committed checkpoint that `tiny` names: it knows one world of drawn characters (docs/tiny.md)."""
+
+    folder: Path
+    size: Size
+    """What it was trained at, and what it generates unless another size is asked for."""
+    check: Callable[[Prompt], None]
+    """Raises ValueError if a prompt asks for what its world does not have."""
+    compose: Callable[[str, Sequence[str], Grid, int], Prompt] | None = None
+    """(theme, panels, grid, id) → the prompt in the one form that it reads; None for edits."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What it was trained with, if that is not its kind's default."""
+    steps: int = 10
+    batch: int = 4
+    note: str = (
+        "Painted by the embedded tiny generator, which knows the tiny world of drawn characters only. Name a real one "
+        "with --model, e.g. black-forest-labs/FLUX.1-dev."
+    )
+    """What a reader of its images has to know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySpec:
+    """All that other rooms may ask about a kind of generator, without its weights."""
+
+    options: type[PolicyOptions]
+    """The section `model:` of this kind. The default of `checkpoint` is the published one."""
+    policy: type[PipelinePolicy]
+    pipeline: str
+    """The diffusers class, as a checkpoint's model_index.json names it."""
+    hub_name: str
+    """Pattern in the lower-case name of its checkpoints; of several kinds the longest match decides."""
+    architecture: str
+    """JSON file in `policies/architectures`: the config of each component as published, by the pipeline's names."""
+    twin: Callable[[Sequence[str]], Any]
+    """Texts → its pipeline in small with random weights, whose tokenizers know the words of the texts."""
+    gated: bool = False
+    """Whether the published checkpoint is fetched only after its licence was accepted."""
+    tiny: TinyCheckpoint | None = None
+    edit_data: str = "GEdit-Bench/data"
+    """For edits: the records that its recipe is trained on."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in `POLICIES` and in configs."""
+        return str(self.options.model_fields["kind"].default)
+
+    @property
+    def published(self) -> str:
+        """Hub name of the released checkpoint."""
+        return str(self.options.model_fields["checkpoint"].default)
+
+    @property
+    def references(self) -> int:
+        """How many images it edits at most; 0 if it makes sets from words alone."""
+        return self.policy.references
+
+    @property
+    def edits(self) -> bool:
+        """Whether it edits sources, rather than make sets."""
+        return self.references > 0
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The published architecture."""
+        return read_object(Path(__file__).parent / "architectures" / self.architecture)
+
+    def option_values(self, options: PolicyOptions) -> dict[str, Any]:
+        """What this kind alone is told, by name."""
+        common = PolicyOptions.model_fields
+        return {name: value for name, value in options.model_dump().items() if name not in common}
+
+    def options_for(self, checkpoint: str, *, dtype: str, **given: Any) -> PolicyOptions:
+        """Options from values of which None means the default: the tiny checkpoint's, or the kind's.
+
+        Raises:
+            ValueError: This kind has no such option, no tiny checkpoint, or a value is out of range.
+        """
+        said = {name: value for name, value in given.items() if value is not None}
+        if checkpoint == TINY:
+            said = {**self.committed.options, **said}
+        own = [name for name in self.options.model_fields if name not in PolicyOptions.model_fields]
+        if strangers := [name for name in said if name not in own]:
+            raise ValueError(
+                f"a generator of kind {self.kind} takes no {' and no '.join(strangers)}; leave it out "
+                f"(it takes {', '.join(own) or 'none of its own'})"
+            )
+        return self.options.model_validate({"checkpoint": checkpoint, "dtype": dtype, **said})
+
+    @property
+    def committed(self) -> TinyCheckpoint:
+        """The tiny checkpoint.
+
+        Raises:
+            ValueError: There is none of this kind.
+        """
+        if self.tiny is None:
+            raise ValueError(f"checkpoint tiny: there is none of kind {self.kind}; name a folder or a hub name")
+        return self.tiny
+
+    def load(
+        self, options: PolicyOptions, *, device: str | torch.device = "cpu", record_sizes: bool = False
+    ) -> PipelinePolicy:
+        """Load the weights that `options` name.
+
+        Args:
+            options: Of this kind.
+            device: Where to.
+            record_sizes: Whether sets are generated at their records' own sizes; edits take the shape of their source.
+
+        Raises:
+            ValueError: The checkpoint is another pipeline.
+            OSError: There is no checkpoint.
+        """
+        import diffusers
+        import torch
+
+        from pacorl.io.quiet import quiet
+
+        source = str(self.committed.folder) if options.checkpoint == TINY else options.checkpoint
+        self._check_pipeline(source)
+        components = self.policy.components_from(source)
+        # diffusers would note that a component of ours is of another class than its index says.
+        with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
+            pipeline = getattr(diffusers, self.pipeline).from_pretrained(
+                source, dtype=getattr(torch, options.dtype), **components
+            )
+        return self.policy(pipeline.to(device), options, record_sizes=record_sizes)
+
+    def from_pretrained(
+        self,
+        checkpoint: str | Path = TINY,
+        *,
+        dtype: str = "float32",
+        device: str | torch.device = "cpu",
+        **options: Any,
+    ) -> PipelinePolicy:
+        """Load a diffusers folder, a hub name or "tiny" with this kind's options by name; see `load`."""
+        return self.load(
+            self.options.model_validate({"checkpoint": str(checkpoint), "dtype": dtype, **options}), device=device
+        )
+
+    def over(self, pipeline: Any, *, record_sizes: bool = False, **options: Any) -> PipelinePolicy:
+        """The policy over a pipeline that is in memory already."""
+        return self.policy(pipeline, self.options.model_validate(options), record_sizes=record_sizes)
+
+    def on_meta(
+        self, options: PolicyOptions, parts: Parts | None = None, *, record_sizes: bool = False
+    ) -> PipelinePolicy:
+        """The policy without weights or tokenizers, on the meta device.
+
+        Args:
+            options: Of this kind; their dtype is the weights'.
+            parts: Configs of the components; the published ones if left out.
+            record_sizes: As for `load`.
+        """
+        from pacorl.policies.meta import pipeline_on_meta
+
+        pipeline = pipeline_on_meta(self, parts or self.parts, dtype=options.dtype)
+        return self.policy(pipeline, options, record_sizes=record_sizes)
+
+    def _check_pipeline(self, checkpoint: str) -> None:
+        """FLUX.1-Kontext and FLUX.1-dev have one architecture, so the wrong weights would load without a word."""
+        from diffusers import DiffusionPipeline
+
+        pipeline = DiffusionPipeline.load_config(checkpoint).get("_class_name")
+        if pipeline != self.pipeline:
+            raise ValueError(
+                f"model.checkpoint {checkpoint} is a {pipeline}, and this model.kind needs a {self.pipeline} such as "
+                f"{self.published}"
+            )

@@ -1,41 +1,45 @@
 """Qwen-Image-Edit and Qwen-Image-Edit-Plus as policies: pictures edited by an instruction.
 
-A source is seen twice: by the VAE, whose tokens lie beside the painted ones in the sequence, and by the text encoder,
-a Qwen2.5-VL that reads it with the instruction. A config's size is an area: the picture is painted with the (last)
+A source is seen twice: by the VAE, whose tokens lie beside the generated ones in the sequence, and by the text encoder,
+a Qwen2.5-VL that reads it with the instruction. A config's size is an area: the image has the (last)
 source's aspect, each side a multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source:
-for the VAE to the painted size (a further source to the painted area, in its own aspect), and for the text encoder to
+for the VAE to the image's size (a further source to the image's area, in its own aspect), and for the text encoder to
 the same (Edit) or to 384² at most (Plus).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from pydantic import model_validator
+from torch import Tensor
 from torch.nn import functional as F
 
-from pacorl.io.processor import load_processor
-from pacorl.io.quiet import quiet
-from pacorl.policies.sources import check_area, open_source, source_size, sources_of
-from pacorl.policies.tokens import checked_pipeline, noise_tokens, pack, shifted_sigmas, token_grid, unpack
+from pacorl import twins
+from pacorl.io.processor import image_tokens, load_processor
+from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
+from pacorl.policies.sources import check_area, open_source, source_size
+from pacorl.policies.tokens import pack
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
+    from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
     from PIL.Image import Image
-
-QWEN_EDIT = "Qwen/Qwen-Image-Edit"
-QWEN_EDIT_PLUS = "Qwen/Qwen-Image-Edit-2509"
 
 SIDE = 32
 """Sides are multiples of so many pixels, by the pipelines' rule."""
 CONDITION_AREA = 384 * 384
-"""The area at which the text encoder of Plus sees a source; less where the painted picture is smaller."""
-MOST_SOURCES = 3
-"""Pictures that Qwen-Image-Edit-Plus was trained on."""
+"""The area at which the text encoder of Plus sees a source; less where the generated image is smaller."""
+INSTRUCTION_TOKENS = 128
+"""Tokens of an edit's text when memory is planned: an instruction of a few sentences, and the template's rest."""
+SAVED_DEFAULTS = {"guidance_scale": 3.5, "max_sequence_length": 512}
+"""What the first edition saved in `model:` of every kind."""
 
 LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -46,48 +50,51 @@ LORA_TARGETS = (
 match nothing here, and so trains attention alone. To go on from its adapter, `adapter.targets` are the first eight."""
 
 
-class QwenEditPolicy:
-    """A `QwenImageEditPipeline` or `QwenImageEditPlusPipeline` behind the policy seam."""
+class QwenEditOptions(TrueGuidance):
+    """The generator Qwen-Image-Edit, which edits one image. It has no distilled guidance and reads any length."""
+
+    kind: Literal["qwen_edit"] = "qwen_edit"
+    checkpoint: str = "Qwen/Qwen-Image-Edit"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_first_edition(cls, section: Any) -> Any:
+        """Configs that a run of the first edition saved hold FLUX's defaults here, which meant nothing."""
+        if not isinstance(section, dict):
+            return section
+        return {name: value for name, value in section.items() if SAVED_DEFAULTS.get(name) != value}
+
+
+class QwenEditPlusOptions(QwenEditOptions):
+    """The generator Qwen-Image-Edit-Plus, which edits one to three images."""
+
+    kind: Literal["qwen_edit_plus"] = "qwen_edit_plus"  # type: ignore[assignment]
+    checkpoint: str = "Qwen/Qwen-Image-Edit-2509"
+
+
+class QwenEditPolicy(PipelinePolicy):
+    """A `QwenImageEditPipeline` behind the policy seam."""
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
-
-    def __init__(self, pipeline: Any, *, true_cfg_scale: float = 1.0, negative_prompt: str = " ") -> None:
-        from diffusers import QwenImageEditPlusPipeline
-
-        self.pipeline = pipeline
-        self.plus = isinstance(pipeline, QwenImageEditPlusPipeline)
-        self.true_cfg_scale = true_cfg_scale
-        self.negative_prompt = negative_prompt
-        self.transformer: nn.Module = pipeline.transformer
-        self._config = pipeline.transformer.config
-        self.token_pixels = 2 * pipeline.vae_scale_factor
-        for part in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
-            part.requires_grad_(False).eval()
+    references: ClassVar[int] = 1
+    model_name: ClassVar[str] = "Qwen-Image-Edit"
+    encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}
 
     @classmethod
-    def from_pretrained(
-        cls,
-        checkpoint: str | Path,
-        *,
-        plus: bool = False,
-        dtype: str = "float32",
-        device: str | torch.device = "cpu",
-        true_cfg_scale: float = 1.0,
-        negative_prompt: str = " ",
-    ) -> QwenEditPolicy:
-        """Loads a diffusers folder or a hub name. Raises ValueError where it is another pipeline."""
-        import diffusers
+    def components_from(cls, source: str) -> dict[str, Any]:
+        """The image processor: the checkpoint's own wants torchvision, for videos that no edit has."""
+        return {"processor": load_processor(source, subfolder="processor")}
 
-        name, published = (
-            ("QwenImageEditPlusPipeline", QWEN_EDIT_PLUS) if plus else ("QwenImageEditPipeline", QWEN_EDIT)
-        )
-        source = checked_pipeline(str(checkpoint), wanted=name, published=published)
-        # The checkpoint's own processor wants torchvision, for videos that no edit has; diffusers would note its class.
-        with quiet("diffusers.pipelines.pipeline_utils"):
-            pipeline = getattr(diffusers, name).from_pretrained(
-                source, processor=load_processor(source, subfolder="processor"), dtype=getattr(torch, dtype)
-            )
-        return cls(pipeline.to(device), true_cfg_scale=true_cfg_scale, negative_prompt=negative_prompt)
+    @classmethod
+    def components_on_meta(cls, parts: Parts) -> dict[str, Any]:
+        """The image processor, which says how many tokens a source takes."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        return {"processor": Qwen2VLImageProcessorPil(**parts["processor"])}
+
+    @property
+    def latent_channels(self) -> int:
+        return int(self.pipeline.vae.config.z_dim)
 
     def check_size(self, size: Size) -> None:
         """Raises ValueError where the area of `size` is smaller than the smallest picture."""
@@ -99,72 +106,63 @@ class QwenEditPolicy:
         Raises ValueError, naming prompt and source, where there is no source, one too many, or one too long for this
         area.
         """
-        return sides_for(size.height * size.width, self._sources(prompt)[-1])
-
-    def _sources(self, prompt: Prompt) -> tuple[Path, ...]:
-        most, model = (MOST_SOURCES, "Qwen-Image-Edit-Plus") if self.plus else (1, "Qwen-Image-Edit")
-        return sources_of(prompt, most=most, model=model)
+        return sides_for(size.height * size.width, self.source_paths(prompt)[-1])
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
         """One conditioning per prompt, on the CPU.
 
         `tokens` (1, L, D) of the text encoder, which has seen the sources; `source` (1, M, C), the sources' own tokens;
-        `source_grid` (1, K, 2), rows and columns of each, where it differs from the painted picture's; with true CFG
+        `source_grid` (1, K, 2), rows and columns of each, where it differs from the generated image's; with true CFG
         the `negative_tokens`, which have seen the sources too.
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
-        paths = self._sources(prompt)
-        pictures = [open_source(path) for path in paths]
-        seen = [
-            self._resized(picture, self._seen_size(path, size)) for path, picture in zip(paths, pictures, strict=True)
-        ]
+        paths = self.source_paths(prompt)
+        images = [open_source(path) for path in paths]
+        seen = [self._resized(image, self._seen_size(path, size)) for path, image in zip(paths, images, strict=True)]
         sizes = [*(sides_for(size.height * size.width, path) for path in paths[:-1]), size]
-        tensors = {
-            "tokens": self._encode_text(prompt.text, seen),
-            "source": torch.cat(
-                [self._encode_picture(picture, own) for picture, own in zip(pictures, sizes, strict=True)], 1
-            ),
-        }
+        codes = [self.encode_image(image, own) for image, own in zip(images, sizes, strict=True)]
+        tensors = {"tokens": self._encode_text(prompt.text, seen), "source": torch.cat(codes, 1)}
         if len(sizes) > 1:
-            grids = [token_grid(own, step=self.token_pixels) for own in sizes]
-            tensors["source_grid"] = torch.tensor([grids])
-        if self.true_cfg_scale > 1:
-            tensors["negative_tokens"] = self._encode_text(self.negative_prompt, seen)
+            tensors["source_grid"] = torch.tensor([[self.token_grid(own) for own in sizes]])
+        if self.options.negative_text is not None:
+            tensors["negative_tokens"] = self._encode_text(self.options.negative_text, seen)
         return Conditioning(tensors)
 
     def _seen_size(self, path: Path, size: Size) -> Size:
         """The size at which the text encoder is shown a source."""
-        return sides_for(min(CONDITION_AREA, size.height * size.width), path) if self.plus else size
+        return size
 
-    def _resized(self, picture: Image, size: Size) -> Image:
-        resized: Image = self.pipeline.image_processor.resize(picture, size.height, size.width)
+    def _seen_area(self, size: Size) -> int:
+        """The area of that."""
+        return size.height * size.width
+
+    def _shown(self, images: list[Image]) -> Any:
+        """The images as the pipeline's `encode_prompt` takes them."""
+        return images[0]
+
+    def _resized(self, image: Image, size: Size) -> Image:
+        resized: Image = self.pipeline.image_processor.resize(image, size.height, size.width)
         return resized
 
-    def _encode_text(self, text: str, pictures: list[Image]) -> Tensor:
-        shown = pictures if self.plus else pictures[0]
-        tokens: Tensor = self.pipeline.encode_prompt(prompt=[text], image=shown)[0]
+    def _encode_text(self, text: str, images: list[Image]) -> Tensor:
+        tokens: Tensor = self.pipeline.encode_prompt(prompt=[text], image=self._shown(images))[0]
         return tokens.cpu()
 
-    def _encode_picture(self, picture: Image, size: Size) -> Tensor:
-        """A picture's scaled tokens (1, N, C) on the CPU."""
-        vae = self.pipeline.vae
-        pixels = self.pipeline.image_processor.preprocess(picture, size.height, size.width)
-        codes = vae.encode(pixels[:, :, None].to(vae.device, vae.dtype)).latent_dist.mode()
+    def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
+        """Pixels in [-1, 1] → scaled tokens (B, N, C); to the VAE an image is a video of one frame."""
+        codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
         mean, std = self._code_scale(codes)
-        return pack(((codes - mean) / std)[:, :, 0]).cpu()
+        tokens: Tensor = pack(((codes - mean) / std)[:, :, 0])
+        return tokens
 
     def _code_scale(self, codes_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each of the VAE's channels, as (1, C, 1, 1, 1)."""
         config = self.pipeline.vae.config
         mean, std = codes_BCFHW.new_tensor(config.latents_mean), codes_BCFHW.new_tensor(config.latents_std)
         return mean[None, :, None, None, None], std[None, :, None, None, None]
-
-    def free_encoders(self) -> None:
-        """Moves the text encoder off the device; the VAE stays, it decodes."""
-        self.pipeline.text_encoder.to("cpu")
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """One batch, on the device; shorter texts are padded, and a mask hides the padding.
@@ -187,60 +185,77 @@ class QwenEditPolicy:
                 tensors |= _padded(name, [c.tensors[name] for c in conditionings])
         return Conditioning(tensors).to(self.device)
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.transformer.parameters()).device
-
-    def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32 on the CPU, shifted by the number of painted tokens as the pipeline shifts them."""
-        rows, cols = token_grid(size, step=self.token_pixels)
-        return shifted_sigmas(self.pipeline.scheduler, num_steps, tokens=rows * cols)
-
-    def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        """(B, N, C) fp32 on the device, one seed per row, drawn on the CPU as the pipeline draws it."""
-        factor = self.pipeline.vae_scale_factor
-        channels = self._config.in_channels // 4
-        drawn = noise_tokens(seeds, channels=channels, height=size.height // factor, width=size.width // factor)
-        return drawn.to(self.device)
-
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """The transformer's velocity in fp32: (B, N, C) at one sigma per row, the sources' tokens left off.
 
         With true CFG a second forward reads the negative prompt: v = v⁻ + scale·(v⁺ − v⁻), brought back to the length
         of v⁺ token by token, as the pipeline does.
         """
-        if self.true_cfg_scale <= 1:
-            return self._forward(x_BNC, sigma_B, conditioning, size, text="tokens")
-        wanted = self._forward(x_BNC, sigma_B, conditioning, size, text="tokens")
-        unwanted = self._forward(x_BNC, sigma_B, conditioning, size, text="negative_tokens")
-        guided = unwanted + self.true_cfg_scale * (wanted - unwanted)
-        scale: Tensor = wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
-        return guided * scale
+        scale = self.options.true_cfg_scale
+        positive = self._forward(x_BNC, sigma_B, conditioning, size, text="tokens")
+        if scale <= 1:
+            return positive
+        negative = self._forward(x_BNC, sigma_B, conditioning, size, text="negative_tokens")
+        guided = negative + scale * (positive - negative)
+        rescale: Tensor = positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
+        rescaled: Tensor = guided * rescale
+        return rescaled
 
     def _forward(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size, *, text: str) -> Tensor:
         tensors = conditioning.tensors
         dtype = tensors[text].dtype
-        painted = (1, *token_grid(size, step=self.token_pixels))
-        grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [painted[1:]]
+        output = (1, *self.token_grid(size))
+        grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]]
         predicted: Tensor = self.transformer(
             hidden_states=torch.cat([x_BNC.to(dtype), tensors["source"].to(dtype)], 1),
             timestep=sigma_B.to(dtype),
             guidance=None,
             encoder_hidden_states=tensors[text],
             encoder_hidden_states_mask=tensors.get(f"{text}_mask"),
-            img_shapes=[[painted, *((1, *grid) for grid in grids)]] * len(x_BNC),
+            img_shapes=[[output, *((1, *grid) for grid in grids)]] * len(x_BNC),
             return_dict=False,
         )[0]
         return predicted[:, : x_BNC.shape[1]].float()
 
-    @torch.no_grad()
-    def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
-        """Endpoints → RGB images. No VAE tiling: its seams would poison a judge."""
-        vae = self.pipeline.vae
-        codes = unpack(x_BNC, rows=size.height // self.token_pixels)[:, :, None].to(vae.dtype)
+    def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
+        """Scaled VAE codes → pixels in [-1, 1]."""
+        codes = codes_BCHW[:, :, None].to(self.pipeline.vae.dtype)
         mean, std = self._code_scale(codes)
-        pixels = vae.decode(codes * std + mean, return_dict=False)[0][:, :, 0]
-        images: list[Image] = self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+        pixels: Tensor = self.pipeline.vae.decode(codes * std + mean, return_dict=False)[0][:, :, 0]
+        return pixels
+
+    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        """See `PipelinePolicy`; the source's tokens are among the text's."""
+        return {"tokens": (self._text_length(size), self.pipeline.transformer.config.joint_attention_dim)}
+
+    def _text_length(self, size: Size) -> int:
+        side = max(1, round(self._seen_area(size) ** 0.5))
+        return image_tokens(Size(side, side), self.pipeline.processor.to_dict()) + INSTRUCTION_TOKENS
+
+    def text_pass(self, size: Size) -> Callable[[], Any]:
+        """See `PipelinePolicy`: the language model's, the largest part of the text encoder."""
+        encoder = self.pipeline.text_encoder
+        language, tokens = encoder.model.language_model, self._text_length(size)
+        embedded = torch.empty(1, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
+        positions = torch.zeros(3, 1, tokens, device=self.device, dtype=torch.long)
+        return partial(
+            language, inputs_embeds=embedded, position_ids=positions, use_cache=False, output_hidden_states=True
+        )
+
+
+class QwenEditPlusPolicy(QwenEditPolicy):
+    """A `QwenImageEditPlusPipeline` behind the policy seam."""
+
+    references: ClassVar[int] = 3  # what it was trained on
+    model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
+
+    def _seen_size(self, path: Path, size: Size) -> Size:
+        return sides_for(self._seen_area(size), path)
+
+    def _seen_area(self, size: Size) -> int:
+        return min(CONDITION_AREA, size.height * size.width)
+
+    def _shown(self, images: list[Image]) -> Any:
         return images
 
 
@@ -269,3 +284,94 @@ def _padded(name: str, tokens: Sequence[Tensor]) -> dict[str, Tensor]:
     if min(lengths) == longest:
         return {name: batch}
     return {name: batch, f"{name}_mask": (torch.arange(longest)[None] < torch.tensor(lengths)[:, None]).long()}
+
+
+# --- the twins -------------------------------------------------------------------------------------------------
+
+# The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, in which each of these
+# words is one token. They stand here often enough to become one in a tiny tokenizer too.
+EDIT_TEMPLATE_WORDS = 8 * (
+    "user\nPicture",
+    "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then "
+    "explain how the user's text instruction should alter or modify the image. Generate a new image that meets the "
+    "user's requirements while maintaining consistency with the original input where appropriate.",
+)
+
+
+def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
+    """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImageEditPlusPipeline
+
+    from pacorl.io.processor import image_text_processor
+
+    processor = image_text_processor(
+        tokenizer=twins.qwen_tokenizer_of([*texts, *EDIT_TEMPLATE_WORDS]),
+        image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128},
+        chat_template=twins.CHAT_TEMPLATE,
+    )
+    pipeline = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+    return pipeline(
+        # As published.
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True,
+            base_shift=0.5,
+            max_shift=0.9,
+            base_image_seq_len=256,
+            max_image_seq_len=8192,
+            shift_terminal=0.02,
+        ),
+        vae=tiny_qwen_vae(),
+        text_encoder=twins.tiny_qwen_vl(processor.tokenizer),
+        tokenizer=processor.tokenizer,
+        processor=processor,
+        transformer=tiny_qwen_transformer(),
+    )
+
+
+def tiny_qwen_vae() -> AutoencoderKLQwenImage:
+    """Qwen-Image's ×8 autoencoder for films of one frame, with 4 latent channels."""
+    from diffusers import AutoencoderKLQwenImage
+
+    return AutoencoderKLQwenImage(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 2, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.1, -0.2, 0.0, 0.3],
+        latents_std=[1.2, 0.8, 1.0, 1.5],
+    )
+
+
+def tiny_qwen_transformer(*, heads: int = 2, blocks: int = 2) -> QwenImageTransformer2DModel:
+    """Qwen-Image-Edit's transformer in small."""
+    from diffusers import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=blocks,
+        attention_head_dim=32,
+        num_attention_heads=heads,
+        joint_attention_dim=twins.VLM_WIDTH,
+        axes_dims_rope=(4, 14, 14),
+    )
+
+
+QWEN_EDIT = PolicySpec(
+    options=QwenEditOptions,
+    policy=QwenEditPolicy,
+    pipeline="QwenImageEditPipeline",
+    hub_name="qwen-image-edit",
+    architecture="qwen_image.json",
+    twin=tiny_qwen_edit,
+)
+QWEN_EDIT_PLUS = PolicySpec(
+    options=QwenEditPlusOptions,
+    policy=QwenEditPlusPolicy,
+    pipeline="QwenImageEditPlusPipeline",
+    hub_name="qwen-image-edit.*(plus|2509|2511)",
+    architecture="qwen_image.json",
+    twin=partial(tiny_qwen_edit, plus=True),
+)

@@ -42,8 +42,8 @@ from pacorl.judges import JUDGES
 from pacorl.judges.judge import Judge, JudgeOptions, close_judge, counts_of
 from pacorl.lora.adapters import MovingAverage, OldPolicy, add_lora, start_from
 from pacorl.lora.fuse import FusedLora, merge
+from pacorl.policies import build_policy
 from pacorl.policies.policy import Policy
-from pacorl.policies.table import build_policy
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.reward import smoke_test
 from pacorl.train.alarms import heed, panel_statistics_of, remembered, watched

@@ -26,7 +26,7 @@ WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 EXAMPLE = "--prompt 'red round hero, crown, night' --panel 'waving, flag' --panel 'jumping, boat' …"
 
 
-def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, *, number: int = 0) -> Prompt:
+def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) -> Prompt:
     """The prompt that the tiny generator reads. A panel that names a kept attribute departs from the theme in it.
 
     Raises ValueError naming unknown words, missing attributes, or a layout that it does not know.
@@ -66,8 +66,13 @@ def check_tiny(prompt: Prompt) -> None:
             )
 
 
-def check_tiny_edit(instruction: str) -> None:
-    """Raises ValueError where the tiny editor was not taught an instruction, naming near ones."""
+def check_tiny_edit(prompt: Prompt) -> None:
+    """Check that the tiny editor was taught an edit's instruction.
+
+    Raises:
+        ValueError: It was not; the message names near ones.
+    """
+    instruction = prompt.text
     if instruction not in INSTRUCTIONS:
         near = difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5)
         hint = f"nearest: {' or '.join(repr(one) for one in near)}" if near else "none is near"

@@ -1,0 +1,253 @@
+"""What the kinds share: a diffusers pipeline behind the policy seam, on tokens of 2×2 VAE codes.
+
+A kind of its own says how its texts are encoded, what its transformer is called with, and, if it edits, which sources
+it takes at which size. The rest is here, as diffusers' pipelines do it: seeds to noise, shifted sigmas, decoding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pacorl.io.quiet import quiet
+from pacorl.policies.sources import open_source, sources_of
+from pacorl.policies.tokens import (
+    check_multiple,
+    join,
+    noise_tokens,
+    pack,
+    shifted_sigmas,
+    token_grid,
+    unpack,
+)
+from pacorl.types import Conditioning, Prompt, Size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.policies.policy import Parts, PolicyOptions
+
+ENCODE_BATCH = 8
+"""Prompts per pass of the text encoders; T5-XXL's activations stay small."""
+
+
+class PipelinePolicy:
+    """A diffusers pipeline as a `Policy`; every kind is a subclass that fills in `encode_texts` and `velocity`."""
+
+    lora_targets: tuple[str, ...]
+    references: ClassVar[int] = 0
+    """Images that it edits at most; 0 if it makes sets."""
+    model_name: ClassVar[str] = ""
+    """Of an editor, for messages about its sources."""
+    encoders: ClassVar[Mapping[str, str]]
+    """The pipeline's text encoders, which are not needed after `encode`: attribute → name for people."""
+
+    def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
+        self.pipeline = pipeline
+        self.options: Any = options
+        self.record_sizes = record_sizes
+        self.transformer: nn.Module = pipeline.transformer
+        self.token_pixels: int = 2 * pipeline.vae_scale_factor
+        for component in pipeline.components.values():
+            if isinstance(component, nn.Module):
+                component.requires_grad_(False).eval()
+
+    @classmethod
+    def components_from(cls, source: str) -> dict[str, Any]:
+        """Components that diffusers would load in another form than is needed, loaded from a checkpoint."""
+        return {}
+
+    @classmethod
+    def components_on_meta(cls, parts: Parts) -> dict[str, Any]:
+        """Components without weights that the policy needs on the meta device too."""
+        return {}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.transformer.parameters()).device
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of the VAE's codes; a token has four times as many."""
+        return int(self.pipeline.vae.config.latent_channels)
+
+    # --- sizes
+
+    def check_size(self, size: Size) -> None:
+        """See `Policy`: VAE and patches have to divide `size`."""
+        check_multiple(size, step=self.token_pixels)
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        """See `Policy`: `size`, or with `record_sizes` the record's own, if it has one."""
+        if not self.record_sizes or prompt.size is None:
+            return size
+        try:
+            self.check_size(prompt.size)
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id}, its own {error}; or leave prompts.record_sizes out") from None
+        return prompt.size
+
+    def nearest_size(self, size: Size) -> Size:
+        """A config's size on the token grid: what a square source's edit takes, and much the same in other shapes."""
+        step = self.token_pixels
+        return Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))
+
+    def token_grid(self, size: Size) -> tuple[int, int]:
+        """(rows, columns) of tokens."""
+        return token_grid(size, step=self.token_pixels)
+
+    # --- what it is conditioned on
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
+        """One conditioning per prompt, on the CPU.
+
+        Its tensors are those of `encode_texts`, with a negative prompt also `negative_…`, and for edits `source`, the
+        source's tokens (1, N, C).
+        """
+        texts = self.encoded_texts([prompt.text for prompt in prompts])
+        if not self.references:
+            return [Conditioning(text) for text in texts]
+        return [
+            Conditioning({**text, "source": self.encode_image(open_source(self.source_paths(prompt)[0]), size)})
+            for text, prompt in zip(texts, prompts, strict=True)
+        ]
+
+    def source_paths(self, prompt: Prompt) -> tuple[Path, ...]:
+        """The sources of an edit.
+
+        Raises:
+            ValueError: There is none, or one too many; the message names the prompt.
+        """
+        return sources_of(prompt, most=self.references, model=self.model_name)
+
+    def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
+        """Per text what `encode_texts` gives, on the CPU; with a negative prompt also `negative_…`, equal for all."""
+        self._warn_of_long(texts)
+        encoded: list[dict[str, Tensor]] = []
+        # Each prompt that CLIP truncates to its 77 tokens would be printed.
+        with quiet("diffusers", "transformers"):
+            for start in range(0, len(texts), ENCODE_BATCH):
+                batch = self.encode_texts(list(texts[start : start + ENCODE_BATCH]))
+                rows = zip(*(tensor.cpu().split(1) for tensor in batch.values()), strict=True)
+                encoded += [dict(zip(batch, row, strict=True)) for row in rows]
+            if self.options.negative_text is not None:
+                negative = {
+                    f"negative_{n}": t.cpu() for n, t in self.encode_texts([self.options.negative_text]).items()
+                }
+                encoded = [text | negative for text in encoded]
+        return encoded
+
+    def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
+        """What the transformer reads of a batch of texts: name → (B, …)."""
+        raise NotImplementedError
+
+    long_tokenizer: ClassVar[str] = ""
+    """The tokenizer that `max_sequence_length` is counted by; empty if texts of any length are read."""
+
+    def _warn_of_long(self, texts: Sequence[str]) -> None:
+        if not self.long_tokenizer:
+            return
+        limit, tokenizer = self.options.max_sequence_length, getattr(self.pipeline, self.long_tokenizer)
+        lengths = [len(tokenizer(text, truncation=False).input_ids) for text in texts]
+        if max(lengths, default=0) > limit:
+            warnings.warn(
+                f"{sum(length > limit for length in lengths)} of {len(texts)} prompts have more than "
+                f"model.max_sequence_length = {limit} tokens (up to {max(lengths)}); their ends are not read",
+                stacklevel=4,
+            )
+
+    def encode_image(self, image: Image, size: Size) -> Tensor:
+        """An image, resized to `size` as the pipeline resizes it, as scaled tokens (1, N, C) on the CPU."""
+        vae = self.pipeline.vae
+        pixels = self.pipeline.image_processor.preprocess(image, size.height, size.width)
+        return self.encode_pixels(pixels.to(vae.device, vae.dtype)).cpu()
+
+    def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
+        """Pixels in [-1, 1] → scaled tokens (B, N, C)."""
+        vae = self.pipeline.vae
+        codes = vae.encode(pixels_BCHW).latent_dist.mode()
+        return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
+
+    def free_encoders(self) -> None:
+        """Move the text encoders off the device; the VAE stays, it decodes."""
+        for name in self.encoders:
+            getattr(self.pipeline, name).to("cpu")
+
+    def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
+        """One batch, on the device."""
+        return join(conditionings).to(self.device)
+
+    # --- sampling
+
+    def sigmas(self, num_steps: int, size: Size) -> Tensor:
+        """(T+1,) fp32 on the CPU, shifted by the number of generated tokens as the pipeline shifts them."""
+        rows, cols = self.token_grid(size)
+        return shifted_sigmas(self.pipeline.scheduler, num_steps, tokens=rows * cols)
+
+    def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
+        """(B, N, C) fp32 on the device, one seed per row, drawn on the CPU as the pipeline draws it."""
+        factor = self.pipeline.vae_scale_factor
+        drawn = noise_tokens(
+            seeds, channels=self.latent_channels, height=size.height // factor, width=size.width // factor
+        )
+        return drawn.to(self.device)
+
+    def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+        """The transformer's velocity in fp32: (B, N, C) at one sigma per row."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
+        """Endpoints → RGB images. No VAE tiling: its seams would poison a judge."""
+        pixels = self.decode_codes(unpack(x_BNC, rows=self.token_grid(size)[0]))
+        images: list[Image] = self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+        return images
+
+    def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
+        """Scaled VAE codes → pixels in [-1, 1]."""
+        vae = self.pipeline.vae
+        codes = codes_BCHW.to(vae.dtype) / vae.config.scaling_factor + vae.config.shift_factor
+        pixels: Tensor = vae.decode(codes, return_dict=False)[0]
+        return pixels
+
+    # --- for planning memory, on the meta device
+
+    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        """Shapes of what `encode_texts` gives for one text; `size` matters if the text encoder sees the source."""
+        raise NotImplementedError
+
+    def text_pass(self, size: Size) -> Callable[[], Any]:
+        """The pass of the largest text encoder over one prompt."""
+        raise NotImplementedError
+
+    def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:
+        """What `encode` and `collate` would give for `batch` prompts, as empty tensors."""
+        shapes = self.text_shapes(size)
+        if self.options.negative_text is not None:
+            shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
+        if self.references:
+            rows, cols = self.token_grid(size)
+            shapes["source"] = (rows * cols, 4 * self.latent_channels)
+        dtype = self.pipeline.vae.dtype
+        return Conditioning(
+            {name: torch.empty(batch, *shape, device=self.device, dtype=dtype) for name, shape in shapes.items()}
+        )
+
+
+def guided(forward: Callable[[str], Tensor], *, scale: float) -> Tensor:
+    """Classifier-free guidance: v = v⁻ + scale·(v⁺ − v⁻), in two forwards; one forward if `scale` is at most 1.
+
+    Args:
+        forward: Prefix of the conditioning's names ("" or "negative_") → the velocity that reads them.
+        scale: 1 is without guidance.
+    """
+    if scale <= 1:
+        return forward("")
+    positive, negative = forward(""), forward("negative_")
+    return negative + scale * (positive - negative)
