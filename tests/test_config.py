@@ -122,7 +122,7 @@ FAULTS = [
     ),
     (
         ["model.kind=kontext", "judge.symmetric=true"],
-        "config: judge.symmetric with kind kontext: questions about edits say which picture is the original",
+        "config: judge.symmetric with kind kontext: questions about edits say which image is the original",
     ),
     (
         ["sampling.sde_type=cps", "sampling.sde_steps=[9]"],
@@ -135,11 +135,11 @@ FAULTS = [
     ),
     (
         ["model.kind=kontext", "prompts.record_sizes=true"],
-        "config: prompts.record_sizes says nothing to kind kontext, which paints in its source's shape; leave it out",
+        "config: prompts.record_sizes says nothing to kind kontext, whose images have their source's shape; leave it out",
     ),
     (
         ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],
-        "config: prompts.record_sizes and sampling.curriculum both say at which size to paint; leave one of them out",
+        "config: prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out",
     ),
     (["objective.clip_rang=1"], "objective.clip_rang: unknown key, did you mean 'clip_range'?"),
     (["objective.name=grpo"], "objective: unknown objective 'grpo'; did you mean 'grpo_clip'? there are grpo_clip,"),

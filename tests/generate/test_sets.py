@@ -349,5 +349,5 @@ def test_the_tiny_editor_paints_as_it_was_taught(tmp_path):
     (picture,) = editor.sample([prompt], [0])
     assert picture.size == (32, 32)
     assert Oracle().read([picture])[0] is not None
-    with pytest.raises(ValueError, match="the embedded tiny generators are a flux and a kontext, not a qwen_edit"):
+    with pytest.raises(ValueError, match="checkpoint tiny: there is none of kind qwen_edit"):
         Generator.load("tiny", kind="qwen_edit")

@@ -5,6 +5,7 @@ import pytest
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
+from pacorl.io.documents import parse_yaml
 from pacorl.policies import POLICIES, kind_of
 
 
@@ -39,7 +40,7 @@ def test_a_run_of_the_first_edition_is_read_back() -> None:
     """It saved every default of the section, those that Qwen-Image has no use for too."""
     saved = ["model.kind=qwen_edit_plus", "model.guidance=3.5", "model.text_tokens=512"]
     run = configs.load(PolicyRun, None, saved)
-    assert PolicyRun.model_validate(configs.yaml.safe_load(configs.dump(run))) == run
+    assert PolicyRun.model_validate(parse_yaml(configs.dump(run), name="the run")) == run
 
 
 @pytest.mark.parametrize(
