@@ -135,7 +135,7 @@ FAULTS = [
     ),
     (
         ["model.kind=kontext", "prompts.record_sizes=true"],
-        "config: prompts.record_sizes says nothing to kind kontext, whose images have their source's shape; leave it out",
+        "config: prompts.record_sizes says nothing to kind kontext, whose images have their source's shape",
     ),
     (
         ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],

@@ -100,14 +100,9 @@ def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> st
     if fault["type"] == "extra_forbidden":
         section, owner = _section_at(kind, fault["loc"][:-1], document)
         near = difflib.get_close_matches(keys[-1], section.model_fields, n=1)
-        hint = (
-            f", did you mean {near[0]!r}?"
-            if near
-            else f"; there are {', '.join(section.model_fields)}"
-            if owner
-            else ""
-        )
-        return f"{key}: unknown key{owner}{hint}"
+        if near:
+            return f"{key}: unknown key, did you mean {near[0]!r}?"
+        return f"{key}: unknown key{owner}" + (f"; there are {', '.join(section.model_fields)}" if owner else "")
     message = fault["msg"].removeprefix("Value error, ")
     value = fault["input"]
     shown = "" if isinstance(value, dict | BaseModel) else f" (got {value!r})"
