@@ -16,12 +16,13 @@ import pytest
 
 from pacorl.annotate.agreement import agreement, kendall_w, krippendorff_alpha
 from pacorl.annotate.assign import Sharing, foreign_controls, share_out
-from pacorl.annotate.client import Client
-from pacorl.annotate.launch import collect, open_desk, plan, serve
-from pacorl.annotate.simulate import simulate
-from pacorl.annotate.store import Person, RefusedError, Store, only_server, public_key
+from pacorl.annotate.launch import plan, prepare, serve
+from pacorl.annotate.simulate import Client, simulate
+from pacorl.annotate.store import Person, Store, only_server, public_key
+from pacorl.dataset.answers import collect_answers
 from pacorl.dataset.records import Answer, Instance, read_answers, read_instances
 from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.web.guards import RefusedError
 
 NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
 
@@ -205,8 +206,8 @@ def test_sharing_again_changes_nothing_and_a_newcomer_gets_what_is_left(store):
     assert store.progress("ann")["ranked"] == 2
 
 
-def test_the_same_id_with_other_pictures_is_refused(store):
-    with pytest.raises(ValueError, match=r"i0 is in .* with other pictures"):
+def test_the_same_id_with_other_images_is_refused(store):
+    with pytest.raises(ValueError, match=r"i0 is in .* with other images"):
         store.share(instances(6, candidates=3), NO_OVERLAP)
 
 
@@ -240,12 +241,12 @@ def test_tokens_expire_and_are_renewed(tmp_path):
     with Store(tmp_path / "a.db") as store:
         old = store.add_person("ann", days=-1)
         with pytest.raises(RefusedError, match="has expired") as refused:
-            store.who(old)
+            store.person_of(old)
         assert refused.value.status == 401
         new = store.add_person("ann")
-        assert store.who(new).name == "ann"
+        assert store.person_of(new).name == "ann"
         with pytest.raises(RefusedError, match="not known"):
-            store.who(old)
+            store.person_of(old)
     assert new.encode() not in (tmp_path / "a.db").read_bytes()
 
 
@@ -277,7 +278,7 @@ class Running:
 
         self.folder, self.store = folder, Store(folder / "annotations.db")
         options = {"sharing": Sharing(overlap=0.5, judges=2, controls=4, control_every=5)} | options
-        links = open_desk(self.store, folder, list(people), **options)
+        links = prepare(self.store, folder, list(people), **options)
         self.tokens = {name: link.rpartition("/")[2] for name, link in links.items()}
         self.server = uvicorn.Server(uvicorn.Config(make_app(folder, self.store), port=0, log_level="error"))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
@@ -319,7 +320,7 @@ def test_people_rank_to_the_end_and_the_export_has_it_all(running):
     total = len(read_instances(running.folder / "instances.jsonl"))
     controls = sum(answered for _, answered in running.store.controls_passed().values())
     assert sum(done.values()) == total + round(0.5 * total) + controls
-    assert collect(running.folder) == total + round(0.5 * total)
+    assert len(collect_answers(running.folder)) == total + round(0.5 * total)
     answers = read_answers(running.folder / "rankings.jsonl")
     assert {answer.instance for answer in answers} == {
         one.id for one in read_instances(running.folder / "instances.jsonl")
@@ -394,7 +395,7 @@ def test_an_expired_link_says_so(running):
     assert running.ask("GET", json.loads(content)["link"])[0] == 303
 
 
-def test_pictures_come_from_the_folder_only(running):
+def test_images_come_from_the_folder_only(running):
     token = running.tokens["ann"]
     state = json.loads(running.ask("GET", "/api/task", token=token)[1])
     for address in (state["task"]["reference"], *state["task"]["candidates"]):
@@ -412,11 +413,11 @@ def test_instances_that_point_outside_are_refused_before_serving(dataset, tmp_pa
     for name in ("../secret.png", str(tmp_path / "secret.png"), "images/0000/link.png", "annotations.db"):
         one = {"id": "x", "group": "g", "reference": name, "candidates": ["images/0000/0_0.png", "images/0000/0_1.png"]}
         (folder / "instances.jsonl").write_text(json.dumps(one) + "\n")
-        with pytest.raises(ValueError, match="1 pictures are missing"):
+        with pytest.raises(ValueError, match="1 images are missing"):
             plan(folder, ["ann"], sharing=NO_OVERLAP)
 
 
-def test_a_picture_deleted_under_the_page(running):
+def test_an_image_deleted_under_the_page(running):
     token = running.tokens["ann"]
     state = json.loads(running.ask("GET", "/api/task", token=token)[1])
     for path in (running.folder / "images").rglob("*.png"):
@@ -425,7 +426,7 @@ def test_a_picture_deleted_under_the_page(running):
     assert status == 410
     assert "is missing on the disk" in json.loads(content)["error"]
     client = Client(running.url, token)
-    after = client.skip(state["task"]["instance"], "A picture is broken or missing")
+    after = client.skip(state["task"]["instance"], "An image is broken or missing")
     client.close()
     assert after["progress"]["skipped"] == 1
 
@@ -467,7 +468,7 @@ def test_dry_run_says_what_each_would_get(dataset):
 def test_a_dry_run_counts_those_who_are_known(dataset):
     folder = dataset(prompts=2, grids=3)
     with Store(folder / "annotations.db") as store:
-        open_desk(store, folder, ["ann", "ben"], sharing=NO_OVERLAP)
+        prepare(store, folder, ["ann", "ben"], sharing=NO_OVERLAP)
         totals = {name: store.progress(name)["total"] for name in ("ann", "ben")}
     assert plan(folder, []) == plan(folder, ["ben"]) == totals
     later = plan(folder, ["cat"])
@@ -480,7 +481,7 @@ def test_a_dry_run_counts_those_who_are_known(dataset):
 def test_the_manifest_says_who_ranks_what(dataset):
     folder = dataset(prompts=2, grids=2)
     with Store(folder / "annotations.db") as store:
-        open_desk(store, folder, ["ann", "ben"], sharing=NO_OVERLAP)
+        prepare(store, folder, ["ann", "ben"], sharing=NO_OVERLAP)
     manifest = json.loads((folder / "manifests/annotate.json").read_text())
     assert list(manifest["plan"]["inputs"]) == ["instances.jsonl"]
     assert manifest["plan"]["options"] == {**asdict(NO_OVERLAP), "people": ["ann", "ben"]}
@@ -508,26 +509,26 @@ def test_bad_control_questions_are_named(dataset, change, message):
 def test_serving_twice_is_refused(dataset):
     folder = dataset(prompts=2, grids=2)
     with only_server(folder / "annotations.db", url="http://here"), pytest.raises(ValueError, match="already served"):
-        serve(folder, ["ann"], sharing=NO_OVERLAP)
+        serve(folder, ["ann"], sharing=NO_OVERLAP, port=0)
 
 
 def test_how_work_is_shared_is_remembered(dataset):
     folder = dataset(prompts=2, grids=2)
     with Store(folder / "annotations.db") as store:
-        open_desk(store, folder, ["ann"], sharing=NO_OVERLAP)
+        prepare(store, folder, ["ann"], sharing=NO_OVERLAP)
         before = store.progress("ann")
-        open_desk(store, folder, ["ann"])
+        prepare(store, folder, ["ann"])
         assert store.progress("ann") == before == {"total": 48, "ranked": 0, "skipped": 0}
-        assert open_desk(store, folder, ["ann"], renew=["ann"]).keys() == {"ann"}
+        assert prepare(store, folder, ["ann"], renew=["ann"]).keys() == {"ann"}
 
 
 def test_a_start_that_fails_hands_out_no_links(dataset):
     folder = dataset(prompts=2, grids=2)
     with Store(folder / "annotations.db") as store:
         with pytest.raises(ValueError, match="name people"):
-            open_desk(store, folder, [])
-        for ask in (plan, partial(open_desk, store)):
+            prepare(store, folder, [])
+        for ask in (plan, partial(prepare, store)):
             with pytest.raises(ValueError, match="'admin' is the administrator"):
                 ask(folder, ["ann", "admin"])
         assert not store.has_admin()
-        assert set(open_desk(store, folder, ["ann"], sharing=NO_OVERLAP)) == {"ann", "admin"}
+        assert set(prepare(store, folder, ["ann"], sharing=NO_OVERLAP)) == {"ann", "admin"}

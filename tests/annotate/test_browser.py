@@ -24,7 +24,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 SERVE = "from pacorl.cli.dataset import app; app()"
 SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
-"""A folder that receives pictures of the page, for people who work on its looks."""
+"""A folder that receives images of the page, for people who work on its looks."""
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_ranking_made_while_the_server_is_away_is_saved_when_it_returns(datase
         assert store.progress("ann")["ranked"] == 1
 
 
-def test_a_missing_picture_can_be_skipped(served, browser):
+def test_a_missing_image_can_be_skipped(served, browser):
     folder, links = served
     for path in (folder / "images").rglob("*.png"):
         path.unlink()

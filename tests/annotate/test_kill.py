@@ -14,9 +14,9 @@ from collections import Counter
 
 import pytest
 
-from pacorl.annotate.client import Client
-from pacorl.annotate.launch import collect
+from pacorl.annotate.simulate import Client
 from pacorl.annotate.store import Store, public_key, shown_order
+from pacorl.dataset.answers import collect_answers
 from pacorl.dataset.records import Instance, read_answers, read_instances, write_instances
 from pacorl.io.files import write_atomic
 
@@ -67,7 +67,7 @@ def free_port():
 
 
 def many_instances(folder, count):
-    """Questions over a few pictures: the database is what is tested."""
+    """Questions over a few images: the database is what is tested."""
     names = [f"images/g/{number}.png" for number in range(PICTURES)]
     for name in names:
         write_atomic(folder / name, b"\x89PNG")
@@ -120,7 +120,7 @@ def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, ki
     process.wait()
     process.stdout.close()
 
-    assert collect(tmp_path) == total
+    assert len(collect_answers(tmp_path)) == total
     exported = Counter((one.annotator, public_key(one.instance)) for one in read_answers(tmp_path / "rankings.jsonl"))
     assert exported == acknowledged
     assert set(exported.values()) == {1}

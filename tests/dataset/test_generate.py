@@ -72,6 +72,16 @@ def test_a_folder_of_the_first_edition_goes_on(folder):
     assert recipe == f'{{"generator": {{"checkpoint": "drawn"}}, "prompt": "{text}", "seed": {first["seed"]}}}'
 
 
+def test_recipes_name_options_as_the_first_edition_did(folder):
+    from pacorl.types import Size
+
+    tiny = image_source("tiny", size=Size(64, 64), steps=6)
+    assert tiny.generator == {
+        "checkpoint": "tiny", "steps": 6, "guidance": 3.5, "text_tokens": 48, "dtype": "float32", "size": "64x64"
+    }  # fmt: skip
+    assert image_source("some/flux").generator["text_tokens"] == 512
+
+
 def test_an_interrupted_run_goes_on_and_ends_the_same(folder, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         generate(folder, source(DrawnSource(stop_after=4), batch=2), grids=4)
@@ -181,7 +191,7 @@ def test_every_kind_of_policy_generates(tmp_path):
     prompt = edit(picture(tmp_path / "source.png", height=64, width=64))
     options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 2, "dtype": "float32"}
     qwen = image_source(str(tmp_path / "qwen"), **options)
-    assert not {"guidance", "max_sequence_length"} & qwen.generator.keys()
+    assert not {"guidance", "text_tokens"} & qwen.generator.keys()
     (image,) = qwen.load()([prompt], [0])
     assert image.size == (64, 64)
     hasty = image_source(str(tmp_path / "qwen"), **{**options, "steps": 1}).load()

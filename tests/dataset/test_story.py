@@ -10,7 +10,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from pacorl.annotate.simulate import read, shared
+from pacorl.annotate.simulate import read_panel, shared_attributes
 from pacorl.cli.dataset import app
 from pacorl.data.characters import Panel, draw_grid, redrawn
 from pacorl.engine.image_queue import ImageSource
@@ -40,12 +40,12 @@ def serve_and_simulate(folder, people):
     import uvicorn
 
     from pacorl.annotate.assign import Sharing
-    from pacorl.annotate.launch import open_desk
+    from pacorl.annotate.launch import prepare
     from pacorl.annotate.server import make_app
     from pacorl.annotate.store import Store
 
     with Store(folder / "annotations.db") as store:
-        links = open_desk(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
+        links = prepare(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
         server = uvicorn.Server(uvicorn.Config(make_app(folder, store), port=0, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
@@ -86,11 +86,11 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     assert counts["splits"]["test"]["yes"] > 0
     assert run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank,parquet", "--test-share", 0.3) == counts
 
-    # The labels say what the oracle says of the pictures.
+    # The labels say what the oracle says of the images.
     rows = [row for split in ("train", "test") for row in read_jsonl(folder / f"export/comparisons_{split}.jsonl")]
     agreement = {
         label: [
-            shared(*(read((folder / "export" / name).read_bytes()) for name in row["images"]))
+            shared_attributes(*(read_panel((folder / "export" / name).read_bytes()) for name in row["images"]))
             for row in rows
             if row["consistent"] == label
         ]
@@ -121,7 +121,7 @@ STEPS = {
 def halfway(dataset):
     """A folder in the middle of everything: people have ranked and go on, and a kill tore two journals' last lines."""
     from pacorl.annotate.assign import Sharing
-    from pacorl.annotate.launch import open_desk
+    from pacorl.annotate.launch import prepare
     from pacorl.annotate.store import Store, public_key
 
     folder = dataset(prompts=3, grids=2)
@@ -129,7 +129,7 @@ def halfway(dataset):
     for name in ("manifests/prompts.journal.jsonl", "explanations.jsonl"):
         (folder / name).write_text('{"key": "a", "consis')
     store = Store(folder / "annotations.db")
-    ann = store.who(open_desk(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("/")[2])
+    ann = store.person_of(prepare(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("/")[2])
     for number in range(6):
         (task,) = store.next_tasks("ann")
         store.rank(ann, public_key(task.instance.id), sorted(task.slots), request=f"request-{number}")

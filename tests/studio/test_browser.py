@@ -24,15 +24,15 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 COMMAND = "from pacorl.cli import app; app()"
 SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
-"""A folder that receives pictures of the page, for people who work on its looks and for the docs."""
+"""A folder that receives images of the page, for people who work on its looks and for the docs."""
 ADAPTER = os.environ.get("PACORL_SCREENSHOT_ADAPTER", "")
-"""A trained adapter to be shown in these pictures; a random one otherwise."""
-PATIENCE = 240_000  # milliseconds until models are loaded and four sheets are painted, on a busy machine
+"""A trained adapter to be shown in these images; a random one otherwise."""
+PATIENCE = 240_000  # milliseconds until models are loaded and four grid images are generated, on a busy machine
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory) -> Path:
-    """A LoRA that changes pictures."""
+    """A LoRA that changes images."""
     if ADAPTER:
         return Path(ADAPTER)
     import torch
@@ -113,7 +113,7 @@ def test_candidates_are_made_ranked_and_compared(page):
     shot(page, "studio-fresh")
     page.keyboard.press("Control+Enter")
     playwright.expect(page.locator("#progress")).to_be_visible()
-    playwright.expect(page.locator("#phase")).to_contain_text("Painting", timeout=PATIENCE)
+    playwright.expect(page.locator("#phase")).to_contain_text("Generating", timeout=PATIENCE)
     shot(page, "studio-progress")
     made(page)
     assert scores(page) == sorted(scores(page), reverse=True)
@@ -174,7 +174,7 @@ def test_a_job_can_be_cancelled(page):
     playwright.expect(page.locator("#formError")).to_be_hidden()
 
 
-def test_uploads_are_judged_and_no_pictures_are_refused_by_name(page):
+def test_uploads_are_judged_and_no_images_are_refused_by_name(page):
     page.keyboard.press("j")
     hero = Panel("red", "round", "crown", "night", "waving", "flag")
     other = Panel("blue", "tall", "cap", "day", "standing", "tree")

@@ -11,9 +11,9 @@ from PIL import Image
 
 from pacorl.io.images import ImageError
 from pacorl.studio import uploads as limits
-from pacorl.studio.jobs import KEPT, MAX_WAITING, BusyError, Job, Jobs
+from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, Job, JobQueue
+from pacorl.studio.models import EXAMPLES, ModelNames, example, prompt_for, words
 from pacorl.studio.uploads import Uploads
-from pacorl.studio.work import EXAMPLES, Models, example, prompt_for, words
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -32,7 +32,7 @@ def ended(job: Job) -> Job:
 
 @pytest.fixture
 def jobs():
-    opened = Jobs()
+    opened = JobQueue()
     yield opened
     opened.close()
 
@@ -109,7 +109,7 @@ def test_the_queue_is_bounded_and_forgets(jobs):
         ended(job)
     jobs.submit("set", lambda job: {})
     assert jobs.find(running.id) is None
-    assert sum(jobs.find(str(number)) is not None for number in range(1, 12)) <= KEPT + 1
+    assert sum(jobs.find(str(number)) is not None for number in range(1, 12)) <= MAX_ENDED + 1
 
 
 # --- uploads ---------------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ def test_what_cannot_be_judged_is_refused_by_name(data, fault):
 
 
 def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_PICTURES", 2)
+    monkeypatch.setattr(limits, "MAX_IMAGES", 2)
     uploads = Uploads()
     first = uploads.add(png(600, 300), "a\n  b.png")
     uploads.add(png(), "")
-    with pytest.raises(ValueError, match="2 pictures are here already"):
+    with pytest.raises(ValueError, match="2 images are here already"):
         uploads.add(png(), "c.png")
-    assert (first.name, first.size, uploads.all[1].name) == ("a b.png", (600, 300), "picture")
+    assert (first.name, first.size, uploads.all[1].name) == ("a b.png", (600, 300), "image")
     assert Image.open(io.BytesIO(first.preview)).size == (512, 256)
     assert first.open().size == (600, 300)
     uploads.remove(first.id)
@@ -150,7 +150,7 @@ def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
 
 
 def test_every_example_can_be_asked_for():
-    tiny, real = Models(), Models(model="black-forest-labs/FLUX.1-dev")
+    tiny, real = ModelNames(), ModelNames(model="black-forest-labs/FLUX.1-dev")
     asked = [example(tiny, number) for number in range(20)]
     for one in asked:
         assert prompt_for(tiny, one["theme"], one["panels"], None).grid.count == 4
@@ -174,12 +174,14 @@ def server(monkeypatch):
     from starlette.testclient import TestClient
 
     from pacorl.studio import server as module
-    from pacorl.studio.work import Bench
+    from pacorl.studio.models import ModelHost
 
-    monkeypatch.setattr(Bench, "load", lambda self, job: {})
-    monkeypatch.setattr(Bench, "paint", lambda self, job, order: {"seed": order.seed, "compare": order.compare})
-    monkeypatch.setattr(Bench, "judge", lambda self, job, order: {"names": [one.name for one in order.uploads]})
-    studio = module.Studio("secret")
+    monkeypatch.setattr(ModelHost, "load", lambda self, job: {})
+    monkeypatch.setattr(
+        ModelHost, "make_set", lambda self, job, request: {"seed": request.seed, "compare": request.compare}
+    )
+    monkeypatch.setattr(ModelHost, "judge", lambda self, job, order: {"names": [one.name for one in order.uploads]})
+    studio = module.AppState("secret")
     with TestClient(module.make_app(studio), follow_redirects=False) as client:
         yield client, studio
     studio.close()
@@ -214,7 +216,7 @@ def test_nothing_without_the_token(server):
         ("POST", "/api/judgements"),
         ("GET", "/api/jobs/1"),
         ("DELETE", "/api/jobs/1"),
-        ("GET", "/pictures/1/a.png"),
+        ("GET", "/images/1/a.png"),
         ("GET", "/uploads/x"),
     ]:
         assert client.request(method, path, json=SET if path == "/api/sets" else None).status_code in (401, 422), path
@@ -252,7 +254,7 @@ def test_a_set_is_queued_or_refused_at_once(server):
     state = client.get("/api/state").json()
     assert state["latest"]["set"] == "2"
     assert client.get("/api/jobs/77").status_code == 404
-    assert client.get("/pictures/2/none.png").status_code == 404
+    assert client.get("/images/2/none.png").status_code == 404
 
 
 def test_uploads_are_judged(server):
@@ -268,7 +270,7 @@ def test_uploads_are_judged(server):
     assert judged["result"]["names"] == ["a.png", "b ü.png"]
     for form, status, fault in [
         ({"uploads": ids[:1]}, 422, "nothing to be compared with"),
-        ({"uploads": ids, "layout": "2x2"}, 422, "a sheet is cut alone"),
+        ({"uploads": ids, "layout": "2x2"}, 422, "a grid image is cut alone"),
         ({"uploads": ids[:1], "layout": "1x1"}, 422, "2 to 12 can be judged"),
         ({"uploads": ["nobody", *ids]}, 404, "hand it in again"),
     ]:
@@ -278,7 +280,7 @@ def test_uploads_are_judged(server):
     assert [one["id"] for one in left] == ids[1:]
 
 
-def test_no_pictures_and_too_large_ones(server):
+def test_no_images_and_too_large_ones(server):
     client, _ = server
     enter(client)
     answer = client.post("/api/uploads", params={"name": "letter.txt"}, content=b"Dear Sir")
@@ -287,12 +289,12 @@ def test_no_pictures_and_too_large_ones(server):
 
 
 def test_a_waiting_set_can_be_cancelled(server, monkeypatch):
-    from pacorl.studio.work import Bench
+    from pacorl.studio.models import ModelHost
 
     client, studio = server
     enter(client)
     gate = threading.Event()
-    monkeypatch.setattr(Bench, "paint", lambda self, job, order: {"waited": gate.wait(10)})
+    monkeypatch.setattr(ModelHost, "make_set", lambda self, job, request: {"waited": gate.wait(10)})
     first, second = (client.post("/api/sets", json=SET).json()["id"] for _ in range(2))
     told = client.get(f"/api/jobs/{second}").json()
     assert (told["status"], told["ahead"]) == ("queued", 1)

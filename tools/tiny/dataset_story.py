@@ -22,9 +22,9 @@ import numpy as np
 from fastapi import FastAPI
 
 from pacorl.annotate.assign import Sharing
-from pacorl.annotate.launch import open_desk
+from pacorl.annotate.launch import prepare
 from pacorl.annotate.server import make_app
-from pacorl.annotate.simulate import read, shared, simulate
+from pacorl.annotate.simulate import read_panel, shared_attributes, simulate
 from pacorl.annotate.store import Store
 from pacorl.config.base import load
 from pacorl.config.judge_run import RewardRun
@@ -153,7 +153,7 @@ def annotate(folder: Path, people: Sequence[str], *, noise: float, attend: Seque
     """People of the tiny world rank everything through the page's API; returns how many rankings each made."""
     with Store(folder / "annotations.db") as store:
         known = store.people()
-        links = open_desk(store, folder, people, sharing=Sharing(controls=4), renew=known)
+        links = prepare(store, folder, people, sharing=Sharing(controls=4), renew=known)
         with serving(make_app(folder, store)) as url:
             simulate(url, {name: links[name].rpartition("/")[2] for name in people}, noise=noise, attend=attend)
         return {name: store.progress(name)["ranked"] for name in people}
@@ -166,7 +166,7 @@ def narrator() -> FastAPI:
     @app.post("/v1/chat/completions")
     def chat(request: dict[str, Any]) -> dict[str, Any]:
         *pictures, asked = request["messages"][0]["content"]
-        first, second = (read(base64.b64decode(one["image_url"]["url"].partition(",")[2])) for one in pictures)
+        first, second = (read_panel(base64.b64decode(one["image_url"]["url"].partition(",")[2])) for one in pictures)
         text = json.dumps(reasons(first, second, told="the answer is Yes" in asked["text"]))
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         return {"id": "0", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
@@ -176,7 +176,7 @@ def narrator() -> FastAPI:
 
 def reasons(first: Panel, second: Panel, *, told: bool) -> dict[str, str]:
     """What speaks for the label; where all or nothing is shared, what is seen goes before what was told."""
-    seen = shared(first, second)
+    seen = shared_attributes(first, second)
     says = told if 0 < seen < len(KEPT) else seen > 0
     return {
         "answer": "Yes" if says else "No",

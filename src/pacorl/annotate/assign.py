@@ -18,7 +18,7 @@ class Sharing:
     overlap: float = 0.1
     """Share of the instances that several people rank."""
     judges: int = 3
-    """How many of them each of these gets (everyone, where there are fewer)."""
+    """How many people rank each of these; everyone, if there are fewer."""
     controls: int = 40
     """Control questions made from the data, unless the folder has a controls.jsonl."""
     control_every: int = 20
@@ -41,64 +41,72 @@ def share_out(
     *,
     answered: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> dict[str, list[str]]:
-    """person → instance ids in the order in which to show them; loads differ by one at most, controls aside.
+    """Assigns every instance to people; loads differ by one at most, controls aside. Deterministic in `sharing.seed`.
 
-    answered: instance id → who has answered it already; they keep it, and it needs so many fewer others.
-    Deterministic in `sharing.seed`. Raises ValueError where nobody is there.
+    Args:
+        answered: instance id → who has answered it already; it stays theirs, and needs so many fewer others.
+
+    Returns:
+        person → instance ids in the order in which to show them.
+
+    Raises:
+        ValueError: if there are no people.
     """
     if not people:
         raise ValueError("nobody is there to rank; name at least one annotator")
     rng = random.Random(sharing.seed)
-    questions = [one.id for one in instances if not one.is_control]
+    questions = [instance.id for instance in instances if not instance.is_control]
     rng.shuffle(questions)
     shared = round(sharing.overlap * len(questions))
     load: dict[str, list[str]] = {person: [] for person in people}
-    for place, question in enumerate(questions):
-        wanted = min(sharing.judges, len(people)) if place < shared else 1
+    for position, question in enumerate(questions):
+        needed = min(sharing.judges, len(people)) if position < shared else 1
         holders = answered.get(question, ())
-        others = sorted(
+        newcomers = sorted(
             (name for name in people if name not in holders), key=lambda name: (len(load[name]), rng.random())
         )
-        for person in [*(name for name in people if name in holders), *others[: max(0, wanted - len(holders))]]:
+        for person in [*(name for name in people if name in holders), *newcomers[: max(0, needed - len(holders))]]:
             load[person].append(question)
-    controls = [one.id for one in instances if one.is_control]
-    return {person: _ordered(own, controls, sharing.control_every, rng) for person, own in load.items()}
+    controls = [instance.id for instance in instances if instance.is_control]
+    return {person: _ordered(assigned, controls, sharing.control_every, rng) for person, assigned in load.items()}
 
 
-def _ordered(own: list[str], controls: Sequence[str], every: int, rng: random.Random) -> list[str]:
-    """Shuffled, with a control question at a random place in each stretch of `every`."""
-    rng.shuffle(own)
+def _ordered(assigned: list[str], controls: Sequence[str], every: int, rng: random.Random) -> list[str]:
+    """Shuffled, with a control question at a random position in each stretch of `every`."""
+    rng.shuffle(assigned)
     if not every or not controls:
-        return own
-    mine = rng.sample(controls, len(controls))
-    for start in range(0, len(own), every):
-        if not mine:
+        return assigned
+    remaining = rng.sample(controls, len(controls))
+    for start in range(0, len(assigned), every):
+        if not remaining:
             break
-        own.insert(min(start + start // every + rng.randrange(every), len(own)), mine.pop())
-    return own
+        assigned.insert(min(start + start // every + rng.randrange(every), len(assigned)), remaining.pop())
+    return assigned
 
 
 def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0) -> list[Instance]:
-    """Control questions made from the data: one candidate is replaced by a picture of another prompt.
+    """Control questions made from the data: one candidate is replaced by an image of another prompt.
 
-    `must` says that all candidates of the right prompt come before it. Raises ValueError where there is only one
-    prompt.
+    `must` says that all candidates of the right prompt come before it.
+
+    Raises:
+        ValueError: if there is only one prompt.
     """
     groups: dict[str, list[Instance]] = {}
-    for one in instances:
-        groups.setdefault(one.group, []).append(one)
+    for instance in instances:
+        groups.setdefault(instance.group, []).append(instance)
     if count and len(groups) < 2:
-        raise ValueError("control questions need pictures of at least two prompts; set their number to 0")
+        raise ValueError("control questions need images of at least two prompts; set their number to 0")
     rng = random.Random(seed)
-    chosen = rng.sample(list(instances), min(count, len(instances)))
-    return [_with_foreigner(one, groups, rng) for one in chosen]
+    originals = rng.sample(list(instances), min(count, len(instances)))
+    return [_with_foreigner(instance, groups, rng) for instance in originals]
 
 
-def _with_foreigner(one: Instance, groups: Mapping[str, Sequence[Instance]], rng: random.Random) -> Instance:
-    other = rng.choice(groups[rng.choice([name for name in groups if name != one.group])])
-    place = rng.randrange(len(one.candidates))
-    candidates = list(one.candidates)
-    candidates[place] = rng.choice(other.candidates)
-    must = tuple((better, place) for better in range(len(candidates)) if better != place)
-    name = hashlib.sha256("\n".join([one.reference, *candidates]).encode()).hexdigest()[:16]
-    return replace(one, id=f"control:{name}", candidates=tuple(candidates), must=must)
+def _with_foreigner(instance: Instance, groups: Mapping[str, Sequence[Instance]], rng: random.Random) -> Instance:
+    other = rng.choice(groups[rng.choice([name for name in groups if name != instance.group])])
+    position = rng.randrange(len(instance.candidates))
+    candidates = list(instance.candidates)
+    candidates[position] = rng.choice(other.candidates)
+    must = tuple((better, position) for better in range(len(candidates)) if better != position)
+    name = hashlib.sha256("\n".join([instance.reference, *candidates]).encode()).hexdigest()[:16]
+    return replace(instance, id=f"control:{name}", candidates=tuple(candidates), must=must)

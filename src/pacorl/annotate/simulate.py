@@ -1,53 +1,105 @@
-"""Annotators of the tiny world: they see what the oracle sees, plus noise, through the page's real API."""
+"""Annotators without a browser, for rehearsals and load tests: the page's HTTP API, and people of the tiny world.
+
+People of the tiny world see what the oracle sees, plus noise.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
 import random
-from collections.abc import Mapping, Sequence
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
-from pacorl.annotate.client import Client, Rank
 from pacorl.data.characters import KEPT, VALUES, Oracle, Panel
+from pacorl.io.documents import parse_json
 from pacorl.io.images import open_image
 
-ORACLE = Oracle()
+Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
+"""(client, task) → slots, best first."""
+
+GIVE_UP_SECONDS = 60.0
+"""How long a server may be away before a client stops trying."""
 
 
-def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) -> Rank:
-    """Ranks by the number of attributes that a candidate shares with the reference, plus Gaussian noise.
+class Client:
+    """One annotator's kept-alive connection.
 
-    noise: its standard deviation, in attributes; 0 ranks like the oracle, ties by chance. attend: the attributes that
-    this person looks at. Raises ValueError for one that panels do not have.
+    Changes are sent again, under their request id, until they are acknowledged.
     """
-    unknown = [one for one in attend if one not in VALUES]
-    if unknown or not attend:
-        raise ValueError(
-            f"people of the tiny world can look at {', '.join(VALUES)}, not at {', '.join(unknown) or 'nothing'}"
-        )
-    rng = random.Random(name)
 
-    def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
-        reference, *candidates = (read(client.picture(address)) for address in (task["reference"], *task["candidates"]))
-        scores = [
-            shared(reference, candidate, attend=attend) + rng.gauss(0, noise) + 1e-6 * rng.random()
-            for candidate in candidates
-        ]
-        return sorted(range(len(scores)), key=lambda slot: -scores[slot])
+    def __init__(self, url: str, token: str) -> None:
+        address = urlsplit(url)
+        self._connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=30)
+        self._token = token
 
-    return rank
+    def close(self) -> None:
+        self._connection.close()
+
+    def task(self) -> dict[str, Any]:
+        return dict(parse_json(self._retrying("GET", "/api/task")))
+
+    def rank(self, instance: str, order: Sequence[int], *, request: str = "") -> dict[str, Any]:
+        """Returns the next state once the server has the ranking on its disk."""
+        return self._change("/api/rankings", {"instance": instance, "order": list(order)}, request)
+
+    def skip(self, instance: str, reason: str) -> dict[str, Any]:
+        return self._change("/api/skips", {"instance": instance, "reason": reason})
+
+    def undo(self) -> dict[str, Any]:
+        return self._change("/api/undo", {})
+
+    def image(self, address: str) -> bytes:
+        return self._retrying("GET", address)
+
+    def work(
+        self, rank: Rank, *, acknowledged: Callable[[str, Sequence[int]], None] = lambda instance, order: None
+    ) -> int:
+        """Ranks until nothing is left; `acknowledged` is called with each ranking that the server confirmed."""
+        state, done = self.task(), 0
+        while state["task"]:
+            instance, order = state["task"]["instance"], rank(self, state["task"])
+            state = self.rank(instance, order)
+            acknowledged(instance, order)
+            done += 1
+        return done
+
+    def _change(self, path: str, body: Mapping[str, Any], request: str = "") -> dict[str, Any]:
+        content = json.dumps({**body, "request": request or secrets.token_hex(16)})
+        return dict(parse_json(self._retrying("POST", path, content)))
+
+    def _retrying(self, method: str, path: str, body: str | None = None) -> bytes:
+        deadline = time.monotonic() + GIVE_UP_SECONDS
+        while True:
+            try:
+                return self._once(method, path, body)
+            except (http.client.HTTPException, OSError):
+                self._connection.close()  # the next request opens it anew
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def _once(self, method: str, path: str, body: str | None) -> bytes:
+        headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": "application/json"} if body else {})
+        self._connection.request(method, path, body, headers)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        if answer.status >= 500:
+            raise http.client.HTTPException(f"{path}: {answer.status}")
+        if answer.status >= 400:
+            raise ValueError(f"{path}: {parse_json(content)['error']}")
+        return content
 
 
-@lru_cache(maxsize=50_000)
-def read(picture: bytes) -> Panel:
-    """The panel of the world that a picture is nearest to."""
-    return ORACLE.nearest([open_image(picture)])[0][0]
+# --- people of the tiny world ------------------------------------------------------------------------------------
 
-
-def shared(first: Panel, second: Panel, *, attend: Sequence[str] = KEPT) -> int:
-    """How many of some attributes two panels share."""
-    return sum(getattr(first, name) == getattr(second, name) for name in attend)
+ORACLE = Oracle()
 
 
 def simulate(
@@ -56,11 +108,48 @@ def simulate(
     """Everyone ranks at once until nothing is left; returns how many each ranked."""
 
     def work(name: str) -> int:
-        client = Client(url, tokens[name])
-        try:
+        with closing(Client(url, tokens[name])) as client:
             return client.work(oracle_with_noise(name, noise=noise, attend=attend))
-        finally:
-            client.close()
 
     with ThreadPoolExecutor(len(tokens)) as pool:
         return dict(zip(tokens, pool.map(work, tokens), strict=True))
+
+
+def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) -> Rank:
+    """Ranks by the number of attributes that a candidate shares with the reference, plus Gaussian noise.
+
+    Args:
+        noise: standard deviation, in attributes; 0 ranks like the oracle, ties by chance.
+        attend: the attributes that this person looks at.
+
+    Raises:
+        ValueError: for an attribute that panels do not have.
+    """
+    unknown = [attribute for attribute in attend if attribute not in VALUES]
+    if unknown or not attend:
+        raise ValueError(
+            f"people of the tiny world can look at {', '.join(VALUES)}, not at {', '.join(unknown) or 'nothing'}"
+        )
+    rng = random.Random(name)
+
+    def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
+        addresses = (task["reference"], *task["candidates"])
+        reference, *candidates = (read_panel(client.image(address)) for address in addresses)
+        scores = [
+            shared_attributes(reference, candidate, attend=attend) + rng.gauss(0, noise) + 1e-6 * rng.random()
+            for candidate in candidates
+        ]
+        return sorted(range(len(scores)), key=lambda slot: -scores[slot])
+
+    return rank
+
+
+@lru_cache(maxsize=50_000)
+def read_panel(image: bytes) -> Panel:
+    """The panel of the tiny world that an image is nearest to."""
+    return ORACLE.nearest([open_image(image)])[0][0]
+
+
+def shared_attributes(first: Panel, second: Panel, *, attend: Sequence[str] = KEPT) -> int:
+    """How many of some attributes two panels share."""
+    return sum(getattr(first, name) == getattr(second, name) for name in attend)

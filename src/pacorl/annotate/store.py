@@ -15,19 +15,22 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote
 
 from pacorl.annotate.assign import Sharing, share_out
+from pacorl.dataset.answers import connect, stored_answers, stored_instance
 from pacorl.dataset.records import Answer, Instance
 from pacorl.io.documents import parse_json
 from pacorl.io.files import LockedError, sole_holder
+from pacorl.web.guards import RefusedError
 
-SCHEMA = """
+SETUP = """
+PRAGMA journal_mode=WAL;
+PRAGMA synchronous=FULL;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS people (
     name TEXT PRIMARY KEY, token_hash TEXT UNIQUE NOT NULL, expires REAL NOT NULL, is_admin INTEGER NOT NULL);
@@ -49,14 +52,6 @@ CREATE TABLE IF NOT EXISTS events (
 MAX_REASON = 500
 
 
-class RefusedError(ValueError):
-    """A request that the store does not carry out; nothing has changed. `status` is its HTTP status."""
-
-    def __init__(self, message: str, *, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 @dataclass(frozen=True, slots=True)
 class Person:
     """Who a token belongs to."""
@@ -72,41 +67,25 @@ class Task:
 
     instance: Instance
     slots: tuple[int, ...]
-    """The candidates in the order in which they are shown; drawn anew for each person, so that no place is favoured."""
+    """The candidates as they are shown: in another order for each person, so that no position is favoured."""
     previous: tuple[int, ...] | None = None
     """After an undo: the slots as they were ranked."""
-
-
-def _uri(path: Path) -> str:
-    return f"file:{quote(str(path))}"
-
-
-def _read_only(path: Path) -> str:
-    """The address under which SQLite makes no file: without a log beside the database, nobody is writing to it."""
-    return f"{_uri(path)}?{'mode=ro' if path.with_name(f'{path.name}-wal').exists() else 'immutable=1'}"
 
 
 class Store:
     """The database of one dataset folder. Methods may be called from any thread.
 
-    With `read_only` the folder stays as it is, to the byte; the database must be there.
+    With `read_only` the folder stays as it is, to the byte; the database must exist.
     """
 
     def __init__(self, path: Path, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
         self.path = path
         self._lock = threading.RLock()
         if read_only:
-            address, setup = _read_only(path), "SELECT 1 FROM answers"
+            self._db = connect(path, read_only=True, wait_seconds=wait_seconds)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            address, setup = _uri(path), "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA
-        self._db = sqlite3.connect(address, uri=True, timeout=wait_seconds, check_same_thread=False,
-                                   isolation_level=None)  # fmt: skip
-        try:
-            self._db.executescript(setup)
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise ValueError(f"{path} cannot be used as a database ({error}); move it away or restore a copy") from None
+            self._db = connect(path, setup=SETUP, wait_seconds=wait_seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -136,9 +115,10 @@ class Store:
     # --- people and work -------------------------------------------------------------------------------------
 
     def add_person(self, name: str, *, is_admin: bool = False, days: float = 30) -> str:
-        """Makes a token for someone new, or a fresh one for someone known; the old one ends. Returns it, once.
+        """Makes a token for someone new, or a fresh one for an annotator; the old one ends.
 
-        Only its hash is stored.
+        Returns:
+            The token. It cannot be had again: only its hash is stored.
         """
         if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
             raise ValueError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
@@ -158,8 +138,12 @@ class Store:
     def has_admin(self) -> bool:
         return bool(self._all("SELECT 1 FROM people WHERE is_admin"))
 
-    def who(self, token: str) -> Person:
-        """Raises RefusedError (401) for a token that is unknown or has expired."""
+    def person_of(self, token: str) -> Person:
+        """Who a token belongs to.
+
+        Raises:
+            RefusedError: with status 401, if the token is unknown or has expired.
+        """
         rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", _hash(token))
         if not rows:
             raise RefusedError("this link is not known here; ask for a new one", status=401)
@@ -180,54 +164,57 @@ class Store:
 
     def answered(self) -> dict[str, set[str]]:
         """Instance id → who has answered it, skips included."""
-        found: dict[str, set[str]] = {}
+        people: dict[str, set[str]] = {}
         for person, instance in self._all("SELECT person, instance FROM answers"):
-            found.setdefault(instance, set()).add(person)
-        return found
+            people.setdefault(instance, set()).add(person)
+        return people
 
     def share(self, instances: Sequence[Instance], sharing: Sharing) -> None:
-        """Shares the instances out among the people. What has been answered stays; the rest is dealt anew.
+        """Shares the instances out among the people: answered ones stay with theirs, the others are assigned anew.
 
         The same instances, people and sharing again change nothing.
         """
         plan = share_out(instances, self.people(), sharing, answered=self.answered())
         with self._transaction() as db:
-            known = {row[0]: row[1] for row in db.execute("SELECT id, content FROM instances")}
-            for one in instances:
-                content = json.dumps(asdict(one), ensure_ascii=False)
-                if known.get(one.id, content) != content:
+            stored = {row[0]: row[1] for row in db.execute("SELECT id, content FROM instances")}
+            for instance in instances:
+                content = json.dumps(asdict(instance), ensure_ascii=False)
+                if stored.get(instance.id, content) != content:
                     raise ValueError(
-                        f"instance {one.id} is in {self.path} with other pictures; "
+                        f"instance {instance.id} is in {self.path} with other images; "
                         "export what it holds and begin a new database"
                     )
-                row = (one.id, public_key(one.id), content, one.is_control)
+                row = (instance.id, public_key(instance.id), content, instance.is_control)
                 db.execute("INSERT OR IGNORE INTO instances VALUES (?, ?, ?, ?)", row)
-            for person, own in plan.items():
-                self._deal(db, person, own)
+            for person, assigned in plan.items():
+                self._assign(db, person, assigned)
 
-    def _deal(self, db: sqlite3.Connection, person: str, own: Sequence[str]) -> None:
+    def _assign(self, db: sqlite3.Connection, person: str, assigned: Sequence[str]) -> None:
         answered = [
             row[0] for row in db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,))
         ]
-        rest = [instance for instance in own if instance not in set(answered)]
+        unanswered = [instance for instance in assigned if instance not in set(answered)]
         db.execute("DELETE FROM assignments WHERE person = ?", (person,))
         db.executemany(
             "INSERT INTO assignments VALUES (?, ?, ?, ?)",
-            [(person, place, instance, place >= len(answered)) for place, instance in enumerate([*answered, *rest])],
+            [
+                (person, position, instance, position >= len(answered))
+                for position, instance in enumerate([*answered, *unanswered])
+            ],
         )
 
     # --- ranking -----------------------------------------------------------------------------------------------
 
     def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
-        """The first unanswered instances, none where all is done. After an undo, the one that was undone is first."""
+        """The first unanswered instances, none if all are answered. After an undo, the undone one is first."""
         rows = self._all(
             "SELECT i.content FROM assignments a JOIN instances i ON i.id = a.instance "
             "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?",
             person,
             limit,
         )
-        found = [_instance(content) for (content,) in rows]
-        return [Task(one, shown_order(person, one), self._undone(person, one)) for one in found]
+        instances = [stored_instance(content) for (content,) in rows]
+        return [Task(one, shown_order(person, one), self._undone(person, one)) for one in instances]
 
     def _undone(self, person: str, instance: Instance) -> tuple[int, ...] | None:
         rows = self._all(
@@ -242,7 +229,11 @@ class Store:
         return tuple(slots.index(candidate) for candidate in ranking)
 
     def instance_for(self, person: Person, key: str) -> Instance:
-        """The instance of a public key, if this person may see it. Raises RefusedError (404)."""
+        """The instance of a public key.
+
+        Raises:
+            RefusedError: with status 404, if this person has no such instance.
+        """
         rows = self._all(
             "SELECT i.content FROM instances i WHERE i.key = ? AND (? OR EXISTS "
             "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))",
@@ -252,38 +243,43 @@ class Store:
         )
         if not rows:
             raise RefusedError(f"there is no instance {key[:80]!r} for {person.name}", status=404)
-        return _instance(rows[0][0])
+        return stored_instance(rows[0][0])
 
     def rank(
         self, person: Person, key: str, slots: Sequence[int], *, request: str, seconds: float | None = None
     ) -> None:
-        """Stores a ranking: `slots`, as they were shown, best first. Returns when it is on the disk.
+        """Stores a ranking, and returns when it is on the disk.
 
-        Raises RefusedError where it is no order of all slots, or where the instance has another answer already.
+        Args:
+            slots: as they were shown, best first.
+            request: the client's own id of this submission; sent again, it counts once.
+
+        Raises:
+            RefusedError: if it is no order of all slots, or the instance has another answer already.
         """
-        one = self.instance_for(person, key)
-        if sorted(slots) != list(range(len(one.candidates))):
-            raise RefusedError(f"a ranking names each of the {len(one.candidates)} candidates once, got {list(slots)}")
-        shown = shown_order(person.name, one)
+        instance = self.instance_for(person, key)
+        count = len(instance.candidates)
+        if sorted(slots) != list(range(count)):
+            raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
+        shown = shown_order(person.name, instance)
         ranking = json.dumps([shown[slot] for slot in slots])
-        self._answer(person.name, kind="rank", instance=one.id, content=ranking, request=request, seconds=seconds)
+        self._answer(person.name, kind="rank", instance=instance.id, content=ranking, request=request, seconds=seconds)
 
     def skip(self, person: Person, key: str, reason: str, *, request: str) -> None:
         """Stores that this person cannot rank it, and why."""
         reason = reason.strip()
         if not reason or len(reason) > MAX_REASON:
             raise RefusedError(f"say why, in 1 to {MAX_REASON} characters")
-        one = self.instance_for(person, key)
-        self._answer(person.name, kind="skip", instance=one.id, content=reason, request=request)
+        instance = self.instance_for(person, key)
+        self._answer(person.name, kind="skip", instance=instance.id, content=reason, request=request)
 
     def _answer(
         self, person: str, *, kind: str, instance: str, content: str, request: str, seconds: float | None = None
     ) -> None:
         with self._transaction() as db:
-            if _seen(db, request, (person, kind, instance)):
+            if _is_repeated(db, request, (person, kind, instance)):
                 return
-            known = db.execute("SELECT 1 FROM answers WHERE person = ? AND instance = ?", (person, instance)).fetchone()
-            if known:
+            if db.execute("SELECT 1 FROM answers WHERE person = ? AND instance = ?", (person, instance)).fetchone():
                 raise RefusedError("this one is answered already; undo it to change it", status=409)
             ranking, skipped = (content, None) if kind == "rank" else (None, content)
             db.execute(
@@ -295,12 +291,16 @@ class Store:
             _log(db, request, person=person, kind=kind, instance=instance, content=content)
 
     def undo(self, person: Person, *, request: str) -> str:
-        """Takes this person's last answer back; returns its instance, which comes next again.
+        """Takes this person's last answer back.
 
-        Raises RefusedError (409) where there is none.
+        Returns:
+            Its instance, which is the next task again.
+
+        Raises:
+            RefusedError: with status 409, if there is none.
         """
         with self._transaction() as db:
-            if _seen(db, request, (person.name, "undo", None)):
+            if _is_repeated(db, request, (person.name, "undo", None)):
                 return str(db.execute("SELECT instance FROM events WHERE request = ?", (request,)).fetchone()[0])
             row = db.execute(
                 "SELECT instance, ranking FROM answers WHERE person = ? ORDER BY number DESC LIMIT 1", (person.name,)
@@ -310,7 +310,8 @@ class Store:
             instance, ranking = row
             db.execute("DELETE FROM answers WHERE person = ? AND instance = ?", (person.name, instance))
             first = db.execute("SELECT MIN(place) FROM assignments WHERE person = ?", (person.name,)).fetchone()[0]
-            # It comes before everything unanswered; answered ones are never shown, so any place before them will do.
+            # The undone instance comes before everything unanswered. Answered ones are never shown, so any place before
+            # all of them will do.
             db.execute(
                 "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?",
                 (first - 1, person.name, instance),
@@ -328,12 +329,8 @@ class Store:
 
     def answers(self, *, controls: bool = False) -> list[Answer]:
         """Every ranking as it stands, best first; with `controls`, only those of control questions."""
-        rows = self._all(
-            "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
-            "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
-            controls,
-        )
-        return [_to_answer(person, parse_json(ranking), _instance(content)) for person, ranking, content in rows]
+        with self._lock:
+            return stored_answers(self._db, controls=controls)
 
     def skips(self) -> list[dict[str, str]]:
         """Who skipped what, and why."""
@@ -341,18 +338,18 @@ class Store:
         return [{"annotator": person, "instance": instance, "reason": reason} for person, instance, reason in rows]
 
     def controls_passed(self) -> dict[str, tuple[int, int]]:
-        """person → (control questions passed, answered): passed where every known order holds."""
+        """person → (control questions passed, answered): passed if every order in `must` holds."""
         rows = self._all(
             "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
             "WHERE b.ranking IS NOT NULL AND i.is_control"
         )
-        result: dict[str, tuple[int, int]] = {}
+        counts: dict[str, tuple[int, int]] = {}
         for person, ranking, content in rows:
             order = parse_json(ranking)
-            held = all(order.index(better) < order.index(worse) for better, worse in _instance(content).must)
-            passed, answered = result.get(person, (0, 0))
-            result[person] = (passed + held, answered + 1)
-        return result
+            holds = all(order.index(better) < order.index(worse) for better, worse in stored_instance(content).must)
+            passed, answered = counts.get(person, (0, 0))
+            counts[person] = (passed + holds, answered + 1)
+        return counts
 
     def median_seconds(self, person: str) -> float | None:
         """The median time of a ranking, as the page measured it."""
@@ -362,15 +359,18 @@ class Store:
         return float(rows[len(rows) // 2][0]) if rows else None
 
     def version(self) -> int:
-        """Grows with every event: what was computed from an older one is stale."""
+        """Grows with every event: a summary of an older version is stale."""
         return int(self._all("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
 
 
 @contextmanager
 def only_server(database: Path, *, url: str) -> Iterator[None]:
-    """Holds the database for one server. Raises ValueError that names the server which has it already.
+    """Holds the database for one server.
 
     The lock is the operating system's, so it ends with its process, however that ends.
+
+    Raises:
+        ValueError: if another server holds it; the message names that server.
     """
     try:
         with sole_holder(database.with_name(database.name + ".server"), note=f"process {os.getpid()} at {url}"):
@@ -395,32 +395,18 @@ def _hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def _instance(content: str) -> Instance:
-    row: Mapping[str, Any] = parse_json(content)
-    must = tuple((better, worse) for better, worse in row["must"])
-    return Instance(**{**row, "candidates": tuple(row["candidates"]), "must": must})
+def _is_repeated(db: sqlite3.Connection, request: str, change: tuple[str, str, str | None]) -> bool:
+    """Whether this very request was carried out before.
 
-
-def _to_answer(person: str, ranking: Sequence[int], one: Instance) -> Answer:
-    return Answer(
-        instance=one.id,
-        annotator=person,
-        group=one.group,
-        reference=one.reference,
-        candidates=tuple(one.candidates[index] for index in ranking),
-        theme=one.theme,
-        category=one.category,
-    )
-
-
-def _seen(db: sqlite3.Connection, request: str, wanted: tuple[str, str, str | None]) -> bool:
-    """Whether this very request was carried out before. Raises RefusedError where its id was another request's."""
+    Raises:
+        RefusedError: if its id was that of another change (person, kind, instance), or is too short or long.
+    """
     if not 8 <= len(request) <= 64:
         raise RefusedError(f"a request id has 8 to 64 characters, this has {len(request)}")
     row = db.execute("SELECT person, kind, instance FROM events WHERE request = ?", (request,)).fetchone()
     if row is None:
         return False
-    if row[:2] != wanted[:2] or wanted[2] not in (None, row[2]):
+    if row[:2] != change[:2] or change[2] not in (None, row[2]):
         raise RefusedError("this request id was used for something else", status=409)
     return True
 

@@ -31,7 +31,7 @@ def prompts(
     model: str = typer.Option("", help="The language model's name at its server."),
     endpoint: str = typer.Option("", help="Base URL of an OpenAI-compatible API; empty for the client's default."),
     key_env: str = typer.Option("OPENAI_API_KEY", help="The environment variable that holds the key."),
-    taxonomy: Path = typer.Option(None, help="A YAML of your own; see curate/taxonomy.yaml."),
+    taxonomy: Path = typer.Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
     layouts: str = typer.Option("2x2", help="Layouts that take turns, separated by commas."),
     price: str = typer.Option("0/0", help="Per million prompt/completion tokens, for the cost."),
     workers: int = typer.Option(8, help="Requests at a time."),
@@ -209,7 +209,7 @@ def annotate(
 
     How the work is shared is remembered with the database: without these options a later start changes nothing.
     """
-    from pacorl.annotate import launch as desk
+    from pacorl.annotate import launch
     from pacorl.annotate.assign import Sharing
 
     wishes: dict[str, Any] = {
@@ -222,9 +222,9 @@ def annotate(
     given = {name: value for name, value in wishes.items() if value is not None}
     sharing, people = Sharing(**given) if given else None, names(annotators)
     if dry_run:
-        tell(desk.plan(folder, people, sharing=sharing), as_json=as_json, dry_run=True)
+        tell(launch.plan(folder, people, sharing=sharing), as_json=as_json, dry_run=True)
         return
-    desk.serve(folder, people, sharing=sharing, host=host, port=port, days=days, renew=names(renew), announce=say)
+    launch.serve(folder, people, sharing=sharing, host=host, port=port, days=days, renew=names(renew), announce=say)
 
 
 def say(line: str) -> None:

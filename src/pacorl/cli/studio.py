@@ -23,25 +23,17 @@ def studio(
     port: int = typer.Option(8767, min=0, max=65535, help="0 for any free one."),
     open_page: bool = typer.Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
-    """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own pictures."""
+    """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
     try:
         from pacorl.serve.servers import is_loopback
-        from pacorl.studio.launch import serve
-        from pacorl.studio.work import Models
-
-        import_check()
+        from pacorl.studio.models import ModelNames
+        from pacorl.studio.server import serve
     except ModuleNotFoundError as error:
         raise ImportError(f"the studio needs {error.name}; pip install 'pacorl[serve]'") from None
     if not is_loopback(host):
         typer.echo(f"anyone who can reach {host} and has the link can use this studio", err=True)
-    models = Models(model, kind, adapter, judge, judge_model, judge_adapter, api_key_env)
-    serve(models, host=host, port=port, announce=lambda line: _announce(line, open_page=open_page))
-
-
-def import_check() -> None:
-    """Raises ModuleNotFoundError where the serve extra is missing."""
-    import fastapi  # noqa: F401
-    import uvicorn  # noqa: F401
+    names = ModelNames(model, kind, adapter, judge, judge_model, judge_adapter, api_key_env)
+    serve(names, host=host, port=port, announce=lambda line: _announce(line, open_page=open_page))
 
 
 def _announce(line: str, *, open_page: bool) -> None:

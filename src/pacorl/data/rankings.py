@@ -27,7 +27,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import parse_object
+from pacorl.io.documents import parse_object, read_text, text_field
 
 Criteria = Mapping[str, Mapping[str, str]]
 """dimension → name → text, as in the records of prompts."""
@@ -49,7 +49,7 @@ class Ranking:
     """One person's order of the candidates by their consistency with the reference."""
 
     line: int
-    """Where it stands in its file, from 1."""
+    """Its line in the file, from 1."""
     reference: str
     tiers: tuple[tuple[str, ...], ...]
     """Best first; the candidates of one tier are tied."""
@@ -69,7 +69,12 @@ class Ranking:
 def load_rankings(path: str | Path) -> list[Ranking]:
     """Reads every ranking of a CSV or JSONL file; images are not opened.
 
-    Raises ValueError that names file, line, fault and fix.
+    Raises:
+        ValueError: that names file, line, fault and fix.
+
+    Example:
+        for ranking in load_rankings("examples/rankings/rankings.csv"):
+            print(ranking.reference, ranking.candidates)
     """
     path = Path(path)
     readers: dict[str, Callable[[str], Iterator[tuple[int, Any]]]] = {".csv": _csv_records, ".jsonl": _jsonl_records}
@@ -77,7 +82,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
         raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
     line, rankings = 1, []
     try:
-        for line, record in readers[path.suffix.lower()](_read(path)):
+        for line, record in readers[path.suffix.lower()](read_text(path)):
             rankings.append(_ranking(record, line))
     except _LineError as error:
         raise ValueError(f"{path}:{error.line}: {error}") from None
@@ -96,16 +101,6 @@ class _LineError(ValueError):
         self.line = line
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
-
-
 def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
     for name in record.keys() - {*KEYS}:
         near = get_close_matches(name, {*KEYS} - record.keys(), n=1, cutoff=0.8)
@@ -113,10 +108,10 @@ def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
             raise ValueError(f"unknown name {name!r}; did you mean {near[0]!r}?")
     ranking = Ranking(
         line=line,
-        reference=_text(record, "reference"),
+        reference=text_field(record, "reference").strip(),
         tiers=_tiers(record.get("candidates")),
         criteria=_criteria(record.get("criteria")),
-        **{name: _text(record, name) for name in TEXTS},
+        **{name: text_field(record, name).strip() for name in TEXTS},
     )
     _check(ranking)
     return ranking
@@ -161,20 +156,13 @@ def _criteria(value: Any) -> Criteria:
         texts = {f"Criterion {number}": text for number, text in enumerate(texts, 1)}
     if _are_texts(texts):
         return {DIMENSION: texts}
-    if isinstance(texts, dict) and all(_are_texts(named) for named in texts.values()):
+    if isinstance(texts, dict) and all(_are_texts(entries) for entries in texts.values()):
         return texts
     raise ValueError(f"'criteria' must be a text, texts by name, or dimensions of these, got {value!r}")
 
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(text, str) and text for text in value.values())
-
-
-def _text(record: Mapping[str, Any], key: str) -> str:
-    value = record.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{key!r} must be a text, got {value!r}")
-    return (value or "").strip()
 
 
 # --- JSONL -----------------------------------------------------------------------------------------------------
@@ -185,9 +173,10 @@ def _jsonl_records(text: str) -> Iterator[tuple[int, Any]]:
         if not line.strip():
             continue
         try:
-            yield number, parse_object(line, kind="ranking")
+            record = parse_object(line, kind="ranking")
         except ValueError as error:
             raise _LineError(number, str(error)) from None
+        yield number, record
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------
@@ -209,9 +198,9 @@ def _csv_records(text: str) -> Iterator[tuple[int, Any]]:
                 f"quotes around a cell that holds {_delimiter(text)!r}",
             )
         candidates = _in_columns(row, ranks, line) if ranks else _in_one_cell(row["candidates"])
-        texts = [one.strip() for one in row.get("criteria", "").split("|") if one.strip()]
-        others = {name: cell for name, cell in row.items() if name not in ranks}
-        yield line, {**others, "criteria": texts, "candidates": candidates}
+        criteria = [criterion.strip() for criterion in row.get("criteria", "").split("|") if criterion.strip()]
+        other_cells = {name: cell for name, cell in row.items() if name not in ranks}
+        yield line, {**other_cells, "criteria": criteria, "candidates": candidates}
 
 
 def _csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -246,8 +235,8 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
         raise _LineError(1, f"no column is called 'reference', there are {', '.join(header)}; {fix}")
     numbered = [name for name in header if RANK_COLUMN.fullmatch(name)]
     span = header[header.index("best") : header.index("worst") + 1] if {"best", "worst"} <= {*header} else []
-    named = [name for name in span if name and name not in KEYS]
-    forms = [form for form in (["candidates"] if "candidates" in header else [], numbered, named) if form]
+    between = [name for name in span if name and name not in KEYS]
+    forms = [form for form in (["candidates"] if "candidates" in header else [], numbered, between) if form]
     if len(forms) != 1:
         fault = (
             f"candidates stand in {' and in '.join(', '.join(form) for form in forms)}" if forms else "no candidates"
@@ -256,7 +245,7 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
     order = [int(match[1]) for name in numbered if (match := RANK_COLUMN.fullmatch(name))]
     if numbered and order != list(range(1, len(order) + 1)):
         raise _LineError(1, f"the rank columns are {', '.join(numbered)}; number them 1, 2, 3 … from left to right")
-    return numbered or named
+    return numbered or between
 
 
 def _in_columns(row: Mapping[str, str], ranks: Sequence[str], line: int) -> list[list[str]]:

@@ -19,9 +19,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pacorl.annotate.launch import rankings
 from pacorl.core.questions import same_theme
 from pacorl.data.comparisons import save_comparisons, save_sharegpt
+from pacorl.dataset.answers import collect_answers
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
@@ -228,7 +228,7 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dr
 
     Control questions never become pairs: their answers are known beforehand.
     """
-    answers = rankings(folder, dry_run=dry_run)
+    answers = collect_answers(folder, dry_run=dry_run)
     others = sorted(folder.glob("imported/*/*.jsonl"))
     if not answers and not others:
         raise ValueError(

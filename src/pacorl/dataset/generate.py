@@ -77,8 +77,8 @@ def _list_grids(folder: Path, jobs: Sequence[ImageJob], source: ImageSource, *, 
 
 # --- the generator -----------------------------------------------------------------------------------------------
 
-RECIPE_KEYS = {"guidance_scale": "guidance", "max_sequence_length": "max_sequence_length"}
-"""Option → its key in a grid's recipe. Another key would have every grid of an older data set generated again."""
+RECIPE_KEYS = {"guidance_scale": "guidance", "max_sequence_length": "text_tokens"}
+"""Option → its key in a recipe: the first edition's, so that the grids of its folders stay valid."""
 
 
 def image_source(

@@ -33,7 +33,8 @@ from pacorl.serve.fetch import fetch_image
 from pacorl.serve.metrics import Metrics
 from pacorl.serve.schema import ChatRequest, ImagePart, TokenizeRequest
 from pacorl.serve.servers import Server
-from pacorl.web.body_limit import BodyLimit
+from pacorl.web.guards import BodyLimit, RefusedError
+from pacorl.web.site import validation_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,14 +57,6 @@ class Limits:
 
 class DeclinedError(Exception):
     """A request about images outside of the judge's domain."""
-
-
-class RefusedError(Exception):
-    """A request that is answered with an error status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class ServedModel:
@@ -174,25 +167,27 @@ def run_builtin(
 
 def _model_of(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     if name not in models:
-        raise RefusedError(404, f"there is no model {name!r}; served are {', '.join(models)}")
+        raise RefusedError(f"there is no model {name!r}; served are {', '.join(models)}", status=404)
     return models[name]
 
 
 async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allow_urls: bool) -> ChatPrompt:
     urls = [part.image_url.url for message in request.messages for part in message.parts if isinstance(part, ImagePart)]
     if len(urls) > limits.images:
-        raise RefusedError(400, f"{len(urls)} images in one request; at most {limits.images} are taken")
+        raise RefusedError(f"{len(urls)} images in one request; at most {limits.images} are taken", status=400)
     if request.new_tokens > limits.new_tokens:
-        raise RefusedError(400, f"max_tokens {request.new_tokens} is above this server's {limits.new_tokens}")
+        raise RefusedError(f"max_tokens {request.new_tokens} is above this server's {limits.new_tokens}", status=400)
     beyond = [i for i in request.logprob_token_ids if i >= model.conversations.vocabulary]
     if beyond:
-        raise RefusedError(400, f"logprob_token_ids {beyond} are beyond the {model.conversations.vocabulary} tokens")
+        raise RefusedError(
+            f"logprob_token_ids {beyond} are beyond the {model.conversations.vocabulary} tokens", status=400
+        )
     load = partial(fetch_image, max_pixels=limits.pixels, max_bytes=limits.body_bytes, allow_urls=allow_urls)
     try:
         images = [await asyncio.to_thread(load, url, name=f"image {i + 1}") for i, url in enumerate(urls)]
         return model.conversations.prompt(request.messages, images)
     except (ValueError, OSError) as fault:
-        raise RefusedError(400, str(fault)) from None
+        raise RefusedError(str(fault), status=400) from None
 
 
 # --- answers ---------------------------------------------------------------------------------------------------
@@ -267,7 +262,7 @@ def _add_pages(app: FastAPI, models: Mapping[str, ServedModel], metrics: Metrics
 
 def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     # The last one added comes first: who has no key has no body read.
-    app.add_middleware(BodyLimit, max_bytes=limits.body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=limits.body_bytes, answer=lambda fault: _error(fault.status, str(fault)))
 
     @app.middleware("http")
     async def check_key(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -292,8 +287,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, fault: RequestValidationError) -> JSONResponse:
-        lines = [f"{'.'.join(str(part) for part in one['loc'][1:])}: {one['msg']}" for one in fault.errors()]
-        return _error(400, "; ".join(lines))
+        return _error(400, validation_message(fault))
 
     @app.exception_handler(Exception)
     async def broken(_: Request, fault: Exception) -> JSONResponse:

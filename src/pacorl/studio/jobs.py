@@ -1,4 +1,4 @@
-"""A queue of jobs that run one at a time in a thread of their own, tell how far they are, and can be cancelled."""
+"""A queue of jobs that run one at a time in a thread of their own, report progress, and can be cancelled."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pacorl.web.guards import RefusedError
+
 Status = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[Status, ...] = ("done", "failed", "cancelled")
 
 MAX_WAITING = 8
-KEPT = 8
-"""Jobs whose results are kept; a result of large pictures takes tens of megabytes."""
+MAX_ENDED = 8
+"""Ended jobs whose results stay; a result of large images takes tens of megabytes."""
 
 
 class CancelledError(Exception):
     """Raised inside a job that was cancelled."""
 
 
-class BusyError(ValueError):
+class BusyError(RefusedError):
     """Too many jobs are waiting."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=429)
 
 
 @dataclass(slots=True)
@@ -40,22 +45,22 @@ class Job:
     error: str = ""
     seconds: float = 0.0
     result: Mapping[str, Any] | None = None
-    pictures: dict[str, bytes] = field(default_factory=dict)
+    images: dict[str, bytes] = field(default_factory=dict)
     """PNG bytes by name."""
-    asked_to_stop: bool = False
+    is_cancelled: bool = False
 
     def advance(self, count: int) -> None:
-        """So much more is done. Raises CancelledError where the job is to stop."""
+        """So much more is done. Raises CancelledError if the job is cancelled."""
         self.done += count
         self.check()
 
     def enter(self, phase: str, *, total: int = 0) -> None:
-        """A new phase begins; `total` 0 where nobody knows how long it takes."""
+        """A new phase begins; `total` is 0 if nobody knows how long it takes."""
         self.phase, self.done, self.total = phase, 0, total
         self.check()
 
     def check(self) -> None:
-        if self.asked_to_stop:
+        if self.is_cancelled:
             raise CancelledError
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +80,7 @@ class Job:
 Work = Callable[[Job], Mapping[str, Any]]
 
 
-class Jobs:
+class JobQueue:
     """The queue. `close` ends the worker after the step that it is in."""
 
     def __init__(self) -> None:
@@ -87,7 +92,7 @@ class Jobs:
         self._worker.start()
 
     def submit(self, kind: str, work: Work) -> Job:
-        """Puts work at the end of the queue. Raises BusyError where too much is waiting."""
+        """Puts work at the end of the queue. Raises BusyError if too much is waiting."""
         with self._lock:
             if sum(job.status == "queued" for job in self._jobs.values()) >= MAX_WAITING:
                 raise BusyError(f"{MAX_WAITING} jobs are waiting already; cancel one, or wait")
@@ -102,7 +107,7 @@ class Jobs:
 
     def cancel(self, job: Job) -> None:
         """A job that waits ends at once, one that runs at its next step; one that has ended stays as it is."""
-        job.asked_to_stop = True
+        job.is_cancelled = True
         if job.status == "queued":
             job.status = "cancelled"
 
@@ -112,8 +117,8 @@ class Jobs:
 
     def latest(self, kind: str) -> Job | None:
         """The newest job of a kind that is not cancelled or failed."""
-        fitting = [job for job in self._jobs.values() if job.kind == kind and job.status not in ("cancelled", "failed")]
-        return fitting[-1] if fitting else None
+        jobs = [job for job in self._jobs.values() if job.kind == kind and job.status not in ("cancelled", "failed")]
+        return jobs[-1] if jobs else None
 
     def close(self) -> None:
         for job in self.unfinished:
@@ -123,12 +128,12 @@ class Jobs:
 
     def _forget(self) -> None:
         ended = [job for job in self._jobs.values() if job.status in ENDED]
-        for job in ended[: max(0, len(ended) - KEPT)]:
+        for job in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._jobs[job.id]
 
     def _run(self) -> None:
-        while (one := self._waiting.get()) is not None:
-            job, work = one
+        while (entry := self._waiting.get()) is not None:
+            job, work = entry
             if job.status == "queued":
                 _do(job, work)
 

@@ -3,11 +3,11 @@
     GET    /join/TOKEN             opens the page as the owner of the token
     GET    /api/state              models, words, limits, what is under way
     GET    /api/example            something to ask for
-    POST   /api/sets               {theme, panels, …} → a job that paints and ranks candidates
-    POST   /api/uploads?name=…     the bytes of one picture; DELETE /api/uploads/ID takes it back
+    POST   /api/sets               {theme, panels, …} → a job that generates and ranks candidates
+    POST   /api/uploads?name=…     the bytes of one image; DELETE /api/uploads/ID takes it back
     POST   /api/judgements         {uploads, theme, …} → a job that judges every pair
     GET    /api/jobs/ID            how far it is, and its result; DELETE cancels it
-    GET    /pictures/ID/NAME.png   a job's picture
+    GET    /images/ID/NAME.png     a job's image
 
 Everything but the page itself asks for the token, as a cookie or as `Authorization: Bearer`. Nothing is written to the
 disk, and the page may ask for nothing outside this server.
@@ -16,33 +16,26 @@ disk, and the page may ask for nothing outside this server.
 from __future__ import annotations
 
 import hmac
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import parse_layout
-from pacorl.studio.jobs import BusyError, Job, Jobs
-from pacorl.studio.uploads import MAX_BYTES, MAX_PICTURES, MAX_PIXELS, Upload, Uploads
-from pacorl.studio.work import Bench, JudgeOrder, Models, SetOrder, example, prompt_for, words
+from pacorl.studio.jobs import Job, JobQueue
+from pacorl.studio.models import JudgeRequest, ModelHost, ModelNames, SetRequest, example, prompt_for, words
+from pacorl.studio.uploads import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, Upload, Uploads
 from pacorl.types import TINY, Grid, Size
-from pacorl.web.body_limit import BodyLimit
+from pacorl.web.guards import RefusedError
+from pacorl.web.site import Route, Session, Site, error_response, listening, run
 
 PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {"page.js": "text/javascript", "style.css": "text/css"}
-COOKIE = "pacorl_studio"
 MAX_CANDIDATES = 9
-
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # the link holds a token
-}
+MAX_SIDE = 4096
 
 Text = Annotated[str, Field(max_length=4000)]
 
@@ -63,256 +56,221 @@ class SetForm(BaseModel):
 class JudgeForm(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    uploads: Annotated[list[str], Field(max_length=MAX_PICTURES)]
+    uploads: Annotated[list[str], Field(max_length=MAX_IMAGES)]
     theme: Text = ""
     criteria: Annotated[list[Text], Field(max_length=12)] = []
     layout: Annotated[str, Field(max_length=9)] = ""
     symmetric: bool = False
 
 
-class RefusedError(Exception):
-    """What an endpoint will not do, and why."""
-
-    def __init__(self, message: str, *, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 @dataclass(slots=True)
-class Studio:
+class AppState:
     """What the endpoints share."""
 
     token: str
-    models: Models = field(default_factory=Models)
-    jobs: Jobs = field(default_factory=Jobs)
+    names: ModelNames = field(default_factory=ModelNames)
+    jobs: JobQueue = field(default_factory=JobQueue)
     uploads: Uploads = field(default_factory=Uploads)
-    bench: Bench = field(init=False)
+    host: ModelHost = field(init=False)
     loading: Job = field(init=False)
+    site: Site = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bench = Bench(self.models)
-        self.loading = self.jobs.submit("load", self.bench.load)
+        self.host = ModelHost(self.names)
+        self.loading = self.jobs.submit("load", self.host.load)
+        self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, MAX_BYTES)
 
     def close(self) -> None:
         self.jobs.close()
-        self.bench.close()
+        self.host.close()
+
+    def is_owner(self, token: str) -> bool:
+        # In constant time: how long a comparison takes must not tell how much of the token is right.
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def _sign_in(self, token: str) -> Session:
+        if not self.is_owner(token):
+            raise RefusedError("this link is not, or no longer, the studio's; use the one that it printed", status=401)
+        return Session()
 
 
-def make_app(studio: Studio) -> FastAPI:
+def serve(
+    names: ModelNames, *, host: str = "127.0.0.1", port: int = 8767, announce: Callable[[str], None] = print
+) -> None:
+    """Serves until SIGINT or SIGTERM; port 0 takes a free one.
+
+    Raises:
+        OSError: if the port is taken.
+    """
+    with listening(host, port) as (listener, url):
+        state = AppState(secrets.token_urlsafe(16), names)
+        announce(f"studio: {url}/join/{state.token}")
+        try:
+            run(make_app(state), listener)
+        finally:
+            state.close()
+
+
+def make_app(state: AppState) -> FastAPI:
     """The server of one studio."""
-    app = FastAPI(title="pacorl studio", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.studio = studio
-    app.add_middleware(BodyLimit, max_bytes=MAX_BYTES)
-    app.middleware("http")(_guard)
-    app.add_exception_handler(RefusedError, _refused)
-    app.add_exception_handler(ValueError, _refused)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    routes: list[tuple[str, str, Callable[..., Any]]] = [
-        ("GET", "/", lambda: FileResponse(PAGE / "index.html")),
-        ("GET", "/page/{name}", page_file),
-        ("GET", "/health", lambda: {"status": "ok"}),
-        ("GET", "/join/{token}", join),
-        ("GET", "/api/state", state),
+    routes: list[Route] = [
+        ("GET", "/api/state", page_state),
         ("GET", "/api/example", give_example),
         ("POST", "/api/sets", make_set),
         ("POST", "/api/uploads", upload),
-        ("GET", "/uploads/{name}", uploaded),
+        ("GET", "/uploads/{name}", preview),
         ("DELETE", "/api/uploads/{name}", take_back),
         ("POST", "/api/judgements", judge),
         ("GET", "/api/jobs/{name}", job_state),
         ("DELETE", "/api/jobs/{name}", cancel),
-        ("GET", "/pictures/{name}/{file}.png", picture),
+        ("GET", "/images/{name}/{file}.png", image),
     ]
-    for method, path, endpoint in routes:
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    app = state.site.app(routes, state=state)
+    # Prompts, sizes and images of users raise ValueError with one line for them, wherever they are checked.
+    app.add_exception_handler(ValueError, lambda request, error: error_response(error))
     return app
 
 
-async def _guard(request: Request, proceed: Callable[[Request], Any]) -> Response:
-    """Sets the headers of every answer."""
-    response: Response = await proceed(request)
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-    response.headers.setdefault("Cache-Control", "no-store")
-    return response
-
-
-def _refused(request: Request, error: Exception) -> JSONResponse:
-    status = error.status if isinstance(error, RefusedError) else 429 if isinstance(error, BusyError) else 422
-    return JSONResponse({"error": str(error)}, status_code=status)
-
-
-def _malformed(request: Request, error: Exception) -> JSONResponse:
-    faults = error.errors() if isinstance(error, RequestValidationError) else []
-    told = "; ".join(f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in faults)
-    return JSONResponse({"error": told or "malformed request"}, status_code=422)
-
-
-def _studio(request: Request) -> Studio:
-    studio: Studio = request.app.state.studio
-    return studio
-
-
-def _owner(request: Request) -> Studio:
-    studio = _studio(request)
-    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-    token = bearer if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
-    if not hmac.compare_digest(token.encode(), studio.token.encode()):
+def _owned_state(request: Request) -> AppState:
+    state: AppState = request.app.state.shared
+    if not state.is_owner(state.site.token(request)):
         raise RefusedError("open the page by the link that the command printed", status=401)
-    return studio
+    return state
 
 
-Anyone = Annotated[Studio, Depends(_studio)]
-Owner = Annotated[Studio, Depends(_owner)]
-
-
-def join(token: str, studio: Anyone) -> Response:
-    """Trades the link's token for a cookie, so that it leaves the address bar."""
-    if not hmac.compare_digest(token.encode(), studio.token.encode()):
-        return PlainTextResponse("this link is not, or no longer, the studio's; use the one that it printed\n", 401)
-    response = RedirectResponse("/", status_code=303)
-    response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
-    return response
-
-
-def page_file(name: str) -> Response:
-    if name not in PAGE_FILES:
-        raise RefusedError("there is no such file", status=404)
-    return FileResponse(PAGE / name, media_type=PAGE_FILES[name])
+State = Annotated[AppState, Depends(_owned_state)]
 
 
 # --- state -----------------------------------------------------------------------------------------------------
 
 
-def state(studio: Owner) -> dict[str, Any]:
+def page_state(state: State) -> dict[str, Any]:
     """What the page needs to draw itself, after a reload too."""
-    latest = {kind: job.id for kind in ("set", "judgement") if (job := studio.jobs.latest(kind))}
+    names = state.names
     return {
-        "model": studio.models.model,
-        "adapter": studio.models.adapter,
-        "judge": studio.models.judge_model or studio.models.judge,
-        "tiny": {"model": studio.models.model == TINY, "judge": studio.models.judge == TINY},
-        "words": words(studio.models),
-        "example": example(studio.models, 0),
-        "ready": studio.bench.ready.is_set(),
-        "fault": studio.loading.error,
-        "latest": latest,
-        "uploads": [_upload_dict(one) for one in studio.uploads.all],
-        "limits": {"bytes": MAX_BYTES, "pixels": MAX_PIXELS, "pictures": MAX_PICTURES, "candidates": MAX_CANDIDATES},
+        "model": names.model,
+        "adapter": names.adapter,
+        "judge": names.judge_model or names.judge,
+        "tiny": {"model": names.model == TINY, "judge": names.judge == TINY},
+        "words": words(names),
+        "example": example(names, 0),
+        "ready": state.host.ready.is_set(),
+        "fault": state.loading.error,
+        "latest": {kind: job.id for kind in ("set", "judgement") if (job := state.jobs.latest(kind))},
+        "uploads": _upload_dicts(state),
+        "limits": {"bytes": MAX_BYTES, "pixels": MAX_PIXELS, "images": MAX_IMAGES, "candidates": MAX_CANDIDATES},
     }
 
 
-def give_example(studio: Owner, number: int = 0) -> dict[str, Any]:
-    return example(studio.models, number)
+def give_example(state: State, number: int = 0) -> dict[str, Any]:
+    return example(state.names, number)
 
 
-def job_state(name: str, studio: Owner) -> dict[str, Any]:
-    job = _job(studio, name)
-    ahead = [one for one in studio.jobs.unfinished if int(one.id) < int(job.id)] if job.status == "queued" else []
+def job_state(name: str, state: State) -> dict[str, Any]:
+    job = _job(state, name)
+    ahead = [other for other in state.jobs.unfinished if int(other.id) < int(job.id)] if job.status == "queued" else []
     waiting_for = ahead[0].phase or ahead[0].kind if ahead else ""
     return {**job.to_dict(), "ahead": len(ahead), "waiting_for": waiting_for}
 
 
-def cancel(name: str, studio: Owner) -> dict[str, Any]:
-    job = _job(studio, name)
+def cancel(name: str, state: State) -> dict[str, Any]:
+    job = _job(state, name)
     if job.kind != "load":
-        studio.jobs.cancel(job)
+        state.jobs.cancel(job)
     return job.to_dict()
 
 
-def _job(studio: Studio, name: str) -> Job:
-    job = studio.jobs.find(name)
+def _job(state: AppState, name: str) -> Job:
+    job = state.jobs.find(name)
     if job is None:
         raise RefusedError(f"there is no job {name[:20]!r}; old ones are forgotten", status=404)
     return job
 
 
-def picture(name: str, file: str, studio: Owner) -> Response:
-    data = _job(studio, name).pictures.get(file)
-    if data is None:
-        raise RefusedError("there is no such picture", status=404)
-    headers = {"Cache-Control": "private, max-age=86400"}
-    return Response(data, media_type="image/png", headers=headers)
+def image(name: str, file: str, state: State) -> Response:
+    content = _job(state, name).images.get(file)
+    if content is None:
+        raise RefusedError("there is no such image", status=404)
+    return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
 
 
 # --- making ----------------------------------------------------------------------------------------------------
 
 
-def make_set(form: SetForm, studio: Owner) -> dict[str, Any]:
+def make_set(form: SetForm, state: State) -> dict[str, Any]:
     """Queues a set; what the model does not know is refused at once."""
-    prompt = prompt_for(studio.models, form.theme, form.panels, _grid(form.layout))
-    order = SetOrder(
-        prompt=prompt,
+    size = Size.parse(form.size) if form.size.strip() else None
+    if size and max(size.height, size.width) > MAX_SIDE:
+        raise ValueError(f"an image of {form.size} pixels is too large; each side may have {MAX_SIDE}")
+    request = SetRequest(
+        prompt=prompt_for(state.names, form.theme, form.panels, _grid(form.layout)),
         candidates=form.candidates,
         seed=form.seed,
-        size=_size(form.size),
+        size=size,
         steps=form.steps,
-        compare=form.compare and bool(studio.models.adapter),
+        compare=form.compare and bool(state.names.adapter),
     )
-    return studio.jobs.submit("set", lambda job: studio.bench.paint(job, order)).to_dict()
+    return state.jobs.submit("set", lambda job: state.host.make_set(job, request)).to_dict()
 
 
 def _grid(text: str) -> Grid | None:
     return parse_layout(text) if text.strip() else None
 
 
-def _size(text: str) -> Size | None:
-    sides = _grid(text)
-    if sides and max(sides.rows, sides.cols) > 4096:
-        raise ValueError(f"a sheet of {text} pixels is too large; each side may have 4096")
-    return Size(sides.rows, sides.cols) if sides else None
-
-
 # --- judging ---------------------------------------------------------------------------------------------------
 
 
-async def upload(request: Request, studio: Owner, name: str = "picture") -> dict[str, Any]:
-    """One picture's bytes. What cannot be judged is refused by name."""
+async def upload(request: Request, state: State, name: str = "image") -> dict[str, Any]:
+    """One image's bytes. What cannot be judged is refused by name."""
     from starlette.concurrency import run_in_threadpool
 
-    return _upload_dict(await run_in_threadpool(studio.uploads.add, await request.body(), name))
+    return _upload_dict(await run_in_threadpool(state.uploads.add, await request.body(), name))
 
 
-def _upload_dict(one: Upload) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "name": one.name,
-        "width": one.size[0],
-        "height": one.size[1],
-        "picture": f"/uploads/{one.id}",
-    }
+def _upload_dict(uploaded: Upload) -> dict[str, Any]:
+    width, height = uploaded.size
+    address = f"/uploads/{uploaded.id}"
+    return {"id": uploaded.id, "name": uploaded.name, "width": width, "height": height, "image": address}
 
 
-def _upload(studio: Studio, name: str) -> Upload:
-    found = studio.uploads.find(name)
-    if found is None:
-        raise RefusedError(f"there is no picture {name[:20]!r}; hand it in again", status=404)
-    return found
+def _upload_dicts(state: AppState) -> list[dict[str, Any]]:
+    return [_upload_dict(uploaded) for uploaded in state.uploads.all]
 
 
-def uploaded(name: str, studio: Owner) -> Response:
-    return Response(_upload(studio, name).preview, media_type="image/png")
+def _upload(state: AppState, name: str) -> Upload:
+    uploaded = state.uploads.find(name)
+    if uploaded is None:
+        raise RefusedError(f"there is no image {name[:20]!r}; hand it in again", status=404)
+    return uploaded
 
 
-def take_back(name: str, studio: Owner) -> dict[str, Any]:
-    studio.uploads.remove(name)
-    return {"uploads": [_upload_dict(one) for one in studio.uploads.all]}
+def preview(name: str, state: State) -> Response:
+    return Response(_upload(state, name).preview, media_type="image/png")
 
 
-def judge(form: JudgeForm, studio: Owner) -> dict[str, Any]:
-    """Queues a judgement of two pictures or more, or of one that is cut apart."""
+def take_back(name: str, state: State) -> dict[str, Any]:
+    state.uploads.remove(name)
+    return {"uploads": _upload_dicts(state)}
+
+
+def judge(form: JudgeForm, state: State) -> dict[str, Any]:
+    """Queues a judgement of two images or more, or of one that is cut apart."""
     grid = _grid(form.layout)
-    if grid and len(form.uploads) != 1:
-        raise ValueError(f"a sheet is cut alone, and {len(form.uploads)} pictures are given")
-    if not grid and len(form.uploads) < 2:
-        raise ValueError("one picture has nothing to be compared with; add another, or say how to cut it")
-    if grid and not 2 <= grid.count <= MAX_PICTURES:
-        raise ValueError(f"a {grid} sheet has {grid.count} panels; 2 to {MAX_PICTURES} can be judged")
-    order = JudgeOrder(
-        uploads=[_upload(studio, name) for name in form.uploads],
+    _check_count(len(form.uploads), grid)
+    request = JudgeRequest(
+        uploads=[_upload(state, name) for name in form.uploads],
         theme=form.theme.strip(),
         criteria=[text.strip() for text in form.criteria if text.strip()],
         grid=grid,
         symmetric=form.symmetric,
     )
-    return studio.jobs.submit("judgement", lambda job: studio.bench.judge(job, order)).to_dict()
+    return state.jobs.submit("judgement", lambda job: state.host.judge(job, request)).to_dict()
+
+
+def _check_count(count: int, grid: Grid | None) -> None:
+    if grid and count != 1:
+        raise ValueError(f"a grid image is cut alone, and {count} images are given")
+    if not grid and count < 2:
+        raise ValueError("one image has nothing to be compared with; add another, or say how to cut it")
+    if grid and not 2 <= grid.count <= MAX_IMAGES:
+        raise ValueError(f"a {grid} image has {grid.count} panels; 2 to {MAX_IMAGES} can be judged")

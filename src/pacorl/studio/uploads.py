@@ -1,4 +1,4 @@
-"""Pictures that people hand in to be judged: checked as they come, kept as they came, few and in memory only."""
+"""Images that people hand in to be judged: checked at once, stored as they came, few and in memory only."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 20 * 1024 * 1024
 MAX_PIXELS = 25_000_000
-MAX_PICTURES = 12
+MAX_IMAGES = 12
 """66 pairs."""
 PREVIEW = 512  # pixels of the longer side
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One picture as it came, and a small one to show."""
+    """One image as it came, and a small one to show."""
 
     id: str
     name: str
@@ -37,30 +37,35 @@ class Uploads:
     """What has been handed in and not taken back."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Upload] = {}
+        self._uploads: dict[str, Upload] = {}
         self._lock = threading.Lock()
 
     def add(self, data: bytes, name: str) -> Upload:
-        """Raises ImageError where `data` is no picture that can be judged, ValueError where there are too many."""
-        name = " ".join(name.split())[:120] or "picture"
+        """Checks an image and stores it.
+
+        Raises:
+            ImageError: if `data` is no image that can be judged; it begins with the name.
+            ValueError: if there are too many.
+        """
+        name = " ".join(name.split())[:120] or "image"
         image = open_image(data, name=name, max_pixels=MAX_PIXELS)
-        one = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size)
+        upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size)
         with self._lock:
-            if len(self._kept) >= MAX_PICTURES:
-                raise ValueError(f"{name}: {MAX_PICTURES} pictures are here already; take one away first")
-            self._kept[one.id] = one
-        return one
+            if len(self._uploads) >= MAX_IMAGES:
+                raise ValueError(f"{name}: {MAX_IMAGES} images are here already; take one away first")
+            self._uploads[upload.id] = upload
+        return upload
 
     def find(self, name: str) -> Upload | None:
-        return self._kept.get(name)
+        return self._uploads.get(name)
 
     def remove(self, name: str) -> None:
         with self._lock:
-            self._kept.pop(name, None)
+            self._uploads.pop(name, None)
 
     @property
     def all(self) -> list[Upload]:
-        return list(self._kept.values())
+        return list(self._uploads.values())
 
 
 def preview_of(image: Image) -> Image:

@@ -1,1 +1,1 @@
-"""What the project's web pages share."""
+"""What the web servers share: guards of requests, and the base of the pages."""

@@ -137,7 +137,7 @@ function draw() {
   $("submit").disabled = busy || order.includes(null) || Boolean(task.broken);
 }
 
-const pictures = new Map();  // kept, so that a picture is not loaded again at each drawing
+const images = new Map();  // by address, so that an image is not loaded again at each drawing
 
 function card(address, slot) {
   const box = document.createElement("div");
@@ -154,25 +154,25 @@ function card(address, slot) {
   look.textContent = "⤢";
   look.tabIndex = -1;
   look.title = "Look closer";
-  box.append(picture(address, slot), name, look);
-  if (picture(address, slot).dataset.missing) {
+  box.append(imageAt(address, slot), name, look);
+  if (imageAt(address, slot).dataset.missing) {
     box.classList.add("missing");
-    box.replaceChildren(name, "This picture is missing. Skip this one.");
+    box.replaceChildren(name, "This image is missing. Skip this one.");
   }
   return box;
 }
 
-function picture(address, slot) {
-  if (!pictures.has(address)) {
-    if (pictures.size > 200) pictures.clear();
+function imageAt(address, slot) {
+  if (!images.has(address)) {
+    if (images.size > 200) images.clear();
     const image = new Image();
     image.alt = `Candidate ${slot + 1}`;
     image.draggable = false;
     image.onerror = () => { image.dataset.missing = "1"; if (task) { task.broken = true; draw(); } };
     image.src = address;
-    pictures.set(address, image);
+    images.set(address, image);
   }
-  return pictures.get(address);
+  return images.get(address);
 }
 
 // --- ranking

@@ -75,8 +75,8 @@ async function start() {
   $("models").textContent = [state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
   $("compareField").hidden = !state.adapter;
   $("candidates").max = state.limits.candidates;
-  $("limits").textContent = `up to ${state.limits.pictures} pictures, ${Math.round(state.limits.bytes / 2 ** 20)} MB and ${state.limits.pixels / 1e6} megapixels each`;
-  $("note").textContent = state.tiny.model ? "Painted and judged by tiny models that know one drawn world only. Start the studio with --model and --judge for real ones." : "";
+  $("limits").textContent = `up to ${state.limits.images} images, ${Math.round(state.limits.bytes / 2 ** 20)} MB and ${state.limits.pixels / 1e6} megapixels each`;
+  $("note").textContent = state.tiny.model ? "Generated and judged by tiny models that know one drawn world only. Start the studio with --model and --judge for real ones." : "";
   showWords();
   fill(state.example);
   uploads = state.uploads;
@@ -145,7 +145,7 @@ function say(place, text) {
 }
 
 function matrixOf(values, { heads = [], mini = false, name = "Pairs of panels" } = {}) {
-  const head = (i) => make("th", { scope: "col" }, heads[i] ? make("img", { src: heads[i], alt: `picture ${i + 1}` }) : String(i + 1));
+  const head = (i) => make("th", { scope: "col" }, heads[i] ? make("img", { src: heads[i], alt: `image ${i + 1}` }) : String(i + 1));
   const rows = values.map((row, i) => {
     const cells = row.map((value, j) => {
       if (i === j) return head(i);
@@ -218,7 +218,7 @@ function watchSet(id) {
       $("bar").className = job.total ? "" : "unsure";
       $("bar").style.width = job.total ? `${share}%` : "";
       $("bar").parentElement.setAttribute("aria-valuenow", Math.round(share));
-      if (job.result && early !== id) { early = id; showSet(job); }  // ranked already; the base is still painting
+      if (job.result && early !== id) { early = id; showSet(job); }  // ranked already; the base is still generating
     },
     done(job) { setEnded(); showSet(job, early === id); },
     failed(message) { setEnded(); say("formError", message); $("empty").hidden = Boolean(shown); },
@@ -259,7 +259,7 @@ function summary(job) {
 }
 
 function card(one, index) {
-  const image = make("img", { src: one.picture, alt: `candidate ${one.rank}`, className: look(one) });
+  const image = make("img", { src: one.image, alt: `candidate ${one.rank}`, className: look(one) });
   const under = make("div", { className: "under" },
     make("div", {}, make("b", { textContent: number(one.score) }), make("small", { textContent: one.error || `seed ${one.seed}` })),
     matrixOf(one.matrix, { mini: true }));
@@ -287,9 +287,9 @@ function view() {
   const other = against === "base" ? one.base : against === "" ? null : shown.candidates[Number(against)];
   const alone = !other || other === one;
   $("compareBox").classList.toggle("alone", alone);
-  for (const [id, picture] of [["left", alone ? one : other], ["right", one]]) {
-    $(id).src = picture.picture;
-    $(id).className = look(picture);
+  for (const [id, side] of [["left", alone ? one : other], ["right", one]]) {
+    $(id).src = side.image;
+    $(id).className = look(side);
     $(id).alt = id === "right" ? `candidate ${one.rank}` : `compared with: ${nameOf(against)}`;
   }
   $("leftTag").textContent = alone ? "" : `${nameOf(against)}, ${number(other.score)}`;
@@ -298,7 +298,7 @@ function view() {
   $("scoreWords").textContent = one.error || "mean consistency of its pairs";
   $("matrix").replaceChildren(matrixOf(one.matrix));
   $("seedLine").textContent = `Seed ${one.seed}, ${one.width} × ${one.height} px`;
-  $("download").href = one.picture;
+  $("download").href = one.image;
   $("download").download = `pacorl-seed-${one.seed}.png`;
   [...$("ranks").children].forEach((made, i) => made.setAttribute("aria-selected", String(i === chosen)));
   drawChooser(one);
@@ -328,7 +328,7 @@ async function handIn(files) {
   const faults = [];
   for (const file of files) {
     if (file.size > state.limits.bytes) {
-      faults.push(`${file.name}: ${(file.size / 2 ** 20).toFixed(1)} MB is too large; a picture may have ${Math.round(state.limits.bytes / 2 ** 20)} MB`);
+      faults.push(`${file.name}: ${(file.size / 2 ** 20).toFixed(1)} MB is too large; an image may have ${Math.round(state.limits.bytes / 2 ** 20)} MB`);
       continue;
     }
     try {
@@ -345,7 +345,7 @@ async function handIn(files) {
 
 function drawUploads() {
   $("uploads").replaceChildren(...uploads.map((one) => make("li", { title: `${one.name}, ${one.width} × ${one.height}` },
-    make("img", { src: one.picture, alt: one.name }), one.name,
+    make("img", { src: one.image, alt: one.name }), one.name,
     make("button", { type: "button", textContent: "×", title: `Take ${one.name} away`, onclick: () => takeBack(one.id) }))));
   $("judgeNow").disabled = uploads.length === 0 || Boolean(running.judgement);
 }
@@ -388,7 +388,7 @@ function watchJudgement(id) {
 
 function showJudgement(job) {
   const result = job.result;
-  const pictures = result.names.map((_, i) => `/pictures/${job.id}/${i}.png`);
+  const images = result.names.map((_, i) => `/images/${job.id}/${i}.png`);
   $("judgeEmpty").hidden = true;
   $("judged").hidden = false;
   $("judgeScore").textContent = number(result.mean);
@@ -401,17 +401,17 @@ function showJudgement(job) {
     : (pairs === 1 ? "that the two belong together, by " : `mean of ${scored} pairs, by `) + `${result.judge}.${fits}`;
   $("judgeStrip").replaceChildren(...result.names.map((name, i) => {
     const isOdd = odd?.image === i && odd.among_others !== null && odd.with_others < odd.among_others;
-    return make("figure", { className: isOdd ? "odd" : "" }, make("img", { src: pictures[i], alt: name }),
+    return make("figure", { className: isOdd ? "odd" : "" }, make("img", { src: images[i], alt: name }),
       make("figcaption", {}, make("b", { textContent: `${i + 1} ` }), name, ...(isOdd ? [make("i", { textContent: " fits least" })] : [])));
   }));
-  $("judgeMatrix").replaceChildren(matrixOf(result.matrix, { heads: result.matrix.length > 2 ? pictures : [], name: "Every picture against every other" }));
+  $("judgeMatrix").replaceChildren(matrixOf(result.matrix, { heads: result.matrix.length > 2 ? images : [], name: "Every image against every other" }));
   $("judgePairs").replaceChildren(pairTable(result));
   $("judgeNote").textContent = result.note;
 }
 
 function pairTable(result) {
   const several = result.questions.length > 1;
-  const heads = ["Pictures", "P(Yes)", ...(several ? result.questions.map(([label]) => label) : [])];
+  const heads = ["Images", "P(Yes)", ...(several ? result.questions.map(([label]) => label) : [])];
   const rows = result.pairs.map((pair) => make("tr", {},
     make("td", { textContent: pair.images.map((i) => i + 1).join(" and ") }),
     make("td", {}, make("b", { textContent: pair.error || number(pair.p_yes) })),
