@@ -38,7 +38,7 @@ class Redness:
     def __init__(self, scores: Any = None) -> None:
         self.calls: list[list[int]] = []
         self.modes: list[tuple[bool, bool, torch.dtype, str]] = []
-        self.trouble = ""
+        self.last_error = ""
         self.begun = threading.Event()
         self._scores = scores
 
@@ -116,9 +116,9 @@ def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
 
 def test_reasons_are_gathered() -> None:
     red = Redness()
-    red.trouble = "the server said 503"
+    red.last_error = "the server said 503"
     with Scorer({"red": red, "other": Redness()}, beside=False) as scorer:
-        assert scorer.trouble() == "red: the server said 503"
+        assert scorer.last_error() == "red: the server said 503"
 
 
 def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> None:

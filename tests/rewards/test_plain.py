@@ -223,7 +223,7 @@ def test_what_fails_for_good_is_missing(service: Service, sheets: list[Image.Ima
     table = score({"mine": reward}, [Prompt(id=0, text="a")], sheets[:1])
     assert not table.valid_RB.any()
     assert len(service.asked) == 3
-    assert "HTTP 500" in reward.trouble
+    assert "HTTP 500" in reward.last_error
 
 
 def test_a_null_is_missing(service: Service, sheets: list[Image.Image]) -> None:

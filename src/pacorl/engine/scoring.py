@@ -68,12 +68,12 @@ class Scorer:
         self._submitted.clear()
         return found
 
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Why scores are missing, as far as rewards know."""
         reasons = {
-            name: reward.trouble
+            name: reward.last_error
             for name, reward in self.rewards.items()
-            if isinstance(reward, Explains) and reward.trouble
+            if isinstance(reward, Explains) and reward.last_error
         }
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 

@@ -241,7 +241,7 @@ class SharedForward:
 
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""`model_type`s of which tests/models/test_sharing.py proves that sharing changes nothing."""
+"""`model_type`s of which tests/judges/test_sharing.py proves that sharing changes nothing."""
 
 
 def can_share(config: Any) -> bool:

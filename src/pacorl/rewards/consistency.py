@@ -32,7 +32,7 @@ class Consistency:
         self.judge = judge
         self.temperature = _positive("consistency", temperature)
         self.ask = ask
-        self.trouble = ""
+        self.last_error = ""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
@@ -54,7 +54,7 @@ class Consistency:
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         answers = ask_pairs(self.judge, panels, [texts_about(prompt, self.ask) for prompt in prompts])
         by_pair = [{pair: mean_over_dimensions(named) for pair, named in pairs.items()} for pairs in answers]
-        self.trouble = _first_error(verdict for pairs in by_pair for verdict in pairs.values()) or self.trouble
+        self.last_error = _first_error(verdict for pairs in by_pair for verdict in pairs.values()) or self.last_error
         return by_pair
 
     def reduce(self, pairs: Sequence[Mapping[Pair, Verdict]]) -> list[float | None]:
@@ -72,7 +72,7 @@ class PanelMatch:
     def __init__(self, judge: Judge, temperature: float = 1.0) -> None:
         self.judge = judge
         self.temperature = _positive("panel_match", temperature)
-        self.trouble = ""
+        self.last_error = ""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_panels("panel_match", prompts)
@@ -84,7 +84,7 @@ class PanelMatch:
             for number, (panel, text) in enumerate(zip(split(image, prompt.grid), prompt.panels, strict=True))
         }
         answers = ask(self.judge, questions)
-        self.trouble = _first_error(answers.values()) or self.trouble
+        self.last_error = _first_error(answers.values()) or self.last_error
         return [
             mean_of([answers[sample, number] for number in range(prompt.grid.count)], temperature=self.temperature)
             for sample, prompt in enumerate(prompts)
@@ -97,7 +97,7 @@ class GridLayout:
     def __init__(self, judge: Judge, temperature: float = 1.0) -> None:
         self.judge = judge
         self.temperature = _positive("grid_layout", temperature)
-        self.trouble = ""
+        self.last_error = ""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
@@ -110,7 +110,7 @@ class GridLayout:
             for sample, (prompt, image) in enumerate(zip(prompts, images, strict=True))
         }
         answers = ask(self.judge, questions)
-        self.trouble = _first_error(answers.values()) or self.trouble
+        self.last_error = _first_error(answers.values()) or self.last_error
         return [mean_of([answers[sample]], temperature=self.temperature) for sample in questions]
 
 

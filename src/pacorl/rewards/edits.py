@@ -28,7 +28,7 @@ class EditConsistency:
             raise RewardError(f"temperature {temperature} must be above 0; 1 leaves P(Yes) as it is")
         self.judge = judge
         self.temperature = temperature
-        self.trouble = ""
+        self.last_error = ""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:
@@ -44,5 +44,5 @@ class EditConsistency:
         ]
         answers = ask_edits(self.judge, edits)
         errors = (verdict.error for one in answers for verdict in (one.kept, one.followed) if verdict.error)
-        self.trouble = next(errors, self.trouble)
+        self.last_error = next(errors, self.last_error)
         return [one.score(lambda p_yes: tempered(p_yes, self.temperature)) for one in answers]

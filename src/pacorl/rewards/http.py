@@ -60,7 +60,7 @@ class HttpScorer:
         self.timeout = timeout
         self.tries = tries
         self.key_env = key_env
-        self.trouble = ""
+        self.last_error = ""
 
     def load(self) -> None:
         """Raises RewardError where the key's variable is not set."""
@@ -83,8 +83,8 @@ class HttpScorer:
             try:
                 return self._parsed(self._post(body, prompts), prompts)
             except OSError as error:  # no connection, a timeout, a passing status
-                self.trouble = f"{self.url}: {error}"
-        logger.warning("%s; %d tries, %s missing", self.trouble, self.tries, named(prompts))
+                self.last_error = f"{self.url}: {error}"
+        logger.warning("%s; %d tries, %s missing", self.last_error, self.tries, named(prompts))
         return [None] * len(images)
 
     def _post(self, body: bytes, prompts: Sequence[Prompt]) -> bytes:

@@ -44,7 +44,7 @@ class Loads(Protocol):
 class Explains(Protocol):
     """A reward that knows why it gave no score."""
 
-    trouble: str
+    last_error: str
     """The newest reason."""
 
 
@@ -91,7 +91,7 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
         if isinstance(reward, Loads):
             reward.load()
         if scores_of(name, reward, [prompt], [noise]) == [None]:
-            why = f": {reward.trouble}" if isinstance(reward, Explains) and reward.trouble else ""
+            why = f": {reward.last_error}" if isinstance(reward, Explains) and reward.last_error else ""
             raise RewardError(f"reward {name!r} has no score for a trial sheet of {named([prompt])}{why}")
 
 

@@ -23,40 +23,42 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pacorl.rewards.reward import RewardError, named
+from pacorl.rewards.spec import RewardSpec
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SPEC = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
+NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
-class UserMaker:
-    """Makes the reward that `path.py:Name` names. Raises RewardError where the file cannot be run or lacks it."""
+def user_spec(name: str) -> RewardSpec:
+    """The spec of the reward that `path.py:Name` names; runs the file.
 
-    def __init__(self, spec: str) -> None:
-        found = SPEC.fullmatch(spec)
-        if not found:
-            raise RewardError(f"rewards: {spec!r} is not of the form path/to/file.py:Name")
-        self.spec = spec
-        self.path = Path(found["path"])
-        target = getattr(_run(self.path), found["name"], None)
-        if not callable(target):
-            raise RewardError(f"rewards: {self.path} has no function or class {found['name']!r}")
-        self.target: Callable[..., Any] = target
+    Raises:
+        RewardError: if the file cannot be run or lacks it.
+    """
+    match = NAME.fullmatch(name)
+    if not match:
+        raise RewardError(f"rewards: {name!r} is not of the form path/to/file.py:Name")
+    path = Path(match["path"])
+    target = getattr(_run(path), match["name"], None)
+    if not callable(target):
+        raise RewardError(f"rewards: {path} has no function or class {match['name']!r}")
+    return RewardSpec(partial(_make, target, name, path), target, _parameters(target), is_users=True)
 
-    @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """What may be given to it: all keyword arguments, a function's prompts and images aside."""
-        known = dict(inspect.signature(self.target).parameters)
-        for name in () if inspect.isclass(self.target) else list(known)[:2]:
-            del known[name]
-        return known
 
-    def __call__(self, **args: Any) -> UserReward:
-        with _blamed(self.spec, self.path, "when it was made"):
-            made: Any = self.target(**args) if inspect.isclass(self.target) else partial(self.target, **args)
-        return UserReward(made, spec=self.spec, path=self.path)
+def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What may be given to it: all keyword arguments, a function's prompts and images aside."""
+    parameters = dict(inspect.signature(target).parameters)
+    injected = 0 if inspect.isclass(target) else 2
+    return dict(list(parameters.items())[injected:])
+
+
+def _make(target: Callable[..., Any], spec: str, path: Path, /, **args: Any) -> UserReward:
+    with _blamed(spec, path, "when it was made"):
+        made: Any = target(**args) if inspect.isclass(target) else partial(target, **args)
+    return UserReward(made, spec=spec, path=path)
 
 
 class UserReward:
@@ -85,7 +87,7 @@ class UserReward:
             raise RewardError(_blame(self.spec, self.path, error, f"on {named(at_fault)}")) from error
 
     def _at_fault(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Sequence[Prompt]:
-        """The first prompt that raises alone; all where only the batch does."""
+        """The first prompt that raises alone; all if only the batch does."""
         for prompt, image in zip(prompts, images, strict=True):
             try:
                 self.reward([prompt], [image])
@@ -105,8 +107,8 @@ def _blamed(spec: str, path: Path, when: str) -> Iterator[None]:
 
 def _blame(spec: str, path: Path, error: Exception, when: str) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    place = f", line {lines[-1]}" if lines else ""
-    return f"reward {spec!r}{place}: {type(error).__name__} {when}: {error}"
+    at_line = f", line {lines[-1]}" if lines else ""
+    return f"reward {spec!r}{at_line}: {type(error).__name__} {when}: {error}"
 
 
 def _run(path: Path) -> ModuleType:
@@ -119,7 +121,6 @@ def _run(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
-        where = f", line {line}" if line else ""
-        raise RewardError(_blame(f"{path}{where}", path, error, "when the file was run")) from error
+        at_line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise RewardError(_blame(f"{path}{at_line}", path, error, "when the file was run")) from error
     return module

@@ -390,13 +390,13 @@ def _refuse_too_many_missing(training: Training, line: Mapping[str, float], scor
     missing, budget = line["samples/missing"], training.config.advantages.max_missing
     if missing <= budget:
         return
-    troubles = sorted({trouble for trouble in training.runtime.gather(scorer.trouble()) if trouble})
+    errors = sorted({last_error for last_error in training.runtime.gather(scorer.last_error()) if last_error})
     if line["samples/not_finite"]:
-        troubles.append(f"{line['samples/not_finite']:.0%} were no finite numbers")
+        errors.append(f"{line['samples/not_finite']:.0%} were no finite numbers")
     save(training)
     raise ValueError(
         f"{missing:.0%} of the scores of epoch {training.epoch + 1} are missing, and advantages.max_missing is "
-        f"{budget:.0%}; the state is saved. {'; '.join(troubles) or 'The rewards gave no reason'}"
+        f"{budget:.0%}; the state is saved. {'; '.join(errors) or 'The rewards gave no reason'}"
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from judges import build, pairs, plain_p_yes, processor_of_any_size
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from judges import build, pairs, plain_p_yes, processor_of_any_size
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judges.adapter import merge_adapter
 from pacorl.judges.local import LocalJudge

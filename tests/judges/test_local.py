@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of_any_size
 from PIL import Image
 
+from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of_any_size
 from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.io.images import ImageError
