@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from judges import build, processor_of_any_size
 from peft import peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, TrainerCallback
 
+from judges import build, processor_of_any_size
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.judge_run import RewardRun, RewardTuningConfig
 from pacorl.core.objectives.decision_weighted import decision_weighted
