@@ -24,7 +24,7 @@ from pacorl.data.characters import Oracle
 from pacorl.data.records import prompts_from
 from pacorl.engine.generator import Generator
 from pacorl.engine.threads import use_cores
-from pacorl.generate.sets import Made, generate_sets
+from pacorl.generate.sets import GeneratedImage, generate_sets
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.local import LocalJudge
 from pacorl.types import Size
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compare(made: list[Made], *, best_of: int) -> dict[str, Any]:
+def compare(made: list[GeneratedImage], *, best_of: int) -> dict[str, Any]:
     """`made`: candidates of each prompt in turn, best first by the judge."""
     oracle = Oracle()
     grades = [oracle.grade(one.prompt, one.panels) for one in made]

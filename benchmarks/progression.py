@@ -37,7 +37,7 @@ from pacorl.core import questions
 from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw, split_of
 from pacorl.engine.generator import Generator
 from pacorl.engine.threads import use_cores
-from pacorl.generate.storyboard import pages, paint_storyboard, read_storyboard
+from pacorl.generate.storyboard import generate_storyboard, pages, read_storyboard
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.judge import Judge
 from pacorl.judges.local import LocalJudge
@@ -64,7 +64,7 @@ def main() -> None:
     result: dict[str, object] = {}
     if options.seeds:
         generator = Generator.load("tiny", adapter=options.adapter)
-        sheets = [paint_storyboard(generator, board, seed=seed)[0].panels for seed in range(options.seeds)]
+        sheets = [generate_storyboard(generator, board, seed=seed)[0].panels for seed in range(options.seeds)]
         result["painted"] = painted(judge, sheets, wanted)
     result["drawn"] = drawn(judge, wanted, count=options.drawn)
     result["day"] = day(judge, count=options.drawn)

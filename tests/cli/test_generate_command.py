@@ -70,7 +70,7 @@ def records(tmp_path_factory) -> Path:
         (("--image", "nowhere.png", "--instruction", "x"), "nowhere.png"),
         ((*SET, "--size", "large"), "not of the form HEIGHTxWIDTH"),
         ((*SET, "--layout", "1x4"), "sets of 4 panels as 2x2 and no others"),
-        ((*SET, "--ask", "price"), "--ask is theme or criteria"),
+        ((*SET, "--ask", "price"), "--ask 'price' is none of theme, criteria"),
         (("--prompt", "a red dragon"), "'dragon'"),
         (("--record", "nowhere.jsonl:1"), "cannot be read"),
         (("--storyboard", "nowhere.yaml"), "nowhere.yaml"),

@@ -18,7 +18,7 @@ from pacorl.engine.generator import Generator
 from pacorl.generate.files import read_recipe, save, save_pdf, write_page
 from pacorl.generate.ranking import best_first, judge_edits
 from pacorl.generate.sets import generate_sets
-from pacorl.generate.storyboard import Storyboard, paint_storyboard
+from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import save_lora
 from pacorl.policies import kind_of
@@ -83,9 +83,9 @@ def test_the_same_seed_gives_the_same_picture_and_another_another(painter, promp
     first, second = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
     again, _ = generate_sets(painter, prompts[:1], count=2, seed=5, size=SIZE, steps=STEPS)
     (alone,) = generate_sets(painter, prompts[:1], seed=6, size=SIZE, steps=STEPS)
-    assert first.sheet.tobytes() == again.sheet.tobytes()
-    assert (second.recipe.seed, apart(second.sheet, alone.sheet)) == (6, 0)
-    assert apart(first.sheet, second.sheet) > 20
+    assert first.image.tobytes() == again.image.tobytes()
+    assert (second.recipe.seed, apart(second.image, alone.image)) == (6, 0)
+    assert apart(first.image, second.image) > 20
 
 
 def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
@@ -101,7 +101,7 @@ def test_a_seed_means_what_it_means_to_diffusers(painter, prompts):
         max_sequence_length=48,
         generator=torch.Generator().manual_seed(11),
     ).images[0]
-    assert apart(made.sheet, image) <= 1
+    assert apart(made.image, image) <= 1
 
 
 def test_the_best_of_several_is_the_judges(painter, prompts):
@@ -111,19 +111,19 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
     assert sorted(one.recipe.seed for one in ranked) == list(range(3, 9))
     assert judge.asked == 2 * 3 * 6
     for prompt, part in zip(prompts, (ranked[:3], ranked[3:]), strict=True):
-        own = [score_of(one.sheet, prompt) for one in part]
+        own = [score_of(one.image, prompt) for one in part]
         assert own == sorted(own, reverse=True)
         assert [one.judged.score for one in part] == pytest.approx(own)
         assert part[0].judged.matrix[0][1] == part[0].judged.matrix[1][0]
     best = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
-    assert [one.sheet.tobytes() for one in best] == [ranked[0].sheet.tobytes(), ranked[3].sheet.tobytes()]
+    assert [one.image.tobytes() for one in best] == [ranked[0].image.tobytes(), ranked[3].image.tobytes()]
 
 
 def test_criteria_are_asked_for_where_wanted(painter, prompts):
     judge = Brightness()
     (made,) = generate_sets(painter, prompts[:1], judge=judge, ask="criteria", size=SIZE, steps=STEPS)
     assert judge.asked == 6 * 4  # the tiny world's criteria: colour, shape, hat, palette
-    assert made.judged.score == pytest.approx(score_of(made.sheet, prompts[0]))
+    assert made.judged.score == pytest.approx(score_of(made.image, prompts[0]))
 
 
 def test_every_step_is_told_and_may_stop_the_painting(painter, prompts):
@@ -170,8 +170,8 @@ def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
     options = {"seed": 2, "size": SIZE, "steps": STEPS}
     (own,), (base,) = (generate_sets(worn, prompts[:1], base=base, **options) for base in (False, True))
     (plain,) = generate_sets(painter, prompts[:1], **options)
-    assert apart(base.sheet, plain.sheet) <= 1
-    assert apart(own.sheet, plain.sheet) > 20
+    assert apart(base.image, plain.image) <= 1
+    assert apart(own.image, plain.image) > 20
     assert (own.recipe.adapter, base.recipe.adapter) == (str(adapter / form), "")
     # PEFT's own reading of the folder gives the same weights.
     from peft import PeftModel
@@ -229,7 +229,7 @@ def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
 def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
     made = generate_sets(painter, prompts[:1], seed=9, best_of=2, judge=Brightness(), size=SIZE, steps=STEPS)
     (saved,) = save(made, tmp_path, judge="brightness")
-    told = read_recipe(saved.sheet)
+    told = read_recipe(saved.path)
     assert told["prompt"] == prompts[0].text
     assert told["score"] == f"{made[0].judged.score:.6f}"
     expected = {"seed": str(made[0].recipe.seed), "model": "tiny", "steps": "3", "guidance": "3.5", "layout": "2x2"}
@@ -239,9 +239,9 @@ def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
         assert panel.tobytes() == made[0].panels[3].tobytes()
     # What it says paints it again, and the same call writes the same bytes.
     (again,) = generate_sets(painter, prompts[:1], seed=int(told["seed"]), size=SIZE, steps=int(told["steps"]))
-    assert apart(again.sheet, made[0].sheet) <= 1
-    before = saved.sheet.read_bytes()
-    assert save(made, tmp_path, judge="brightness")[0].sheet.read_bytes() == before
+    assert apart(again.image, made[0].image) <= 1
+    before = saved.path.read_bytes()
+    assert save(made, tmp_path, judge="brightness")[0].path.read_bytes() == before
     page = write_page(tmp_path / "page.html", [saved], title="<b>Sets</b>", notes=["Painted."], judge="brightness")
     html = page.read_text()
     assert "<b>Sets</b>" not in html
@@ -258,7 +258,7 @@ def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
         scenes=("{hero} waving, flag", "jumping, boat", "standing, tree", "waving, lamp") * 2,
     )
     judge = Brightness()
-    first, second = paint_storyboard(painter, board, seed=1, best_of=2, judge=judge, size=SIZE, steps=STEPS)
+    first, second = generate_storyboard(painter, board, seed=1, best_of=2, judge=judge, size=SIZE, steps=STEPS)
     assert judge.asked == 2 * 6 + 2 * (6 + 16)
     own = [alike(a, b) for a, b in combinations(second.panels, 2)]
     across = [alike(a, b) for a in first.panels for b in second.panels]
@@ -266,15 +266,15 @@ def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
     assert dict(second.judged.parts) == pytest.approx({"this page": fmean(own), "with earlier pages": fmean(across)})
     assert {first.recipe.seed, second.recipe.seed} <= {1, 2, 3, 4}
     saved = save([first, second], tmp_path, stem="page")
-    assert [one.sheet.name for one in saved] == ["page-1.png", "page-2.png"]
+    assert [one.path.name for one in saved] == ["page-1.png", "page-2.png"]
     assert save_pdf([first, second], tmp_path / "walk.pdf", title="A walk").read_bytes().startswith(b"%PDF")
 
 
 def test_a_short_last_page_keeps_the_size_of_panels(prompts):
     board = Storyboard(title="A walk", scenes=("a", "b", "c", "d", "e", "f"))
     other = Generator(FLUX.from_pretrained("tiny", max_sequence_length=96), model="another")
-    first, second = paint_storyboard(other, board, size=SIZE, steps=1)
-    assert (first.sheet.size, second.sheet.size) == ((64, 64), (64, 32))
+    first, second = generate_storyboard(other, board, size=SIZE, steps=1)
+    assert (first.image.size, second.image.size) == ((64, 64), (64, 32))
     assert {panel.size for panel in [*first.panels, *second.panels]} == {(32, 32)}
 
 
@@ -297,18 +297,18 @@ def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
         sources.append(Prompt(id=len(sources), text="Give the hero a crown.", sources=(path,)))
     judge = Brightness()
     made = generate_sets(editor, sources, best_of=2, judge=judge, size=SIZE, steps=2)
-    assert made[0].sheet.height > made[0].sheet.width
-    assert made[1].sheet.width > made[1].sheet.height
+    assert made[0].image.height > made[0].image.width
+    assert made[1].image.width > made[1].image.height
     assert judge.asked == 2 * 2 * 2
     from pacorl.rewards.edits import EditConsistency
 
-    assert made[0].judged.score == pytest.approx(EditConsistency(judge)(sources[:1], [made[0].sheet])[0])
-    likeness = alike(Image.open(sources[0].sources[0]), made[0].sheet)
+    assert made[0].judged.score == pytest.approx(EditConsistency(judge)(sources[:1], [made[0].image])[0])
+    likeness = alike(Image.open(sources[0].sources[0]), made[0].image)
     assert made[0].judged.score == pytest.approx(likeness)  # √(a·a)
     assert dict(made[0].judged.parts) == pytest.approx({"kept": likeness, "followed": likeness})
     saved = save(made, tmp_path / "out")
-    assert saved[0].sheet.name == "edit-1.png"
-    assert read_recipe(saved[0].sheet)["sources"] == '["tall.png"]'
+    assert saved[0].path.name == "edit-1.png"
+    assert read_recipe(saved[0].path)["sources"] == '["tall.png"]'
     assert saved[0].panels == ()
 
 

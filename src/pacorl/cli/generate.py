@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
+from pacorl.cli.options import with_options
+from pacorl.cli.output import echo_errors, print_json, progress
+from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, one_of, option
+from pacorl.types import TINY
+
 if TYPE_CHECKING:
     from pacorl.engine.generator import Generator
-    from pacorl.generate.files import Saved
-    from pacorl.generate.sets import Made
+    from pacorl.generate.files import SavedImage
+    from pacorl.generate.sets import GeneratedImage
     from pacorl.score.reward import PacoReward
     from pacorl.types import Prompt
 
@@ -22,142 +28,129 @@ def register(app: typer.Typer) -> None:
     app.command("generate")(generate)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """What is to be generated: one of a prompt, a record, a storyboard, an edit."""
+
+    panel: ClassVar[str] = "Request"
+
+    prompt: str = option("", "What all panels share, or a whole prompt with panel tags.")
+    panels: list[str] = option([], "What one panel shows; repeat it, row by row.", flags=("--panel",))
+    layout: str = option("", "ROWSxCOLS of the panels; the squarest if left out.")
+    record: str = option("", "A T2IS record, as FILE.jsonl:IDX (or a line number).")
+    storyboard: Path | None = option(None, "A YAML of characters, style and scenes.")
+    images: list[Path] = option([], "An image to edit; may be repeated for editors of several.", flags=("--image",))
+    instruction: str = option("", "What to change in it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions(JudgeOptions):
+    """How many images, and which of them are kept."""
+
+    panel: ClassVar[str] = "Choice"
+
+    judge: str = inherited(
+        JudgeOptions, "judge", default="", help="Who ranks and scores: folder, hub name, URL, endpoints YAML, or tiny."
+    )
+    count: int = option(1, "Images per prompt.", least=1)
+    best_of: int = option(1, "Generate so many candidates for each, and keep the judge's best.", least=1)
+    keep_all: bool = option(False, "Keep every candidate, with its rank in the name.")
+    ask: str = option(
+        "theme", "What the judge is asked of pairs: theme, or the written criteria.", parse=one_of("theme", "criteria")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where the images go."""
+
+    panel: ClassVar[str] = "Output"
+
+    out: Path = option(Path("generated"), "The folder for the images.")
+    report: Path | None = option(None, "Also write a self-contained page (a storyboard always gets one).")
+    pdf: Path | None = option(None, "Also write the grid images as a PDF.")
+    as_json: bool = option(False, "Print JSON.", flags=("--json",))
+
+
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be painted: prompts, or a storyboard."""
+class GenerationRequest:
+    """Prompts, or the storyboard whose pages they are."""
 
     title: str
     prompts: list[Prompt]
     board: Any = None
 
 
+@with_options
 def generate(
-    *,
-    prompt: str = typer.Option("", help="What all panels share, or a whole prompt with panel tags."),
-    panel: list[str] = typer.Option([], help="What one panel shows; repeat it, row by row."),
-    layout: str = typer.Option("", help="ROWSxCOLS of the panels; the squarest if left out."),
-    record: str = typer.Option("", help="A T2IS record, as FILE.jsonl:IDX (or a line number)."),
-    storyboard: Path | None = typer.Option(None, help="A YAML of characters, style and scenes."),
-    image: list[Path] = typer.Option([], help="A picture to edit; may be repeated for editors of several."),
-    instruction: str = typer.Option("", help="What to change in it."),
-    model: str = typer.Option("tiny", help="A diffusers folder, a hub name, or the embedded tiny generator."),
-    kind: str = typer.Option("", help="The policy that runs the model; found out from it if left out."),
-    adapter: str = typer.Option("", help="A LoRA of any form: folder, file, ORG/NAME or ORG/NAME:FILE on the hub."),
-    size: str = typer.Option("", help="HEIGHTxWIDTH of a sheet; the record's, 128x128 for tiny, else 1024x1024."),
-    steps: int | None = typer.Option(None, min=1, help="Denoising steps; 10 for tiny, else 20."),
-    guidance_scale: float | None = typer.Option(None, min=0, help="Guidance scale; the model's own default."),
-    true_cfg_scale: float | None = typer.Option(
-        None, min=1, help="True guidance, with a second pass; the model's default."
-    ),
-    negative_prompt: str | None = typer.Option(None, help="What true guidance steers away from."),
-    max_sequence_length: int | None = typer.Option(
-        None, min=1, help="Text tokens per prompt; the model's own default."
-    ),
-    seed: int = typer.Option(0, min=0, help="Of the first picture; the next ones count on from it."),
-    count: int = typer.Option(1, min=1, help="Pictures per prompt."),
-    best_of: int = typer.Option(1, min=1, help="Paint so many candidates for each, and keep the judge's best."),
-    keep_all: bool = typer.Option(False, "--keep-all", help="Keep every candidate, with its rank in the name."),
-    judge: str = typer.Option("", help="Who ranks and scores: folder, hub name, URL, endpoints YAML, or tiny."),
-    ask: str = typer.Option("theme", help="What the judge is asked of pairs: the theme, or the written criteria."),
-    judge_model: str = typer.Option("", help="The judge's name at a server."),
-    judge_adapter: str = typer.Option("", help="A PEFT adapter on the judge's checkpoint."),
-    api_key_env: str = typer.Option("", help="The environment variable that holds the judge server's key."),
-    out: Path = typer.Option(Path("generated"), help="The folder for the pictures."),
-    report: Path | None = typer.Option(None, help="Also write a self-contained page (a storyboard always gets one)."),
-    pdf: Path | None = typer.Option(None, help="Also write the sheets as a PDF."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    *, request: RequestOptions, generator: GeneratorOptions, choice: ChoiceOptions, output: OutputOptions
 ) -> None:
-    """Paint sets of pictures, edits and storyboards; each PNG says what made it."""
-    wanted = _wanted(
-        prompt=prompt,
-        panels=panel,
-        layout=layout,
-        record=record,
-        storyboard=storyboard,
-        images=image,
-        instruction=instruction,
-        model=model,
-    )
-    painted_size = _size(size)
-    if ask not in ("theme", "criteria"):
-        raise ValueError(f"--ask is theme or criteria, not {ask!r}")
-    judging = _Judging(judge or ("tiny" if best_of > 1 and model == "tiny" else ""), best_of)
-    if keep_all and storyboard:
-        raise ValueError("--keep-all and --storyboard do not go together: a later page depends on the choice before it")
-    if storyboard and count > 1:
-        raise ValueError(f"--count {count} and --storyboard do not go together; give another --seed instead")
-
+    """Generate sets of images, edits and storyboards; each PNG says what made it."""
     from pacorl.engine.threads import use_cores
     from pacorl.io.quiet import quiet_loading
 
+    # Everything that can be wrong with the words is said before weights are loaded.
+    requested = read_request(request, generator.model)
+    judge = _judge_source(choice, generator.model)
+    if requested.board:
+        _check_storyboard(choice)
     quiet_loading()
     use_cores()
-    painter = _load(
-        model,
-        image,
-        kind=kind,
-        adapter=adapter,
-        guidance_scale=guidance_scale,
-        true_cfg_scale=true_cfg_scale,
-        negative_prompt=negative_prompt,
-        max_sequence_length=max_sequence_length,
-    )
-    options: dict[str, Any] = {"size": painted_size, "steps": steps, "seed": seed, "best_of": best_of, "ask": ask}
-    if not wanted.board:
-        painter.check(wanted.prompts, painted_size)
-    with judging:
-        reward = judging.open(model=judge_model, adapter=judge_adapter, api_key_env=api_key_env)
-        made = _paint(painter, wanted, reward, options, count=count, keep_all=keep_all, shown=not as_json)
-    _deliver(made, wanted, out, painter, reward, report=report, pdf=pdf, as_json=as_json)
+    model = _load(generator, edits=bool(request.images))
+    if not requested.board:
+        model.check(requested.prompts, generator.size)
+    with _opened(judge, choice) as reward:
+        images = _generate(model, requested, reward, generator, choice, shown=not output.as_json)
+        _deliver(images, requested, model, reward, output)
 
 
-# --- what is wanted --------------------------------------------------------------------------------------------
+# --- the request -----------------------------------------------------------------------------------------------
 
 
-def _wanted(
-    *,
-    prompt: str,
-    panels: Sequence[str],
-    layout: str,
-    record: str,
-    storyboard: Path | None,
-    images: Sequence[Path],
-    instruction: str,
-    model: str,
-) -> Wanted:
-    """Reads what is asked for, before anything heavy is loaded."""
-    given = {"--prompt": prompt, "--record": record, "--storyboard": storyboard, "--instruction": instruction}
-    chosen = [name for name, value in given.items() if value]
+def read_request(options: RequestOptions, model: str) -> GenerationRequest:
+    """Reads what is asked for, before anything heavy is loaded.
+
+    Raises:
+        ValueError: if not exactly one thing is asked for, or the model cannot do it.
+    """
+    sources = {
+        "--prompt": options.prompt,
+        "--record": options.record,
+        "--storyboard": options.storyboard,
+        "--instruction": options.instruction,
+    }
+    chosen = [flag for flag, value in sources.items() if value]
     if len(chosen) != 1:
-        raise ValueError(f"give one of {', '.join(given)}" + (f", not {' and '.join(chosen)}" if chosen else ""))
-    if panels and not prompt:
+        raise ValueError(f"give one of {', '.join(sources)}" + (f", not {' and '.join(chosen)}" if chosen else ""))
+    if options.panels and not options.prompt:
         raise ValueError(f"--panel goes with --prompt, not with {chosen[0]}")
-    if layout and not prompt:
+    if options.layout and not options.prompt:
         raise ValueError(f"--layout goes with --prompt; {chosen[0]} says its own")
-    if bool(images) != bool(instruction):
+    if bool(options.images) != bool(options.instruction):
         raise ValueError("an edit needs both --image and --instruction")
-    if storyboard:
-        return _board(storyboard, model)
-    if instruction:
-        return Wanted(instruction, [_edit(images, instruction, model)])
-    if record:
-        one = _record(record, model)
-        return Wanted(one.theme or one.text[:80], [one])
-    return Wanted(prompt[:80], [_set(prompt, panels, layout, model)])
+    if options.storyboard:
+        return _board(options.storyboard, model)
+    if options.instruction:
+        return GenerationRequest(options.instruction, [_edit(options.images, options.instruction, model)])
+    if options.record:
+        prompt = _record(options.record, model)
+        return GenerationRequest(prompt.theme or prompt.text[:80], [prompt])
+    return GenerationRequest(options.prompt[:80], [_set(options, model)])
 
 
-def _board(path: Path, model: str) -> Wanted:
+def _board(path: Path, model: str) -> GenerationRequest:
     from pacorl.generate.storyboard import pages, read_storyboard
 
     board = read_storyboard(path)
-    return Wanted(board.title, pages(board, model), board)
+    return GenerationRequest(board.title, pages(board, model), board)
 
 
-def _set(prompt: str, panels: Sequence[str], layout: str, model: str) -> Prompt:
+def _set(options: RequestOptions, model: str) -> Prompt:
     from pacorl.core.grid import parse_layout
     from pacorl.generate.compose import prompt_from
 
-    return prompt_from(model, theme=prompt, panels=panels, grid=parse_layout(layout) if layout else None)
+    grid = parse_layout(options.layout) if options.layout else None
+    return prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
 
 
 def _edit(images: Sequence[Path], instruction: str, model: str) -> Prompt:
@@ -172,164 +165,128 @@ def _edit(images: Sequence[Path], instruction: str, model: str) -> Prompt:
     return prompt
 
 
-def _record(record: str, model: str) -> Prompt:
+def _record(name: str, model: str) -> Prompt:
     from pacorl.generate.compose import check_for
     from pacorl.generate.records import find_record
 
-    found = find_record(record)
-    check_for(model, found)
-    return found
+    prompt = find_record(name)
+    check_for(model, prompt)
+    return prompt
 
 
-def _size(text: str) -> Any:
-    if not text:
-        return None
-    from pacorl.core.grid import parse_layout
-    from pacorl.types import Size
-
-    try:
-        sides = parse_layout(text)
-    except ValueError:
-        raise ValueError(f"--size {text!r} is not of the form HEIGHTxWIDTH, e.g. 1024x1024") from None
-    return Size(sides.rows, sides.cols)
+def _judge_source(choice: ChoiceOptions, model: str) -> str:
+    """The judge's name; the tiny one if the tiny generator's candidates are to be ranked; empty for none."""
+    if choice.judge or choice.best_of == 1:
+        return choice.judge
+    if model != TINY:
+        raise ValueError(f"--best-of {choice.best_of} needs a judge to say which; name one with --judge")
+    return TINY
 
 
-# --- painting --------------------------------------------------------------------------------------------------
+def _check_storyboard(choice: ChoiceOptions) -> None:
+    if choice.keep_all:
+        raise ValueError("--keep-all and --storyboard do not go together: a later page depends on the choice before it")
+    if choice.count > 1:
+        raise ValueError(f"--count {choice.count} and --storyboard do not go together; give another --seed instead")
 
 
-def _load(model: str, images: Sequence[Path], **options: Any) -> Generator:
+# --- generating ------------------------------------------------------------------------------------------------
+
+
+def _load(options: GeneratorOptions, *, edits: bool) -> Generator:
     from pacorl.engine.generator import Generator
     from pacorl.policies import kind_of
 
-    options["kind"] = options["kind"] or kind_of(model, edits=bool(images))
-    return Generator.load(model, **options)
+    return Generator.load(
+        options.model,
+        kind=options.kind or kind_of(options.model, edits=edits),
+        adapter=options.adapter,
+        guidance_scale=options.guidance_scale,
+        true_cfg_scale=options.true_cfg_scale,
+        negative_prompt=options.negative_prompt,
+        max_sequence_length=options.max_sequence_length,
+    )
 
 
-class _Judging:
-    """The judge, if one is wanted, let go of at the end."""
+def _opened(source: str, choice: ChoiceOptions) -> AbstractContextManager[PacoReward | None]:
+    if not source:
+        return nullcontext()
+    from pacorl.score.reward import PacoReward
 
-    def __init__(self, source: str, best_of: int) -> None:
-        if best_of > 1 and not source:
-            raise ValueError(f"--best-of {best_of} needs a judge to say which; name one with --judge")
-        self.source = source
-        self.reward: PacoReward | None = None
-
-    def open(self, **options: Any) -> PacoReward | None:
-        if self.source:
-            from pacorl.score.reward import PacoReward
-
-            self.reward = PacoReward.from_pretrained(self.source, **options)
-        return self.reward
-
-    def __enter__(self) -> _Judging:
-        return self
-
-    def __exit__(self, *fault: object) -> None:
-        if self.reward:
-            self.reward.close()
+    return PacoReward.from_pretrained(source, **choice.judge_access)
 
 
-def _paint(
-    painter: Generator,
-    wanted: Wanted,
+def _generate(
+    model: Generator,
+    request: GenerationRequest,
     reward: PacoReward | None,
-    options: dict[str, Any],
+    options: GeneratorOptions,
+    choice: ChoiceOptions,
     *,
-    count: int,
-    keep_all: bool,
     shown: bool,
-) -> list[Made]:
+) -> list[GeneratedImage]:
     from pacorl.generate.sets import generate_sets
-    from pacorl.generate.storyboard import paint_storyboard
+    from pacorl.generate.storyboard import generate_storyboard
 
-    judge = reward.judge if reward else None
-    steps = options["steps"] or painter.default_steps
-    total = len(wanted.prompts) * count * options["best_of"] * steps
-    with _bar(total, shown=shown) as advance:
-        if wanted.board:
-            return paint_storyboard(painter, wanted.board, judge=judge, on_step=advance, **options)
-        return generate_sets(
-            painter, wanted.prompts, judge=judge, count=count, keep_all=keep_all, on_step=advance, **options
-        )
+    total = len(request.prompts) * choice.count * choice.best_of * (options.steps or model.default_steps)
+    done = 0
+    with progress("generating", shown=shown) as advance:
 
+        def on_step(images: int) -> None:
+            nonlocal done
+            done += images
+            advance(done, total)
 
-def _bar(total: int, *, shown: bool) -> Any:
-    from contextlib import contextmanager
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    @contextmanager
-    def bar() -> Any:
-        columns = (TextColumn("painting"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as progress:
-            task = progress.add_task("painting", total=total)
-            advance: Callable[[int], None] = lambda pictures: progress.advance(task, pictures)  # noqa: E731
-            yield advance
-
-    return bar()
+        common: dict[str, Any] = {
+            "judge": reward.judge if reward else None,
+            "seed": options.seed,
+            "best_of": choice.best_of,
+            "ask": choice.ask,
+            "size": options.size,
+            "steps": options.steps,
+            "on_step": on_step,
+        }
+        if request.board:
+            return generate_storyboard(model, request.board, **common)
+        return generate_sets(model, request.prompts, count=choice.count, keep_all=choice.keep_all, **common)
 
 
 # --- handing over ----------------------------------------------------------------------------------------------
 
 
 def _deliver(
-    made: Sequence[Made],
-    wanted: Wanted,
-    out: Path,
-    painter: Generator,
+    images: Sequence[GeneratedImage],
+    request: GenerationRequest,
+    model: Generator,
     reward: PacoReward | None,
-    *,
-    report: Path | None,
-    pdf: Path | None,
-    as_json: bool,
+    output: OutputOptions,
 ) -> None:
     from pacorl.generate import files
 
     judge = reward.name if reward else ""
-    notes = [note for note in (painter.note, reward.note if reward else "") if note]
-    for note in notes:  # before any number
-        typer.echo(note, err=True)
-    saved = files.save(made, out, judge=judge, stem="page" if wanted.board else "")
-    page = report or (out / "storyboard.html" if wanted.board else None)
+    notes = [note for note in (model.note, reward.note if reward else "") if note]
+    saved = files.save(images, output.out, judge=judge, stem="page" if request.board else "")
+    page = output.report or (output.out / "storyboard.html" if request.board else None)
     if page:
-        files.write_page(page, saved, title=wanted.title, notes=notes, judge=judge)
-    if pdf:
-        files.save_pdf(made, pdf, title=wanted.title)
-    if as_json:
-        _print_json(saved, painter, judge, notes, page)
+        files.write_page(page, saved, title=request.title, notes=notes, judge=judge)
+    if output.pdf:
+        files.save_pdf(images, output.pdf, title=request.title)
+    if output.as_json:
+        names = {"model": model.model, "adapter": model.adapter, "judge": judge, "notes": notes}
+        made = [files.to_dict(image) for image in saved]
+        print_json(names | {"page": str(page) if page else None, "made": made})
     else:
-        for one in saved:
-            typer.echo(_line(one))
-    for line in [*([f"page: {page}"] if page else []), *([f"pdf: {pdf}"] if pdf else [])]:
-        typer.echo(line, err=True)
+        typer.echo("\n".join(_line(image) for image in saved))
+    echo_errors(*notes, f"page: {page}" if page else "", f"pdf: {output.pdf}" if output.pdf else "")
 
 
-def _line(saved: Saved) -> str:
-    made, judged = saved.made, saved.made.judged
-    told = [str(saved.sheet), f"seed {made.recipe.seed}"]
+def _line(saved: SavedImage) -> str:
+    image, judged = saved.image, saved.image.judged
+    columns = [str(saved.path), f"seed {image.recipe.seed}"]
     if judged and judged.score is not None:
-        told.append(f"score {judged.score:.4f}")
+        columns.append(f"score {judged.score:.4f}")
     if judged and judged.error:
-        told.append(f"no score: {judged.error}")
-    if made.candidates > 1:
-        told.append(f"number {made.rank} of {made.candidates}")
-    return "  ".join(told)
-
-
-def _print_json(
-    saved: Sequence[Saved], painter: Generator, judge: str, notes: Sequence[str], page: Path | None
-) -> None:
-    import json
-
-    from pacorl.generate.files import to_dict
-
-    document = {
-        "model": painter.model,
-        "adapter": painter.adapter,
-        "judge": judge,
-        "notes": list(notes),
-        "page": str(page) if page else None,
-        "made": [to_dict(one) for one in saved],
-    }
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        columns.append(f"no score: {judged.error}")
+    if image.candidates > 1:
+        columns.append(f"number {image.rank} of {image.candidates}")
+    return "  ".join(columns)

@@ -1,4 +1,4 @@
-"""What the tiny generator can be asked for, read from plain words.
+"""The words of the tiny generator, read from plain texts.
 
 It knows one world (docs/tiny.md) and reads one form of prompt. `tiny_prompt` finds the world's words in a text, in any
 order, and writes that form; whatever the world does not have is refused by name, with what it has.
@@ -14,11 +14,11 @@ from pacorl.data.characters import CRITERIA, EDITS, IDENTITY, INSTRUCTIONS, VALU
 from pacorl.types import Grid, Prompt
 
 GRID = Grid(2, 2)
-"""The only sheet that it was trained on."""
+"""The only layout that it was trained on."""
 
 THEME = (*IDENTITY, "palette")
 SCENE = ("pose", "prop")
-# Words that say nothing of a picture, so that "a red round hero with a crown, at night" is understood.
+# Words that say nothing of an image, so that "a red round hero with a crown, at night" is understood.
 PASSED_OVER = frozenset(
     "a an and at beside by hero heroes in is of on our same the there wearing wears while who with".split()  # noqa: SIM905
 )
@@ -27,41 +27,46 @@ EXAMPLE = "--prompt 'red round hero, crown, night' --panel 'waving, flag' --pane
 
 
 def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) -> Prompt:
-    """The prompt that the tiny generator reads. A panel that names a kept attribute departs from the theme in it.
+    """The prompt that the tiny generator reads. A panel that names an attribute of the theme departs from it.
 
-    Raises ValueError naming unknown words, missing attributes, or a layout that it does not know.
+    Raises:
+        ValueError: if words are unknown, attributes missing, or the layout is another than 2x2.
     """
     shared = attributes_in(theme, where="the theme")
-    _refuse_missing(shared, THEME, where="the theme", text=theme)
-    wanted = [_panel(shared, text, place) for place, text in enumerate(panels, 1)]
+    _check_complete(shared, THEME, where="the theme", text=theme)
+    described = [_panel(shared, text, place) for place, text in enumerate(panels, 1)]
     if grid != GRID or len(panels) != GRID.count:
         raise ValueError(
-            f"the tiny generator paints sets of {GRID.count} panels as {GRID} and no others, this is {grid} with "
+            f"the tiny generator makes sets of {GRID.count} panels as {GRID} and no others, this is {grid} with "
             f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
         )
     subject = Panel(**{**{name: VALUES[name][0] for name in SCENE}, **shared}).subject
     tags = ("[TOP]-[LEFT]", "[TOP]-[RIGHT]", "[BOTTOM]-[LEFT]", "[BOTTOM]-[RIGHT]")
-    scenes = [f"{tag}: {panel.text}." for tag, panel in zip(tags, wanted, strict=True)]
+    scenes = [f"{tag}: {panel.text}." for tag, panel in zip(tags, described, strict=True)]
     return Prompt(
         id=number,
         text=" ".join([f"{grid} grid layout of {subject}.", *scenes]),
         theme=subject,
         grid=grid,
-        panels=tuple(panel.text for panel in wanted),
+        panels=tuple(panel.text for panel in described),
         criteria=CRITERIA,
     )
 
 
 def check_tiny(prompt: Prompt) -> None:
-    """Raises ValueError where a whole prompt (a T2IS record's) is not of the tiny world."""
+    """Checks a whole prompt, such as a T2IS record's.
+
+    Raises:
+        ValueError: if it is not of the tiny world.
+    """
     if not prompt.panels:
         attributes_in(prompt.text, where="the prompt")
-        raise ValueError(f"the tiny generator paints sets of {GRID.count} panels; describe each, as in {EXAMPLE}")
+        raise ValueError(f"the tiny generator makes sets of {GRID.count} panels; describe each, as in {EXAMPLE}")
     for place, text in enumerate(prompt.panels, 1):
         try:
             Panel.parse(text)
         except ValueError:
-            _refuse_missing(
+            _check_complete(
                 attributes_in(text, where=f"panel {place}"), tuple(VALUES), where=f"panel {place}", text=text
             )
 
@@ -75,29 +80,33 @@ def check_tiny_edit(prompt: Prompt) -> None:
     instruction = prompt.text
     if instruction not in INSTRUCTIONS:
         near = difflib.get_close_matches(instruction, INSTRUCTIONS, n=2, cutoff=0.5)
-        hint = f"nearest: {' or '.join(repr(one) for one in near)}" if near else "none is near"
+        hint = f"nearest: {' or '.join(map(repr, near))}" if near else "none is near"
         forms = " ".join(f"{form.format(name.upper())} ({', '.join(VALUES[name])})" for name, form in EDITS.items())
         raise ValueError(f"the tiny editor does not know {instruction!r} ({hint}); it knows: {forms}")
 
 
 def attributes_in(text: str, *, where: str) -> dict[str, str]:
-    """Attribute → value of every word of the world in `text`. Raises ValueError for other words, naming near ones."""
-    found: dict[str, str] = {}
-    known = {value: name for name, values in VALUES.items() for value in values}
+    """Attribute → value of every word of the world in `text`.
+
+    Raises:
+        ValueError: if there are other words, or two values of an attribute.
+    """
+    attributes: dict[str, str] = {}
+    name_of = {value: name for name, values in VALUES.items() for value in values}
     words = WORD.findall(text.lower().replace("top hat", "top-hat"))
-    strangers = [word for word in dict.fromkeys(words) if word not in known and word not in PASSED_OVER]
-    if strangers:
+    unknown = [word for word in dict.fromkeys(words) if word not in name_of and word not in PASSED_OVER]
+    if unknown:
         raise ValueError(
-            f"{where} says {_quoted(strangers, known)}, which the tiny generator does not know; {known_words()}"
+            f"{where} says {_quoted(unknown, name_of)}, which the tiny generator does not know; {known_words()}"
         )
     for word in words:
-        name = known.get(word)
+        name = name_of.get(word)
         if name is None:
             continue
-        if found.get(name, word) != word:
-            raise ValueError(f"{where} has two values of {name}, {found[name]} and {word}; give one")
-        found[name] = word
-    return found
+        if attributes.get(name, word) != word:
+            raise ValueError(f"{where} has two values of {name}, {attributes[name]} and {word}; give one")
+        attributes[name] = word
+    return attributes
 
 
 def known_words() -> str:
@@ -106,21 +115,21 @@ def known_words() -> str:
 
 
 def _panel(shared: Mapping[str, str], text: str, place: int) -> Panel:
-    own = attributes_in(text, where=f"panel {place}")
-    _refuse_missing(own, SCENE, where=f"panel {place}", text=text)
-    return Panel(**{**shared, **own})
+    attributes = attributes_in(text, where=f"panel {place}")
+    _check_complete(attributes, SCENE, where=f"panel {place}", text=text)
+    return Panel(**{**shared, **attributes})
 
 
-def _refuse_missing(found: Mapping[str, str], wanted: Sequence[str], *, where: str, text: str) -> None:
-    missing = [name for name in wanted if name not in found]
+def _check_complete(attributes: Mapping[str, str], names: Sequence[str], *, where: str, text: str) -> None:
+    missing = [name for name in names if name not in attributes]
     if missing:
         needed = "; ".join(f"a {name} ({', '.join(VALUES[name])})" for name in missing)
         raise ValueError(f"{where}, {text!r}, lacks {needed}")
 
 
-def _quoted(strangers: Sequence[str], known: Mapping[str, str]) -> str:
-    told = []
-    for word in strangers[:5]:
-        near = difflib.get_close_matches(word, known, n=1)
-        told.append(f"{word!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
-    return ", ".join(told) + (f" and {len(strangers) - 5} more words" if len(strangers) > 5 else "")
+def _quoted(unknown: Sequence[str], words: Mapping[str, str]) -> str:
+    quoted = []
+    for word in unknown[:5]:
+        near = difflib.get_close_matches(word, words, n=1)
+        quoted.append(f"{word!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    return ", ".join(quoted) + (f" and {len(unknown) - 5} more words" if len(unknown) > 5 else "")

@@ -21,31 +21,40 @@ def prompt_from(
     criteria: Mapping[str, Mapping[str, str]] | None = None,
     number: int = 0,
 ) -> Prompt:
-    """The prompt for a model: a set where there are panels, one picture where there are none.
+    """The prompt for a model: a set if there are panels, else one image.
 
-    A theme that already has panel tags is taken as it is. Raises ValueError where panels and layout do not fit, and,
-    for the tiny generator, where it does not know what is asked for.
+    Args:
+        theme: what the panels share; a text that already has panel tags is taken as it is.
+        grid: the squarest that fits, if left out.
+        number: the prompt's id.
+
+    Raises:
+        ValueError: if panels and layout do not fit, or the tiny generator does not know a word.
     """
     if panels:
         _check_fit(theme, panels, grid)
         layout = grid or layout_for(len(panels))
         write = tiny_spec(edits=False).committed.compose if model == TINY else None
-        made = write(theme, panels, layout, number) if write else compose(theme, panels, layout)
+        prompt = write(theme, panels, layout, number) if write else compose(theme, panels, layout)
     else:
-        made = _written_out(theme, grid)
-        check_for(model, made)
+        prompt = _written_out(theme, grid)
+        check_for(model, prompt)
     return Prompt(
         id=number,
-        text=made.text,
-        theme=made.theme,
-        grid=made.grid,
-        panels=made.panels,
-        criteria=criteria or made.criteria,
+        text=prompt.text,
+        theme=prompt.theme,
+        grid=prompt.grid,
+        panels=prompt.panels,
+        criteria=criteria or prompt.criteria,
     )
 
 
 def check_for(model: str, prompt: Prompt) -> None:
-    """Raises ValueError where a model does not know what a prompt asks for; only the tiny one's words are known."""
+    """Checks that a model knows the words of a prompt; only the tiny one has a list of them.
+
+    Raises:
+        ValueError: if it does not; it names the word.
+    """
     if model == TINY:
         tiny_spec(edits=bool(prompt.sources)).committed.check(prompt)
 
@@ -55,9 +64,9 @@ def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
     count = NUMBERS[grid.count - 1] if grid.count <= len(NUMBERS) else str(grid.count)
     opening = f"{count}-PANEL Images with a {grid} grid layout portraying {_sentence(theme)}"
     scenes = [f"{tag}: {_sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
-    made = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))
-    assert len(panel_texts(made.text)) == grid.count
-    return made
+    prompt = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))
+    assert len(panel_texts(prompt.text)) == grid.count
+    return prompt
 
 
 def panel_tags(grid: Grid) -> list[str]:
@@ -74,11 +83,11 @@ def layout_for(count: int) -> Grid:
 
 
 def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
-    for where, text in [("the theme", theme), *((f"panel {place}", text) for place, text in enumerate(panels, 1))]:
+    for name, text in [("the theme", theme), *((f"panel {number}", text) for number, text in enumerate(panels, 1))]:
         if not text.strip():
-            raise ValueError(f"{where} is empty; say what it shows")
+            raise ValueError(f"{name} is empty; say what it shows")
         if PANEL_TAG.search(f". {text}"):
-            raise ValueError(f"{where}, {text[:60]!r}, holds a panel tag; give tags, or one text per panel, not both")
+            raise ValueError(f"{name}, {text[:60]!r}, holds a panel tag; give tags, or one text per panel, not both")
     if grid and grid.count != len(panels):
         fitting = layout_for(len(panels))
         raise ValueError(
@@ -90,12 +99,12 @@ def _written_out(text: str, grid: Grid | None) -> Prompt:
     from pacorl.core.grid import parse_layout
 
     if not text.strip():
-        raise ValueError("the prompt is empty; say what to paint")
+        raise ValueError("the prompt is empty; say what to generate")
     panels = panel_texts(text)
-    found = grid or (parse_layout(text) if panels else Grid(1, 1))
-    if panels and len(panels) != found.count:
-        raise ValueError(f"the layout {found} has {found.count} panels and the prompt describes {len(panels)}")
-    return Prompt(id=0, text=text, grid=found, panels=panels)
+    layout = grid or (parse_layout(text) if panels else Grid(1, 1))
+    if panels and len(panels) != layout.count:
+        raise ValueError(f"the layout {layout} has {layout.count} panels and the prompt describes {len(panels)}")
+    return Prompt(id=0, text=text, grid=layout, panels=panels)
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures on the disk: sheets and panels as PNGs that say what made them, and one page that shows them."""
+"""Images on the disk: grid images and panels as PNGs with their recipe, and one page that shows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 from PIL import Image
 
-from pacorl.generate.sets import Made
+from pacorl.generate.sets import GeneratedImage
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.report import pair_matrix_svg, render
@@ -19,18 +19,18 @@ from pacorl.report.images import Picture, show
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """Where a picture and its panels lie."""
+class SavedImage:
+    """An image and its panels as files."""
 
-    made: Made
-    sheet: Path
+    image: GeneratedImage
+    path: Path
     panels: tuple[Path, ...]
 
 
-def recipe_texts(made: Made, *, judge: str = "") -> dict[str, str]:
-    """The PNG text chunks of a picture, a text each; `panels` and `sources` are JSON lists."""
-    prompt, recipe, judged = made.prompt, made.recipe, made.judged
-    known = {
+def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
+    """The PNG text chunks of an image, which `read_recipe` reads; `panels` and `sources` are JSON lists."""
+    prompt, recipe, judged = image.prompt, image.recipe, image.judged
+    texts = {
         "Software": f"pacorl {recipe.version}",
         "prompt": prompt.text,
         "layout": str(prompt.grid),
@@ -47,69 +47,69 @@ def recipe_texts(made: Made, *, judge: str = "") -> dict[str, str]:
         "score": "" if judged is None or judged.score is None else f"{judged.score:.6f}",
         "judge": judge if judged else "",
     }
-    return {key: text for key, text in known.items() if text}
+    return {key: text for key, text in texts.items() if text}
 
 
 def read_recipe(path: Path) -> dict[str, str]:
-    """The text chunks of a picture; empty for one without."""
+    """The text chunks of an image, as `recipe_texts` wrote them; empty for one without."""
     with Image.open(path) as image:
         image.load()
         return {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
 
 
-def save(made: Sequence[Made], out: Path, *, judge: str = "", stem: str = "") -> list[Saved]:
-    """Writes each picture, and the panels of a set beside it; returns where.
+def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "") -> list[SavedImage]:
+    """Writes each image, and the panels of a set beside it.
 
     Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call gives the same bytes. Existing files of
     these names are replaced, each whole.
     """
     out.mkdir(parents=True, exist_ok=True)
-    width = len(str(len(made)))
-    several = any(one.rank > 1 for one in made)
+    width = len(str(len(images)))
+    ranked = any(image.rank > 1 for image in images)
     saved, number = [], 0
-    for one in made:
-        number += one.rank == 1
-        rank = f"-rank-{one.rank}" if several else ""
-        name = f"{stem or ('edit' if one.prompt.sources else 'set')}-{number:0{width}d}{rank}"
-        saved.append(_save_one(one, out, name, judge=judge))
+    for image in images:
+        number += image.rank == 1  # candidates of one image share its number
+        rank = f"-rank-{image.rank}" if ranked else ""
+        name = f"{stem or ('edit' if image.prompt.sources else 'set')}-{number:0{width}d}{rank}"
+        saved.append(_save(image, out, name, judge=judge))
     return saved
 
 
-def _save_one(made: Made, out: Path, name: str, *, judge: str) -> Saved:
-    texts = recipe_texts(made, judge=judge)
-    sheet = out / f"{name}.png"
-    write_atomic(sheet, png_bytes(made.sheet, texts))
-    if made.prompt.grid.count == 1:
-        return Saved(made, sheet, ())
+def _save(image: GeneratedImage, out: Path, name: str, *, judge: str) -> SavedImage:
+    texts = recipe_texts(image, judge=judge)
+    path = out / f"{name}.png"
+    write_atomic(path, png_bytes(image.image, texts))
+    if image.prompt.grid.count == 1:
+        return SavedImage(image, path, ())
     panels = []
-    for place, panel in enumerate(made.panels, 1):
+    for place, panel in enumerate(image.panels, 1):
         panels.append(out / f"{name}-panel-{place}.png")
-        own = {"panel": made.prompt.panels[place - 1]} if made.prompt.panels else {}
+        own = {"panel": image.prompt.panels[place - 1]} if image.prompt.panels else {}
         write_atomic(panels[-1], png_bytes(panel, {**texts, "place": str(place), **own}))
-    return Saved(made, sheet, tuple(panels))
+    return SavedImage(image, path, tuple(panels))
 
 
-def save_pdf(made: Sequence[Made], path: Path, *, title: str) -> Path:
-    """The pages as one PDF, a sheet each."""
-    sheets = [one.sheet.convert("RGB") for one in made]
-    sheets[0].save(path, "PDF", save_all=True, append_images=sheets[1:], title=title, producer="pacorl")
+def save_pdf(images: Sequence[GeneratedImage], path: Path, *, title: str) -> Path:
+    """Writes one PDF with an image on each page."""
+    pages = [image.image.convert("RGB") for image in images]
+    pages[0].save(path, "PDF", save_all=True, append_images=pages[1:], title=title, producer="pacorl")
     return path
 
 
-def to_dict(saved: Saved) -> dict[str, Any]:
-    """What `--json` prints of a picture."""
-    made, judged = saved.made, saved.made.judged
+def to_dict(saved: SavedImage) -> dict[str, Any]:
+    """The image in the JSON of `pacorl generate`."""
+    image, judged = saved.image, saved.image.judged
     document: dict[str, Any] = {
-        "file": str(saved.sheet),
+        "file": str(saved.path),
         "panels": [str(path) for path in saved.panels],
-        "prompt": made.prompt.text,
-        "layout": str(made.prompt.grid),
-        "seed": made.recipe.seed,
-        "size": str(made.recipe.size),
-        "steps": made.recipe.steps,
-        "guidance": made.recipe.guidance_scale,
-        "rank": made.rank,
-        "candidates": made.candidates,
+        "prompt": image.prompt.text,
+        "layout": str(image.prompt.grid),
+        "seed": image.recipe.seed,
+        "size": str(image.recipe.size),
+        "steps": image.recipe.steps,
+        "guidance": image.recipe.guidance_scale,
+        "rank": image.rank,
+        "candidates": image.candidates,
     }
     if judged:
         document |= {"score": judged.score, "pairs": judged.matrix, "parts": dict(judged.parts), "error": judged.error}
@@ -121,7 +121,7 @@ def to_dict(saved: Saved) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One picture on the page."""
+    """An image on the page."""
 
     name: str
     picture: Picture
@@ -132,8 +132,10 @@ class Card:
     facts: Mapping[str, str]
 
 
-def write_page(path: Path, saved: Sequence[Saved], *, title: str, notes: Sequence[str] = (), judge: str = "") -> Path:
-    """One self-contained page of the pictures, their panels' texts, pair matrices and recipes."""
+def write_page(
+    path: Path, saved: Sequence[SavedImage], *, title: str, notes: Sequence[str] = (), judge: str = ""
+) -> Path:
+    """Writes one self-contained page of the images, their panels' texts, pair matrices and recipes."""
     page = render(
         "generated.html",
         title=title,
@@ -146,20 +148,20 @@ def write_page(path: Path, saved: Sequence[Saved], *, title: str, notes: Sequenc
     return path
 
 
-def _card(saved: Saved, *, judge: str) -> Card:
-    made, judged = saved.made, saved.made.judged
-    facts = recipe_texts(made, judge=judge)
+def _card(saved: SavedImage, *, judge: str) -> Card:
+    image, judged = saved.image, saved.image.judged
+    facts = recipe_texts(image, judge=judge)
     hidden = ("Software", "panels", "prompt", "score", "judge", "layout")
     matrix = pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup("")
     source = None
-    if made.prompt.sources:
-        with Image.open(made.prompt.sources[0]) as opened:
+    if image.prompt.sources:
+        with Image.open(image.prompt.sources[0]) as opened:
             source = show(opened.convert("RGB"))
     return Card(
-        name=saved.sheet.name,
-        picture=show(made.sheet),
+        name=saved.path.name,
+        picture=show(image.image),
         source=source,
-        captions=made.prompt.panels or (made.prompt.text,),
+        captions=image.prompt.panels or (image.prompt.text,),
         matrix=matrix,
         score=judged.score if judged else None,
         facts={key: text for key, text in facts.items() if key not in hidden},

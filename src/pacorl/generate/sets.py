@@ -1,6 +1,6 @@
-"""`generate_sets`: prompts → pictures, each the best of its candidates where a judge ranks them.
+"""`generate_sets`: prompts → images, each the best of its candidates if a judge ranks them.
 
-Candidate j of picture i has the noise of seed + i · best_of + j, so that each can be painted again alone.
+Candidate j of image i has the noise of seed + i · best_of + j, so that each can be generated again alone.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pacorl.judges.judge import Judge
 
 Rank = Callable[[Sequence[Prompt], Sequence["Image"]], list[Judged]]
-"""Candidates of one prompt → what is said of each."""
+"""The candidates of one prompt → a judgement of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What paints a picture again."""
+    """What generates an image again."""
 
     model: str
     adapter: str
@@ -40,11 +40,12 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """One picture, with what made it and what the judge says."""
+class GeneratedImage:
+    """An image with its recipe, and the judgement of it if there is a judge."""
 
     prompt: Prompt
-    sheet: Image
+    image: Image
+    """A grid image for a set."""
     recipe: Recipe
     judged: Judged | None = None
     rank: int = 1
@@ -53,8 +54,8 @@ class Made:
 
     @property
     def panels(self) -> list[Image]:
-        """The sheet cut apart; one picture for an edit."""
-        return split(self.sheet, self.prompt.grid)
+        """The grid image cut apart; one image for an edit."""
+        return split(self.image, self.prompt.grid)
 
 
 def generate_sets(
@@ -71,37 +72,46 @@ def generate_sets(
     steps: int | None = None,
     keep_all: bool = False,
     base: bool = False,
-    on_step: Step = lambda pictures: None,
-) -> list[Made]:
-    """`count` pictures per prompt, in order.
+    on_step: Step = lambda images: None,
+) -> list[GeneratedImage]:
+    """Generates `count` images per prompt, in order.
 
-    best_of: candidates per picture, of which the judge's best is kept, or all (best first) with `keep_all`.
-    ask: whether the judge is asked about a set's theme or about its written criteria.
-    rank: another way to judge them.
-    on_step: hears of every denoising step (`steps` × candidates of them in all).
-    Raises ValueError for counts below 1, candidates without a judge, and what the generator cannot paint; RuntimeError
-    where the judge answers nothing.
+    Args:
+        best_of: candidates per image, of which the judge's best is kept, or all (best first) with `keep_all`.
+        ask: whether the judge is asked about a set's theme or about its written criteria.
+        rank: another way to judge candidates.
+        base: whether the adapter is left off.
+        on_step: is told how many images took each denoising step.
+
+    Raises:
+        ValueError: if a count is below 1, candidates have no judge, or the generator cannot make what is asked for.
+        RuntimeError: if the judge answers nothing.
+
+    Example:
+        generator = Generator.load("tiny")
+        (image,) = generate_sets(generator, [prompt], best_of=4, judge=judge)
+        image.image.save("set.png")
     """
     if count < 1 or best_of < 1:
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to say which; name one with --judge")
-    how = rank or (_judging(judge, generator, ask) if judge else None)
-    made = []
+    rank = rank or (_judge_rank(judge, generator, ask) if judge else None)
+    images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
-        same = [prompt] * best_of
-        sheets = generator.sample(same, seeds, size=size, steps=steps, base=base, on_step=on_step)
+        candidates = generator.sample([prompt] * best_of, seeds, size=size, steps=steps, base=base, on_step=on_step)
         recipes = [recipe_of(generator, prompt, one, size=size, steps=steps, base=base) for one in seeds]
-        ranked = _ranked(same, sheets, recipes, how)
-        made += ranked if keep_all else ranked[:1]
-    return made
+        ranked = _ranked(prompt, candidates, recipes, rank)
+        images += ranked if keep_all else ranked[:1]
+    return images
 
 
 def recipe_of(
     generator: Generator, prompt: Prompt, seed: int, *, size: Size | None, steps: int | None, base: bool = False
 ) -> Recipe:
+    """The recipe of an image of these settings."""
     return Recipe(
         model=generator.model,
         adapter="" if base else generator.adapter,
@@ -114,19 +124,19 @@ def recipe_of(
     )
 
 
-def _judging(judge: Judge, generator: Generator, ask: Ask) -> Rank:
+def _judge_rank(judge: Judge, generator: Generator, ask: Ask) -> Rank:
     if generator.edits:
         return lambda prompts, images: judge_edits(judge, prompts, images)
-    return lambda prompts, sheets: judge_sets(judge, prompts, sheets, ask=ask)
+    return lambda prompts, images: judge_sets(judge, prompts, images, ask=ask)
 
 
 def _ranked(
-    prompts: Sequence[Prompt], sheets: Sequence[Image], recipes: Sequence[Recipe], how: Rank | None
-) -> list[Made]:
-    if how is None:
-        return [Made(prompts[0], sheets[0], recipes[0])]
-    judged = how(prompts, sheets)
+    prompt: Prompt, images: Sequence[Image], recipes: Sequence[Recipe], rank: Rank | None
+) -> list[GeneratedImage]:
+    if rank is None:
+        return [GeneratedImage(prompt, images[0], recipes[0])]
+    judged = rank([prompt] * len(images), images)
     return [
-        Made(prompts[i], sheets[i], recipes[i], judged[i], rank=place, candidates=len(sheets))
-        for place, i in enumerate(best_first(judged), 1)
+        GeneratedImage(prompt, images[i], recipes[i], judged[i], rank=number, candidates=len(images))
+        for number, i in enumerate(best_first(judged), 1)
     ]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pacorl.engine.generator import Generator
     from pacorl.generate.ranking import Judged
-    from pacorl.generate.sets import Made
+    from pacorl.generate.sets import GeneratedImage
     from pacorl.judges.judge import Judge
     from pacorl.judges.pairwise import Ask
 
@@ -40,7 +40,7 @@ KEYS = ("title", "style", "layout", "characters", "scenes", "criteria")
 PAGE = Grid(2, 2)
 MENTION = re.compile(r"\{([^{}]*)\}")
 MAX_PANELS = 16
-"""Of one page; a sheet of more gives each panel too few pixels."""
+"""Of one page; more leave each panel too few pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,18 @@ class Storyboard:
     @property
     def theme(self) -> str:
         """What all pages share."""
-        told = [self.title.rstrip("."), *(text.rstrip(".") for text in self.characters.values())]
-        return ". ".join([*told, *([f"All images share one style: {self.style.rstrip('.')}"] if self.style else [])])
+        sentences = [self.title.rstrip("."), *(text.rstrip(".") for text in self.characters.values())]
+        return ". ".join(
+            [*sentences, *([f"All images share one style: {self.style.rstrip('.')}"] if self.style else [])]
+        )
 
 
 def read_storyboard(path: Path) -> Storyboard:
-    """Reads a storyboard. Raises ValueError naming file, key, value and fix."""
+    """Reads a storyboard.
+
+    Raises:
+        ValueError: if it cannot be used; it names file, key, value and fix.
+    """
     document = read_yaml(path)
     with blamed_on(path):
         return _storyboard(document)
@@ -71,42 +77,47 @@ def read_storyboard(path: Path) -> Storyboard:
 def pages(board: Storyboard, model: str) -> list[Prompt]:
     """One prompt per page. A last page that the layout would not fill is laid out in fewer rows, or in one.
 
-    Raises ValueError where the model cannot paint a page (`compose.prompt_from`).
+    Raises:
+        ValueError: if the model cannot generate a page (`compose.prompt_from`).
     """
     size = board.layout.count
-    parts = [board.scenes[start : start + size] for start in range(0, len(board.scenes), size)]
+    scenes_by_page = [board.scenes[start : start + size] for start in range(0, len(board.scenes), size)]
     return [
         prompt_from(
             model,
             theme=_theme_for(board, model),
-            panels=[spoken(text, board.characters) for text in part],
-            grid=_layout_of(len(part), board.layout),
+            panels=[spoken(text, board.characters) for text in scenes],
+            grid=_layout_of(len(scenes), board.layout),
             criteria=board.criteria,
             number=number,
         )
-        for number, part in enumerate(parts)
+        for number, scenes in enumerate(scenes_by_page)
     ]
 
 
 def spoken(scene: str, characters: Mapping[str, str]) -> str:
-    """A scene with its characters described. Raises ValueError for a name that is not among them."""
-    told: set[str] = set()
+    """A scene with its characters described.
 
-    def describe(found: re.Match[str]) -> str:
-        name = found[1].strip()
+    Raises:
+        ValueError: if a name is not among them.
+    """
+    described: set[str] = set()
+
+    def describe(mention: re.Match[str]) -> str:
+        name = mention[1].strip()
         if name not in characters:
             raise ValueError(
                 f"scene {scene!r} names {name!r}, who is none of {', '.join(characters) or 'no characters'}"
             )
-        again = name in told
-        told.add(name)
+        again = name in described
+        described.add(name)
         return f"the {name.replace('_', ' ')}" if again else characters[name].rstrip(".")
 
     text = MENTION.sub(describe, scene)
     return text[:1].upper() + text[1:]
 
 
-def paint_storyboard(
+def generate_storyboard(
     generator: Generator,
     board: Storyboard,
     *,
@@ -116,40 +127,43 @@ def paint_storyboard(
     ask: Ask = "theme",
     size: Size | None = None,
     steps: int | None = None,
-    on_step: Callable[[int], None] = lambda pictures: None,
-) -> list[Made]:
-    """Every page, in order. `size` is a full page's; panels keep their size on a shorter one.
+    on_step: Callable[[int], None] = lambda images: None,
+) -> list[GeneratedImage]:
+    """Generates every page, in order, as `generate_sets` does.
 
     Of `best_of` candidates the judge's best is kept; from the second page on the judge also compares them with all
-    panels before. Raises as `generate_sets` does.
+    panels before.
+
+    Args:
+        size: of a full page; panels keep their size on a shorter one.
     """
     from pacorl.generate.ranking import judge_with_earlier
     from pacorl.generate.sets import generate_sets
 
     prompts = pages(board, generator.model)
     sizes = [_size_of(prompt, board, generator.size_of(prompt, size)) for prompt in prompts]
-    for prompt, own in zip(prompts, sizes, strict=True):
-        generator.check([prompt], own)
-    painted: list[Made] = []
+    for prompt, page_size in zip(prompts, sizes, strict=True):  # all pages before the first is generated
+        generator.check([prompt], page_size)
+    images: list[GeneratedImage] = []
     earlier: list[Image] = []
 
-    def rank(same: Sequence[Prompt], sheets: Sequence[Image]) -> list[Judged]:
+    def rank(prompts: Sequence[Prompt], candidates: Sequence[Image]) -> list[Judged]:
         assert judge is not None
-        return judge_with_earlier(judge, same, sheets, earlier, ask=ask)
+        return judge_with_earlier(judge, prompts, candidates, earlier, ask=ask)
 
-    for number, (prompt, own) in enumerate(zip(prompts, sizes, strict=True)):
-        painted += generate_sets(
+    for number, (prompt, page_size) in enumerate(zip(prompts, sizes, strict=True)):
+        images += generate_sets(
             generator,
             [prompt],
             seed=seed + number * best_of,
             best_of=best_of,
             rank=rank if judge else None,
-            size=own,
+            size=page_size,
             steps=steps,
             on_step=on_step,
         )
-        earlier += painted[-1].panels
-    return painted
+        earlier += images[-1].panels
+    return images
 
 
 def _size_of(prompt: Prompt, board: Storyboard, page: Size) -> Size:
@@ -174,9 +188,9 @@ def _theme_for(board: Storyboard, model: str) -> str:
 def _storyboard(document: Any) -> Storyboard:
     if not isinstance(document, dict):
         raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
-    strangers = [key for key in document if key not in KEYS]
-    if strangers:
-        raise ValueError(f"unknown key {strangers[0]!r}; a storyboard has {', '.join(KEYS)}")
+    unknown = [key for key in document if key not in KEYS]
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r}; a storyboard has {', '.join(KEYS)}")
     characters = _texts(document.get("characters"), "characters")
     scenes = document.get("scenes")
     if not isinstance(scenes, list) or not scenes:

@@ -17,7 +17,7 @@ from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.engine.generator import Generator
-    from pacorl.generate.sets import Made
+    from pacorl.generate.sets import GeneratedImage
     from pacorl.score.reward import PacoReward, Scores
 
 
@@ -89,7 +89,7 @@ class ModelHost:
         generator, reward = self._models(job)
         steps = request.steps or generator.default_steps
 
-        def generate(*, base: bool) -> list[Made]:
+        def generate(*, base: bool) -> list[GeneratedImage]:
             return generate_sets(
                 generator,
                 [request.prompt],
@@ -193,7 +193,7 @@ def _panel_texts(prompt: Prompt) -> list[str]:
 # --- what the page shows -----------------------------------------------------------------------------------------
 
 
-def _set_dict(job: Job, prompt: Prompt, made: Sequence[Made], judge: str) -> dict[str, Any]:
+def _set_dict(job: Job, prompt: Prompt, made: Sequence[GeneratedImage], judge: str) -> dict[str, Any]:
     return {
         "theme": prompt.theme or prompt.text,
         "panels": _panel_texts(prompt),
@@ -204,16 +204,16 @@ def _set_dict(job: Job, prompt: Prompt, made: Sequence[Made], judge: str) -> dic
     }
 
 
-def _candidate_dict(job: Job, made: Made, judge: str) -> dict[str, Any]:
+def _candidate_dict(job: Job, made: GeneratedImage, judge: str) -> dict[str, Any]:
     from pacorl.generate.files import recipe_texts
 
     name = f"{'adapter' if made.recipe.adapter else 'base'}-{made.recipe.seed}"
-    job.images[name] = png_bytes(made.sheet, recipe_texts(made, judge=judge))
+    job.images[name] = png_bytes(made.image, recipe_texts(made, judge=judge))
     judged = made.judged
     return {
         "image": f"/images/{job.id}/{name}.png",
-        "width": made.sheet.width,
-        "height": made.sheet.height,
+        "width": made.image.width,
+        "height": made.image.height,
         "rank": made.rank,
         "seed": made.recipe.seed,
         "score": judged.score if judged else None,
