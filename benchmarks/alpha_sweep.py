@@ -28,7 +28,7 @@ from pacorl.config.judge_run import RewardRun
 from pacorl.data.comparisons import comparisons_from
 from pacorl.engine.threads import use_cores
 from pacorl.io.quiet import quiet_loading
-from pacorl.report.svg import Scale, tag
+from pacorl.report.figures import Scale, tag
 
 RECIPE = Path(__file__).parents[1] / "configs" / "reward" / "tiny.yaml"
 ALPHAS = ("uniform", "0.01", "0.1", "0.5", "0.9", "1")

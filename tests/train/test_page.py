@@ -34,7 +34,7 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
     train_policy(config)
     assert len(seen) == 3
     start, middle, end = seen
-    assert "Painted so far" in start
+    assert "Generated so far" in start
     assert "of 3 epochs" in middle
     assert "Gradient norm" in middle
     assert "Gradient norm" not in start

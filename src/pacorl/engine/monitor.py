@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.core.grid import split
+from pacorl.core.metric_names import sign_meaning
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -81,17 +82,8 @@ class Alarm:
     def __str__(self) -> str:
         return (
             f"{self.sign} went from {self.reference:.3f} to {self.now:.3f}, beyond the limit of {self.limit:g} "
-            f"({MEANINGS.get(self.sign, MEANINGS[HELD_OUT])})"
+            f"({sign_meaning(self.sign)})"
         )
-
-
-MEANINGS = {
-    "duplicates": "panels of a sheet are becoming copies of each other",
-    "blank": "panels are becoming empty",
-    "lattice": "a fine regular pattern covers the pictures",
-    "diversity": "different prompts get the same picture",
-    HELD_OUT: "a measure that is not rewarded falls while the rewarded ones are trained",
-}
 
 
 # --- one sheet -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pacorl.generate.sets import GeneratedImage
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.report import pair_matrix_svg, render
-from pacorl.report.images import Picture, show
+from pacorl.report.figures import ShownImage, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class Card:
     """An image on the page."""
 
     name: str
-    picture: Picture
-    source: Picture | None
+    picture: ShownImage
+    source: ShownImage | None
     captions: tuple[str, ...]
     matrix: Markup
     score: float | None

@@ -6,8 +6,7 @@ The pieces (`pair_matrix_svg`, `data_url`, `render`) serve other pages as well.
 
 from __future__ import annotations
 
-from pacorl.report.images import data_url
-from pacorl.report.matrix import pair_matrix_svg
+from pacorl.report.figures import data_url, pair_matrix_svg
 from pacorl.report.page import render, write_report
 
 __all__ = ["data_url", "pair_matrix_svg", "render", "write_report"]

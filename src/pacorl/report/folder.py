@@ -6,7 +6,6 @@ cannot be read is an error with file and line.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.core.grid import parse_layout
+from pacorl.core.metric_names import current_name
+from pacorl.io.documents import blamed_on, parse_object, read_object, read_text
 from pacorl.types import Grid
 
 Record = dict[str, Any]
 Matrix = tuple[tuple[float | None, ...], ...]
-"""P(Yes) of each pair of panels, symmetric; None on the diagonal and where the judge failed."""
+"""P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
 
 SINGLE = Grid(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sheet that an evaluation painted."""
+    """One image that an evaluation made: a grid image, or an edit."""
 
     prompt_id: int
     seed: int
@@ -43,12 +44,12 @@ class Sample:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What a sheet is matched by across evaluations."""
+        """What an image is matched by across evaluations."""
         return self.prompt_id, self.seed
 
     @property
     def consistency(self) -> float | None:
-        """Mean P(Yes) over the judged pairs of panels; the score of that name where there is no matrix."""
+        """Mean P(Yes) over the judged pairs of panels; the score of that name if there is no matrix."""
         judged = [value for row in self.p_yes for value in row if value is not None]
         return sum(judged) / len(judged) if judged else self.scores.get("consistency")
 
@@ -66,15 +67,16 @@ class RunFolder:
     config: str
     """config.yaml as it stands."""
     samples: dict[int, list[Sample]]
-    """Evaluation sheets by epoch, ascending."""
-    sheets: dict[int, Path]
+    """Evaluation images by epoch, ascending."""
+    training_images: dict[int, Path]
     """Joined training samples by epoch, ascending."""
 
 
 def read_run(run: Path) -> RunFolder:
-    """Reads the folder.
+    """Read a run's folder.
 
-    Raises ValueError where `run` is no run's folder, or where a file in it cannot be understood.
+    Raises:
+        ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
@@ -84,10 +86,10 @@ def read_run(run: Path) -> RunFolder:
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],
         evaluations=[record for record in records if record.get("kind") == "evaluation"],
-        summary=_json(run / "summary.json"),
+        summary=read_object(run / "summary.json") if (run / "summary.json").is_file() else {},
         config=_text(run / "config.yaml"),
         samples={epoch: _samples(path) for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items()},
-        sheets=_by_epoch(run, "epoch-*.png"),
+        training_images=_by_epoch(run, "epoch-*.png"),
     )
 
 
@@ -99,24 +101,24 @@ def number(value: object) -> float | None:
 
 
 def _metrics(path: Path) -> Iterator[Record]:
-    for where, record in _lines(path):
+    for location, record in _lines(path):
         if record.get("kind") in {"epoch", "evaluation"} and number(record.get("epoch")) is None:
-            raise ValueError(f"{where}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
-        yield record
+            raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
+        yield {current_name(key): value for key, value in record.items()}
 
 
 def _samples(path: Path) -> list[Sample]:
-    return [_sample(record, path.parent, where) for where, record in _lines(path)]
+    return [_sample(record, path.parent, location) for location, record in _lines(path)]
 
 
-def _sample(record: Record, folder: Path, where: str) -> Sample:
+def _sample(record: Record, folder: Path, location: str) -> Sample:
     missing = [key for key in ("prompt_id", "seed", "image") if key not in record]
     if missing:
-        raise ValueError(f"{where}: {missing[0]!r} is missing; a sample needs prompt_id, seed and image")
+        raise ValueError(f"{location}: {missing[0]!r} is missing; a sample needs prompt_id, seed and image")
     return Sample(
         prompt_id=int(record["prompt_id"]),
         seed=int(record["seed"]),
-        image=_inside(folder, str(record["image"]), where),
+        image=_inside(folder, str(record["image"]), location),
         text=str(record.get("text", "")),
         theme=str(record.get("theme", "")),
         grid=parse_layout(str(record["grid"])) if record.get("grid") else SINGLE,
@@ -129,46 +131,33 @@ def _sample(record: Record, folder: Path, where: str) -> Sample:
 
 def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
-        found = number(value)
-        if found is not None:
-            yield name, found
+        if (finite := number(value)) is not None:
+            yield name, finite
 
 
-def _inside(folder: Path, image: str, where: str) -> Path:
-    """A page carries its pictures along, so a record must not be able to name any other file of the machine."""
+def _inside(folder: Path, image: str, location: str) -> Path:
+    """A page carries its images along, so a record must not be able to name any other file of the machine."""
     path = (folder / image).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{where}: image {image!r} lies outside {folder}; name it relative to that folder")
+        raise ValueError(f"{location}: image {image!r} lies outside {folder}; name it relative to that folder")
     return path
 
 
 def _by_epoch(run: Path, pattern: str) -> dict[int, Path]:
-    found = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob(pattern)}
-    return {int(epoch): found[epoch] for epoch in sorted(found, key=lambda text: text.zfill(20)) if epoch.isdecimal()}
+    paths = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob(pattern)}
+    return {int(epoch): paths[epoch] for epoch in sorted(paths, key=lambda text: text.zfill(20)) if epoch.isdecimal()}
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
-    whole, _, _unfinished = path.read_text(encoding="utf-8").rpartition("\n")
+    """(file and line, object) of every line that ends; the last one may still be being written."""
+    whole, _, _unfinished = read_text(path).rpartition("\n")
     for number_of_line, line in enumerate(whole.split("\n"), start=1):
         if line.strip():
-            where = f"{path}:{number_of_line}"
-            yield where, _record(line, where)
-
-
-def _json(path: Path) -> Record:
-    text = _text(path)
-    return _record(text, str(path)) if text else {}
-
-
-def _record(text: str, where: str) -> Record:
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not valid JSON: {error.msg} at column {error.colno}") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: expected an object, found a {type(record).__name__}")
-    return record
+            location = f"{path}:{number_of_line}"
+            with blamed_on(location):
+                record = parse_object(line, kind="line")
+            yield location, record
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return read_text(path) if path.is_file() else ""

@@ -1,4 +1,4 @@
-"""Which sheets a page shows: before and after of one prompt and seed, at evenly spread quantiles of the change."""
+"""Which images a page shows: before and after of one prompt and seed, at evenly spread quantiles of the change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from markupsafe import Markup
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
+from pacorl.io.images import ImageError, open_image
+from pacorl.report.figures import ShownImage, pair_matrix_svg, show
 from pacorl.report.folder import Sample
-from pacorl.report.images import Picture, show
-from pacorl.report.matrix import pair_matrix_svg
 
 Measure = Literal["consistency", "reward"]
 MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
@@ -47,11 +47,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One sheet: its picture, what the judge says of it, and the value of the measure that orders the gallery."""
+    """One image, what the judge says of it, and the value of the measure that orders the gallery."""
 
     name: str
     sample: Sample
-    picture: Picture
+    image: ShownImage
     matrix: Markup
     value: float | None
 
@@ -61,7 +61,7 @@ class Set:
     """One row of the gallery."""
 
     pair: Pair
-    place: str
+    rank: str
     """What its rank among all pairs stands for."""
     sides: list[Side]
 
@@ -72,27 +72,27 @@ class Set:
 
     @property
     def panels(self) -> tuple[str, ...]:
-        """One text per panel; empty where the prompt has none that fit its grid."""
+        """One text per panel; empty if the prompt has none that fit its grid."""
         texts = panel_texts(self.pair.before.text)
         return texts if len(texts) == self.pair.before.grid.count else ()
 
     @property
     def scores(self) -> list[tuple[str, float | None, float | None]]:
-        """(name, before, after) of every score that either sheet has."""
+        """(name, before, after) of every score that either image has."""
         before = self.pair.before.scores
         after = self.pair.after.scores if self.pair.after else {}
         return [(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
 
     @property
     def wide(self) -> bool:
-        return any(side.picture.wide for side in self.sides)
+        return any(side.image.wide for side in self.sides)
 
 
 def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
-    """Pairs of the first and the last evaluation, largest change first, and how many sheets have no counterpart.
+    """Pairs of the first and the last evaluation, largest change first, and how many images have no counterpart.
 
     The change is the judge's consistency's, or the reward's in a run without a judge. Pairs that were not judged come
-    last, in the order of their prompts. Sheets whose picture is not there yet do not count.
+    last, in the order of their prompts. Images that are not there yet do not count.
     """
     if not samples:
         return [], 0
@@ -108,15 +108,15 @@ def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
 
 
 def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
-    """The judge's consistency if any sheet has it, else the reward."""
-    judged = any(sample.consistency is not None for several in samples.values() for sample in several)
+    """The judge's consistency if any image has it, else the reward."""
+    judged = any(sample.consistency is not None for evaluation in samples.values() for sample in evaluation)
     return "consistency" if judged else "reward"
 
 
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN) -> list[Set]:
     """At most `count` of the sorted pairs at evenly spread ranks: the largest change, the smallest, and between."""
     chosen = spread(len(pairs), count=count)
-    return [Set(pair=pairs[index], place=_place(pairs, index), sides=_sides(pairs[index])) for index in chosen]
+    return [Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index])) for index in chosen]
 
 
 def spread(length: int, *, count: int) -> list[int]:
@@ -124,10 +124,10 @@ def spread(length: int, *, count: int) -> list[int]:
     return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
 
 
-def training_sheets(sheets: Mapping[int, Path], *, count: int) -> dict[int, Picture]:
-    """At most `count` of the training sheets (epoch → picture), evenly spread over the run."""
-    epochs = list(sheets)
-    return {epochs[index]: show(_open(sheets[epochs[index]])) for index in spread(len(epochs), count=count)}
+def training_images(paths: Mapping[int, Path], *, count: int) -> dict[int, ShownImage]:
+    """At most `count` of the training images by epoch, evenly spread over the run."""
+    epochs = list(paths)
+    return {epochs[index]: show(_open(paths[epochs[index]])) for index in spread(len(epochs), count=count)}
 
 
 def _sides(pair: Pair) -> list[Side]:
@@ -137,22 +137,20 @@ def _sides(pair: Pair) -> list[Side]:
 
 def _side(name: str, sample: Sample, measure: Measure) -> Side:
     matrix = pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}")
-    picture = show(_open(sample.image))
-    return Side(name=name, sample=sample, picture=picture, matrix=matrix, value=getattr(sample, measure))
+    return Side(name, sample, show(_open(sample.image)), matrix, value=getattr(sample, measure))
 
 
 def _open(path: Path) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except OSError as error:
-        raise ValueError(f"{path}: not a picture that can be read ({error}); paint it again or delete it") from None
+        return open_image(path)
+    except (ImageError, OSError) as error:
+        raise ValueError(f"{error}; generate it again or delete it") from None
 
 
-def _place(pairs: Sequence[Pair], index: int) -> str:
+def _rank_name(pairs: Sequence[Pair], index: int) -> str:
     change = pairs[index].change
     if change is None:
-        return f"Sheet {index + 1} of {len(pairs)}"
+        return f"Image {index + 1} of {len(pairs)}"
     if index == 0:
         return "Largest gain" if change > 0 else "Smallest loss"
     judged = sum(pair.change is not None for pair in pairs)

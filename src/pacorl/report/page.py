@@ -1,4 +1,4 @@
-"""From a run's folder to report.html: everything inline, nothing asked from anywhere, written aside and renamed."""
+"""From a run's folder to report.html: everything inline, nothing asked from anywhere."""
 
 from __future__ import annotations
 
@@ -10,24 +10,36 @@ from markupsafe import Markup
 
 from pacorl.io.files import write_atomic
 from pacorl.report import words
-from pacorl.report.alarms import alarms, is_watched
-from pacorl.report.bars import changes_svg, shares_svg
-from pacorl.report.curves import charts
+from pacorl.report.curves import charts, line_chart_svg
+from pacorl.report.figures import changes_svg, shares_svg
 from pacorl.report.folder import RunFolder, read_run
-from pacorl.report.gallery import MEASURES, Pair, Set, choose, match, measure_of, spread, training_sheets
-from pacorl.report.plots import line_chart_svg
-from pacorl.report.results import compared, facts, planned_epochs, provenance, results, seconds, seconds_so_far
+from pacorl.report.gallery import MEASURES, Pair, Set, choose, match, measure_of, spread, training_images
+from pacorl.report.results import (
+    alarms,
+    compared,
+    facts,
+    is_monitored,
+    planned_epochs,
+    provenance,
+    results,
+    seconds,
+    seconds_so_far,
+)
 
 OPEN_SETS = 5
 """So many of the gallery's sets are open at once; the others wait behind a fold."""
 
-TRAINING_SHEETS = 6
+TRAINING_IMAGES = 6
 
 
 def write_report(run: Path) -> Path:
-    """Builds `report.html` in a run's folder from what is there; doing it again gives the same page.
+    """Build `report.html` in a run's folder from what is there; doing it again gives the same page.
 
-    Returns its path. Raises ValueError where `run` is no run's folder, or where a file in it cannot be understood.
+    Returns:
+        The page's path.
+
+    Raises:
+        ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
     path = run / "report.html"
     write_atomic(path, render("run.html", **_contents(read_run(run))))
@@ -60,12 +72,14 @@ def _contents(run: RunFolder) -> dict[str, object]:
         "name": name,
         "verdict": [str(line) for line in run.summary.get("verdict") or ()],
         "alarms": alarms(run),
-        "watched": is_watched(run),
+        "monitored": is_monitored(run),
         "results": results(run.summary) or compared(run.samples),
         "seconds": spent,
         "shares": shares_svg(spent) if spent else Markup(""),
-        "sheets": training_sheets(run.sheets, count=TRAINING_SHEETS),
-        "charts": {group: [(one, line_chart_svg(one)) for one in found] for group, found in charts(run).items()},
+        "training_images": training_images(run.training_images, count=TRAINING_IMAGES),
+        "charts": {
+            group: [(chart, line_chart_svg(chart)) for chart in members] for group, members in charts(run).items()
+        },
         "config": run.config,
         "provenance": provenance(run.summary),
         **_gallery(run),
@@ -80,7 +94,7 @@ def _gallery(run: RunFolder) -> dict[str, object]:
         "facts": facts(
             run.summary,
             epochs=len(run.epochs),
-            sheets=len(pairs),
+            images=len(pairs),
             spent=sum((seconds(run.summary) or seconds_so_far(run)).values()),
             planned=planned_epochs(run.config),
         ),
@@ -89,14 +103,14 @@ def _gallery(run: RunFolder) -> dict[str, object]:
         "measure": MEASURES[measure_of(run.samples)],
         "unmatched": unmatched,
         "open_sets": open_sets,
-        "folded_sets": [one for one in sets if one not in open_sets],
+        "folded_sets": [row for row in sets if row not in open_sets],
         "changes": [pair.change for pair in pairs if pair.change is not None],
         "changes_plot": _changes_plot(pairs, sets),
     }
 
 
 def _changes_plot(pairs: Sequence[Pair], sets: Sequence[Set]) -> Markup:
-    """Every sheet's change as a bar; unjudged pairs come last in `pairs`, so indices hold."""
-    shown = {one.pair.key: one.id for one in sets}
+    """Every image's change as a bar; unjudged pairs come last in `pairs`, so indices hold."""
+    shown = {row.pair.key: row.id for row in sets}
     links = {index: shown[pair.key] for index, pair in enumerate(pairs) if pair.key in shown}
     return changes_svg([pair.change for pair in pairs if pair.change is not None], links)

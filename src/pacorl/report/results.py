@@ -1,4 +1,4 @@
-"""The numbers of a run's summary: its table of metrics before and after, its facts, where it came from."""
+"""What a page says in numbers: metrics before and after, alarms, facts, where the run came from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
 from pacorl.core.ranking import bootstrap
-from pacorl.report.bars import Interval, interval_svg, unit_axis
+from pacorl.report.figures import Interval, interval_svg, unit_axis
 from pacorl.report.folder import Record, RunFolder, Sample, number
 from pacorl.report.words import MEANINGS, amount, duration, label
+
+DRAWS = 1000
+
+PHASES = ("rollout", "reward", "update")
+"""What an epoch's line times, one after another; further times in it lie within these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +54,15 @@ class Result:
 def results(summary: Record) -> list[Result]:
     """Every metric that the summary has before or after, known ones first."""
     before, after, difference = (_intervals(summary, key) for key in ("before", "after", "difference"))
-    held = [*before, *after]
-    names = dict.fromkeys([name for name in MEANINGS if name in held] + held)
+    measured = [*before, *after]
+    names = dict.fromkeys([name for name in MEANINGS if name in measured] + measured)
     return [Result(name, before.get(name), after.get(name), difference.get(name)) for name in names]
 
 
-DRAWS = 1000
-
-PHASES = ("rollout", "reward", "update")
-"""What an epoch's line times, one after another; further times in it lie within these."""
-
-
 def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
-    """Every score of the first evaluation beside the newest one's, from the sheets that both painted.
+    """Every score of the first evaluation beside the newest one's, from the images that both made.
 
-    What a run shows of itself before it has a summary. None where there was one evaluation only.
+    It is what a run shows of itself before it has a summary; empty after one evaluation only.
     """
     if len(samples) < 2:
         return []
@@ -82,20 +82,20 @@ def _compared(
     first: Mapping[tuple[int, int], Sample],
     last: Mapping[tuple[int, int], Sample],
 ) -> Result:
-    known = [key for key in keys if name in _scores(first[key]) and name in _scores(last[key])]
-    before, after = (np.array([_scores(side[key])[name] for key in known]) for side in (first, last))
+    both = [key for key in keys if name in _scores(first[key]) and name in _scores(last[key])]
+    before, after = (np.array([_scores(side[key])[name] for key in both]) for side in (first, last))
 
-    def means(places: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.array([before[places].mean(), after[places].mean(), (after - before)[places].mean()])
+    def means(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.array([before[rows].mean(), after[rows].mean(), (after - before)[rows].mean()])
 
-    found = bootstrap([prompt for prompt, _ in known], means, draws=DRAWS)
-    return Result(name, *(Interval(one.mean, one.low, one.high) for one in found))
+    intervals = bootstrap([prompt for prompt, _ in both], means, draws=DRAWS)
+    return Result(name, *(Interval(interval.mean, interval.low, interval.high) for interval in intervals))
 
 
 def planned_epochs(config: str) -> int | None:
-    """How many epochs a run's config.yaml asks for; None where it does not say."""
-    found = re.search(r"^epochs: (\d+)$", config, re.MULTILINE)
-    return int(found[1]) if found else None
+    """How many epochs a run's config.yaml asks for; None if it does not say."""
+    match = re.search(r"^epochs: (\d+)$", config, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def seconds_so_far(run: RunFolder) -> dict[str, float]:
@@ -110,52 +110,98 @@ def _total(records: Sequence[Record], key: str) -> float:
 
 
 def facts(
-    summary: Record, *, epochs: int, sheets: int, spent: float, planned: int | None = None
+    summary: Record, *, epochs: int, images: int, spent: float, planned: int | None = None
 ) -> list[tuple[str, str]]:
     """(value, what it is) of the few numbers worth a glance."""
-    found = _accuracies(part(summary, "judge"))
+    rows = _accuracies(section(summary, "judge"))
     running = planned is not None and epochs < planned
-    found += [(f"{epochs}", f"of {planned} epochs")] if running else []
-    found += [(f"{epochs}", "epoch" if epochs == 1 else "epochs")] if epochs and not running else []
-    found += [(f"{sheets}", "evaluation sheet" if sheets == 1 else "evaluation sheets")] if sheets else []
-    return found + ([(duration(spent), "in all")] if spent else [])
+    rows += [(f"{epochs}", f"of {planned} epochs")] if running else []
+    rows += [(f"{epochs}", "epoch" if epochs == 1 else "epochs")] if epochs and not running else []
+    rows += [(f"{images}", "evaluation image" if images == 1 else "evaluation images")] if images else []
+    return rows + ([(duration(spent), "in all")] if spent else [])
 
 
 def _accuracies(judge: Mapping[str, object]) -> list[tuple[str, str]]:
     """`pair_accuracy` with the `pairs` that it was measured on, and so on."""
-    found = []
-    for name, held in judge.items():
-        if (value := number(held)) is not None and name.endswith("_accuracy"):
-            asked = number(judge.get(name.removesuffix("_accuracy") + "s"))
-            found.append((amount(value), f"judge’s {label(name).lower()}" + (f", of {asked:.0f}" if asked else "")))
-    return found
+    rows = []
+    for name, measured in judge.items():
+        if (value := number(measured)) is not None and name.endswith("_accuracy"):
+            count = number(judge.get(name.removesuffix("_accuracy") + "s"))
+            rows.append((amount(value), f"judge’s {label(name).lower()}" + (f", of {count:.0f}" if count else "")))
+    return rows
 
 
 def seconds(summary: Record) -> dict[str, float]:
-    """Phase → seconds, where any were spent."""
-    spent = {str(name): number(value) for name, value in part(summary, "seconds").items()}
+    """Phase → seconds, if any were spent."""
+    spent = {str(name): number(value) for name, value in section(summary, "seconds").items()}
     return {name: value for name, value in spent.items() if value}
 
 
 def provenance(summary: Record) -> list[tuple[str, str]]:
     """Seed, config hash and versions."""
-    known = [(label(key), str(summary[key])) for key in ("seed", "config_hash") if key in summary]
-    return known + [(str(name), str(version)) for name, version in part(summary, "versions").items()]
+    origin = [(label(key), str(summary[key])) for key in ("seed", "config_hash") if key in summary]
+    return origin + [(str(name), str(version)) for name, version in section(summary, "versions").items()]
 
 
-def part(summary: Record, key: str) -> Mapping[str, Any]:
+def section(summary: Record, key: str) -> Mapping[str, Any]:
     """A section of the summary, empty where it is not there (or null)."""
-    found = summary.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise ValueError(f"summary.json: {key!r} should be an object, it is a {type(found).__name__}")
-    return found
+    values = summary.get(key) or {}
+    if not isinstance(values, Mapping):
+        raise ValueError(f"summary.json: {key!r} should be an object, it is a {type(values).__name__}")
+    return values
 
 
 def _intervals(summary: Record, key: str) -> dict[str, Interval]:
-    return {name: interval for name, held in part(summary, key).items() if (interval := _interval(held))}
+    return {name: interval for name, value in section(summary, key).items() if (interval := _interval(value))}
 
 
-def _interval(held: object) -> Interval | None:
-    ends = held if isinstance(held, Mapping) else {"mean": held}
+def _interval(value: object) -> Interval | None:
+    ends = value if isinstance(value, Mapping) else {"mean": value}
     mean = number(ends.get("mean"))
     return None if mean is None else Interval(mean, number(ends.get("low")), number(ends.get("high")))
+
+
+# --- alarms ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedAlarm:
+    """One sign that went beyond its limit."""
+
+    name: str
+    meaning: str
+    where: str
+    first: int
+    """The epoch after which it was raised first."""
+    last: int
+    times: int
+
+
+def alarms(run: RunFolder) -> list[RaisedAlarm]:
+    """Every sign that was alarming, earliest first; training images and evaluations apart."""
+    raised = [*_alarms(run.epochs, "training images"), *_alarms(run.evaluations, "evaluation")]
+    return sorted(raised, key=lambda alarm: alarm.first)
+
+
+def is_monitored(run: RunFolder) -> bool:
+    """Whether the run measured any sign at all."""
+    return any(key.startswith((MONITOR, HELD_OUT)) for record in [*run.epochs, *run.evaluations] for key in record)
+
+
+def _alarms(records: Sequence[Record], where: str) -> list[RaisedAlarm]:
+    raised: dict[str, list[int]] = {}
+    for record in records:
+        for key in record:
+            if key.startswith(ALARM) and record[key]:
+                raised.setdefault(key.removeprefix(ALARM), []).append(int(record["epoch"]))
+    return [
+        RaisedAlarm(
+            name=label(sign.removeprefix(HELD_OUT)) + (", held out" if sign.startswith(HELD_OUT) else ""),
+            meaning=sign_meaning(sign),
+            where=where,
+            first=epochs[0],
+            last=epochs[-1],
+            times=len(epochs),
+        )
+        for sign, epochs in raised.items()
+    ]

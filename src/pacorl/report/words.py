@@ -11,7 +11,7 @@ LABELS = {
     "diversity": "Diversity",
     "grad_norm": "Gradient norm",
     "kl": "KL to the reference",
-    "lattice": "Fine regular pattern",
+    "grid_artifact": "Fine regular pattern",
     "blank": "Blank panels",
     "duplicates": "Panels that are copies",
     "hidden_reward": "Reward, hidden behind the rollout",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pacorl.io.files import write_atomic
 from pacorl.report import pair_matrix_svg, render
-from pacorl.report.images import Picture, data_url, show
+from pacorl.report.figures import ShownImage, data_url, show
 from pacorl.score.reward import PairScore, Scores
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Card:
     number: int
     name: str
     role: str
-    picture: Picture
+    picture: ShownImage
     thumbnail: str
     """A small data URL: it is repeated in every pair."""
 

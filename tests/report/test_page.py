@@ -12,14 +12,23 @@ import pytest
 from PIL import Image
 
 from pacorl.report import data_url, pair_matrix_svg, write_report
-from pacorl.report.bars import Interval, interval_svg
 from pacorl.report.curves import BUCKETS, Chart, charts, thinned
+from pacorl.report.figures import (
+    DARK_RAMP,
+    LIGHT_RAMP,
+    Interval,
+    colour,
+    interval_svg,
+    luminance,
+    padded,
+    readable_on,
+    show,
+    tag,
+    ticks,
+)
 from pacorl.report.folder import Sample, read_run
 from pacorl.report.gallery import Pair, choose, match, spread
-from pacorl.report.images import show
-from pacorl.report.matrix import DARK_RAMP, LIGHT_RAMP, colour, luminance, readable_on
 from pacorl.report.results import compared
-from pacorl.report.svg import padded, tag, ticks
 from pacorl.report.words import amount, change, duration, label
 
 EVIL = "<script>alert('\"&')</script>"
@@ -155,7 +164,7 @@ def test_a_running_page_shows_how_far_it_is_and_what_alarmed(running: Path) -> N
     assert "<dd>2</dd><dt>of 5 epochs</dt>" in page
     assert "<dd>24 s</dd><dt>in all</dt>" in page  # 2 × (6 + 1 + 3) + 2 × 2; what is hidden takes no time of its own
     assert "raised alarms" in page
-    assert "<b>Blank panels</b>, training pictures: panels are becoming empty." in page
+    assert "<b>Blank panels</b>, training images: panels are becoming empty." in page
     assert "<b>Ocr, held out</b>, evaluation: a measure that is not rewarded falls" in page
     (running / "config.yaml").write_text("epochs: 2\n")
     assert "<dd>2</dd><dt>epochs</dt>" in write_report(running).read_text()
@@ -185,12 +194,12 @@ def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
     assert {group: [chart.title for chart in drawn] for group, drawn in found.items()} == {
         "Rewards": ["Share of scores that are"],
         "Evaluation": ["Fit, trained beside average", "Training size with full size, correlation"],
-        "HackingMonitor on reward hacking": ["Ocr, held out", "Blank panels"],
+        "Signs of reward hacking": ["Ocr, held out", "Blank panels"],
         "Training health": ["Clipped share", "Gradient norm", "Ratio − 1 before the first update, by step"],
         "Judge": ["Per epoch, by the judge’s server"],
         "Time": ["Seconds per epoch", "Per evaluation"],
     }
-    assert [line.label for line in found["HackingMonitor on reward hacking"][1].lines] == ["Training", "Evaluation"]
+    assert [line.label for line in found["Signs of reward hacking"][1].lines] == ["Training", "Evaluation"]
     trained, average = found["Evaluation"][0].lines
     assert (trained.label, trained.points) == ("Trained adapter", [(2.0, 0.6)])
     assert (average.label, average.points) == ("Its average", [(0.0, 0.4), (2.0, 0.4)])
@@ -212,13 +221,13 @@ def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
     run = _metrics(tmp_path / "young", {"kind": "epoch", "epoch": 0, "loss": 1.0})
     _evaluation(run, 0, {1: 0.5})
     page = _page(run)
-    assert "Painted so far" in page
+    assert "Generated so far" in page
     assert page.count('<figure class="sheet"') == 1
 
 
 def test_sheets_without_counterpart_are_counted_not_shown(run: Path) -> None:
     page = _page(run)
-    assert "2 sheets have no counterpart and are left out" in page
+    assert "2 images have no counterpart and are left out" in page
     assert 'id="set-3-7"' not in page
     assert 'id="set-4-7"' not in page
 
@@ -244,7 +253,7 @@ def test_a_line_being_written_is_left_for_later(run: Path) -> None:
     ("line", "message"),
     [
         ("{broken", r"metrics\.jsonl:1: not valid JSON"),
-        ("[1]", r"metrics\.jsonl:1: expected an object, found a list"),
+        ("[1]", r"metrics\.jsonl:1: a line is a JSON object, this is a list"),
         ('{"kind": "epoch", "loss": 1}', r"metrics\.jsonl:1: 'epoch' is None"),
     ],
 )
@@ -263,7 +272,7 @@ def test_pictures_cannot_come_from_elsewhere(run: Path, image: str) -> None:
 
 def test_a_broken_picture_is_named(run: Path) -> None:
     (run / "samples" / "evaluation-000002" / "0001.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"0001\.png: not a picture"):
+    with pytest.raises(ValueError, match=r"0001\.png: not an image of a known format; generate it again"):
         write_report(run)
 
 
@@ -330,12 +339,12 @@ def test_gallery_takes_evenly_spread_changes_and_names_them(tmp_path: Path) -> N
     chosen = choose(pairs, count=3)
     assert unmatched == 0
     assert [one.pair.before.prompt_id for one in chosen] == [8, 4, 0]
-    assert [one.place for one in chosen] == ["Largest gain", "Median change", "Largest loss"]
+    assert [one.rank for one in chosen] == ["Largest gain", "Median change", "Largest loss"]
 
 
 def test_a_worst_pair_that_still_gained_is_no_loss(tmp_path: Path) -> None:
     pairs = [Pair(_sample(1, 0.1, tmp_path), _sample(1, value, tmp_path)) for value in (0.9, 0.3)]
-    assert [one.place for one in choose(pairs)] == ["Largest gain", "Smallest gain"]
+    assert [one.rank for one in choose(pairs)] == ["Largest gain", "Smallest gain"]
 
 
 def test_unjudged_pairs_come_last(tmp_path: Path) -> None:

@@ -1,0 +1,284 @@
+"""What every page is drawn of: escaped SVG elements, straight scales, plots of few numbers, images as data URLs.
+
+Colours come from the page's stylesheet through classes and custom properties, so that every plot follows the reader's
+light or dark setting.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+from PIL import Image
+
+from pacorl.report.folder import Matrix
+from pacorl.report.words import change, duration
+
+Rgb = tuple[int, int, int]
+
+LIGHT_RAMP: tuple[Rgb, ...] = ((242, 238, 229), (176, 211, 207), (70, 150, 152), (9, 84, 92))
+DARK_RAMP: tuple[Rgb, ...] = ((40, 42, 44), (33, 76, 80), (42, 133, 135), (126, 217, 208))
+"""P(Yes) from 0 to 1, the colours between by straight lines; the more consistent a pair, the more ink it gets."""
+
+CELL = 44
+
+PIXEL_ART_BELOW = 200 * 200
+"""An image of fewer pixels is kept lossless and shown with hard pixel edges."""
+
+LADDER = ((1024, 88), (768, 86), (768, 76), (512, 76), (384, 66))
+"""(longer side in pixels, JPEG quality), tried in turn until an image fits its budget; the last is always taken."""
+
+BUDGET = 200_000
+"""Bytes of one data URL: a page of 36 images stays under 8 MB."""
+
+COLUMN = 384
+"""CSS pixels of an image beside another; small ones grow by the largest whole factor that fits."""
+
+WIDE = 1.8
+"""An image at least so much wider than high is shown at twice the column."""
+
+
+# --- elements --------------------------------------------------------------------------------------------------------
+
+
+def tag(name: str, *children: str, **attributes: object) -> Markup:
+    """An element with everything escaped; a trailing underscore in an attribute is dropped, others become dashes."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _short(value)) for key, value in attributes.items()
+    )
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(children))
+
+
+def _short(value: object) -> object:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A straight line from values to coordinates."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def padded(values: Iterable[float], *, share: float = 0.08) -> tuple[float, float]:
+    """The ends of the values with some air; zero is taken in if it is near, one value gets a range of its own."""
+    numbers = list(values)
+    low, high = min(numbers), max(numbers)
+    air = (high - low) * share or abs(high) * share or 1.0
+    reach = 0.4 * max(abs(low), abs(high))
+    return (0.0 if 0 <= low <= reach else low - air), (0.0 if -reach <= high <= 0 and low < 0 else high + air)
+
+
+def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
+    """About `count` round values (1, 2, 2.5 or 5 times a power of ten apart) between two ends."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
+    return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+# --- intervals, changes, shares --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and its interval; the ends are None if there is none."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return (self.mean if self.low is None else self.low, self.mean if self.high is None else self.high)
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval lies on one side of 0; without an interval nothing is excluded."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
+    """Before above after on one axis: 0 to 1 if all values lie there, else just around them."""
+    sides = {name: side for name, side in (("before", before), ("after", after)) if side}
+    low, high = (0.0, 1.0) if unit_axis(before, after) else padded(_ends(before, after))
+    scale = Scale(low, high, 6, 254)
+    frame = [tag("line", x1=x, x2=x, y1=3, y2=33, class_="grid") for x in (6, 130, 254)]
+    marks = [_mark(side, scale, 12 if name == "before" else 24, name) for name, side in sides.items()]
+    return tag("svg", *frame, *marks, class_="interval", viewBox="0 0 260 36", aria_hidden="true")
+
+
+def unit_axis(before: Interval | None, after: Interval | None) -> bool:
+    """Whether all values lie in 0..1."""
+    return all(0 <= end <= 1 for end in _ends(before, after))
+
+
+def _ends(before: Interval | None, after: Interval | None) -> list[float]:
+    return [end for side in (before, after) if side for end in side.ends]
+
+
+def _mark(side: Interval, scale: Scale, y: float, name: str) -> Markup:
+    low, high = side.ends
+    whisker = tag("line", x1=scale(low), x2=scale(high), y1=y, y2=y)
+    return tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name)
+
+
+def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
+    """One bar per image in the order given; those in `links` (index → element id) are strong and lead there."""
+    if not changes:
+        return Markup("")
+    width = 1200 / len(changes)
+    scale = Scale(min(0.0, *changes), max(1e-9, *changes), 84, 4)
+    bars = [_bar(index * width, width, value, scale, links.get(index)) for index, value in enumerate(changes)]
+    zero = tag("line", x1=0, x2=1200, y1=scale(0), y2=scale(0), class_="zero")
+    return tag(
+        "svg", *bars, zero, class_="changes", viewBox="0 0 1200 88", preserveAspectRatio="none", aria_hidden="true"
+    )
+
+
+def _bar(x: float, width: float, value: float, scale: Scale, link: str | None) -> Markup:
+    top, bottom = sorted((scale(value), scale(0)))
+    gap = min(4.0, width / 4)
+    box = tag("rect", x=x + gap / 2, y=top, width=width - gap, height=max(bottom - top, 1.0))
+    if link is None:
+        return box
+    return tag("a", tag("title", change(value)), box, href=f"#{link}", tabindex=-1)
+
+
+def shares_svg(seconds: Mapping[str, float]) -> Markup:
+    """One bar cut into phases in proportion to their seconds."""
+    total = sum(seconds.values())
+    pieces, x = [], 0.0
+    for index, (name, spent) in enumerate(seconds.items()):
+        width = spent / total * 1200
+        title = tag("title", f"{name}: {duration(spent)}")
+        pieces.append(tag("rect", title, x=x, y=0, width=max(width - 3, 1.0), height=20, class_=f"fill-{index % 6}"))
+        x += width
+    return tag("svg", *pieces, class_="shares", viewBox="0 0 1200 20", preserveAspectRatio="none", role="img")
+
+
+# --- pair matrices ---------------------------------------------------------------------------------------------------
+
+
+def pair_matrix_svg(p_yes: Matrix, *, title: str = "P(Yes) of each pair") -> Markup:
+    """P(Yes) of every pair of `K` panels as a heat map with numbers; panel numbers stand on the diagonal.
+
+    p_yes: K × K, None if there is no judgement. An empty matrix gives an empty text.
+    """
+    if not p_yes:
+        return Markup("")
+    side = len(p_yes) * CELL
+    cells = [
+        _cell(value, row, col, diagonal=row == col)
+        for row, values in enumerate(p_yes)
+        for col, value in enumerate(values)
+    ]
+    return tag("svg", tag("title", title), *cells, class_="matrix", viewBox=f"0 0 {side} {side}", role="img")
+
+
+def _cell(value: float | None, row: int, col: int, *, diagonal: bool) -> Markup:
+    x, y = col * CELL, row * CELL
+    if diagonal:
+        return _cell_text(str(row + 1), x, y, class_="panel-number")
+    if value is None:
+        return _cell_box(x, y, class_="unjudged") + _cell_text("–", x, y, class_="panel-number")
+    light, dark = colour(LIGHT_RAMP, value), colour(DARK_RAMP, value)
+    style = f"--l:{_hex(light)};--lt:{readable_on(light)};--d:{_hex(dark)};--dt:{readable_on(dark)}"
+    name = tag("title", f"panels {row + 1} and {col + 1}: P(Yes) = {value:.3f}")
+    return tag("g", name, _cell_box(x, y), _cell_text(f"{value:.2f}", x, y), class_="judged", style=style)
+
+
+def _cell_box(x: float, y: float, **attributes: object) -> Markup:
+    return tag("rect", x=x + 1, y=y + 1, width=CELL - 2, height=CELL - 2, rx=4, **attributes)
+
+
+def _cell_text(text: str, x: float, y: float, **attributes: object) -> Markup:
+    return tag("text", text, x=x + CELL / 2, y=y + CELL / 2 + 4.5, text_anchor="middle", **attributes)
+
+
+def colour(ramp: Sequence[Rgb], value: float) -> Rgb:
+    """The colour of `value`, clamped to 0..1."""
+    position = min(max(value, 0.0), 1.0) * (len(ramp) - 1)
+    below = min(int(position), len(ramp) - 2)
+    first, second = ramp[below], ramp[below + 1]
+    mixed = [round(a + (b - a) * (position - below)) for a, b in zip(first, second, strict=True)]
+    return mixed[0], mixed[1], mixed[2]
+
+
+def readable_on(background: Rgb) -> str:
+    """Black or white, whichever has the larger contrast (WCAG 2.2); it is at least 4.5 on every colour."""
+    level = luminance(background) + 0.05
+    return "#000" if level / 0.05 >= 1.05 / level else "#fff"
+
+
+def luminance(rgb: Rgb) -> float:
+    """Relative luminance of an sRGB colour (WCAG 2.2)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _hex(rgb: Rgb) -> str:
+    return "#" + "".join(f"{channel:02x}" for channel in rgb)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImage:
+    """An image as a page shows it; width and height in CSS pixels."""
+
+    url: str
+    width: int
+    height: int
+    pixel_art: bool
+
+    @property
+    def wide(self) -> bool:
+        return self.width >= WIDE * self.height
+
+
+def show(image: Image.Image) -> ShownImage:
+    """The image at the size that suits it."""
+    pixel_art = image.width * image.height < PIXEL_ART_BELOW
+    room = COLUMN * 2 if image.width >= WIDE * image.height else COLUMN
+    factor = max(1, room // image.width) if pixel_art else room / image.width
+    width, height = round(image.width * factor), round(image.height * factor)
+    return ShownImage(url=data_url(image), width=width, height=height, pixel_art=pixel_art)
+
+
+def data_url(image: Image.Image, *, budget: int = BUDGET) -> str:
+    """The image as a data URL of about `budget` bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
+    if image.width * image.height < PIXEL_ART_BELOW:
+        return _url(_bytes(image.convert("RGB"), "PNG"), "png")
+    for side, quality in LADDER:
+        encoded = _bytes(_within(image.convert("RGB"), side), "JPEG", quality=quality)
+        if len(encoded) * 4 / 3 <= budget:
+            break
+    return _url(encoded, "jpeg")
+
+
+def _within(image: Image.Image, side: int) -> Image.Image:
+    scale = min(1.0, side / max(image.size))
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
+
+
+def _bytes(image: Image.Image, kind: str, **options: int) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, optimize=True, **options)
+    return buffer.getvalue()
+
+
+def _url(encoded: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
