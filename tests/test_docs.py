@@ -22,6 +22,7 @@ from pacorl.config.judge_run import RewardRun
 from pacorl.config.one_of import OneOf
 from pacorl.config.policy_run import PolicyRun
 from pacorl.config.upgrade import upgrade
+from tools.tiny import cli as tiny
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
@@ -29,6 +30,18 @@ PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTR
 MAPS = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
 RUNS: dict[str, type[Section]] = {"train-policy": PolicyRun, "train-reward": RewardRun}
 FILES = {".jsonl", ".json", ".safetensors", ".yaml", ".md"}
+OPTION = re.compile(r"(?:^|(?<=[ `]))(--[a-z][\w-]*)")
+OTHERS_OPTIONS = {
+    "--help",
+    "--num_processes",
+    "--cpu",
+    "--repo-type",
+    "--local-dir",
+    "--no_python",
+    "--config_file",
+    "--strict",
+}
+"""Of accelerate, torchrun, hf and mypy."""
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -135,6 +148,26 @@ def faults_of(words: list[str]) -> Iterator[str]:
 def test_the_commands_of_a_page_parse(page: Path) -> None:
     faults = [f"{' '.join(words)}: {fault}" for words in command_lines(page) for fault in faults_of(words)]
     assert faults == []
+
+
+def all_options() -> set[str]:
+    """Every option of every command, and of the scripts beside the package."""
+    pending, names = [command_tree(), typer.main.get_command(tiny.app)], set(OTHERS_OPTIONS)
+    while pending:
+        command: Any = pending.pop()
+        names |= {name for option in command.params for name in [*option.opts, *option.secondary_opts]}
+        if hasattr(command, "get_command"):
+            context = click.Context(command)
+            pending += [command.get_command(context, name) for name in command.list_commands(context)]
+    scripts = [path.read_text("utf-8") for path in (ROOT / "benchmarks").glob("*.py")]
+    return names | {name for text in scripts for name in re.findall(r'"(--[\w-]+)"', text)}
+
+
+def test_the_options_that_pages_name_exist() -> None:
+    named = [(name_of(page), option) for page in PAGES for text in code_of(page) for option in OPTION.findall(text)]
+    options = all_options()
+    assert len(named) > 100
+    assert [(page, option) for page, option in named if option not in options] == []
 
 
 @pytest.mark.parametrize(
