@@ -14,6 +14,7 @@ import pytest
 import typer
 import yaml
 from pydantic import BaseModel
+from tools.tiny import cli as tiny
 
 import pacorl
 from pacorl import cli
@@ -22,7 +23,6 @@ from pacorl.config.judge_run import RewardRun
 from pacorl.config.one_of import OneOf
 from pacorl.config.policy_run import PolicyRun
 from pacorl.config.upgrade import upgrade
-from tools.tiny import cli as tiny
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
@@ -40,6 +40,8 @@ OTHERS_OPTIONS = {
     "--no_python",
     "--config_file",
     "--strict",
+    "--no-python",
+    "--nproc_per_node",
 }
 """Of accelerate, torchrun, hf and mypy."""
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
