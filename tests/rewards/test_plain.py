@@ -253,7 +253,7 @@ def test_what_no_retry_mends_names_the_record(
 
 def test_a_service_that_is_not_there_is_named_before_the_first_rollout(service: Service) -> None:
     url = service.url.replace("/score", "").replace("127.0.0.1", "127.0.0.2")
-    with pytest.raises(ValueError, match=r"'mine' has no score for a trial sheet of prompt 0.*127\.0\.0\.2"):
+    with pytest.raises(ValueError, match=r"'mine' has no score for a trial image of prompt 0.*127\.0\.0\.2"):
         smoke_test({"mine": HttpScorer(url, tries=2)}, [Prompt(id=0, text="a")], size=Size(16, 16))
 
 

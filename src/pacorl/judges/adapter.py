@@ -1,4 +1,4 @@
-"""LoRA adapters of a judge: either spelling of their keys, and refused where they belong to another base.
+"""LoRA adapters of a judge: either spelling of their keys, and refused if they belong to another base.
 
 Adapters trained with transformers before 4.52 name the language model `model.layers…`, later ones
 `model.language_model.layers…`; the vision tower was `visual…` and is `model.visual…`.
@@ -79,9 +79,9 @@ def lora_config(checkpoint: str) -> dict[str, Any] | None:
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:
-    """The model with a PEFT LoRA merged into its weights; `adapter` is as `lora_formats.adapter_file` takes it.
+    """The model with a PEFT LoRA merged into its weights; `adapter` is as `lora.formats.adapter_file` takes it.
 
-    Raises ValueError where a file is missing, it is no LoRA, or it was trained on another base.
+    Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
     from peft import get_peft_model, set_peft_model_state_dict
 
@@ -100,7 +100,7 @@ def merge_adapter(model: Any, adapter: str) -> Any:
 def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     """The PEFT config of a LoRA for `model`, and its weights by the names that PEFT gives the model's today.
 
-    Raises ValueError where a file is missing, it is no LoRA, or it was trained on another base.
+    Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
     from peft import PeftConfig
     from safetensors.torch import load_file
@@ -134,29 +134,29 @@ def _today(key: str) -> str:
 
 def _check_family(model: Any, base: str | None, adapter: str) -> None:
     name = (base or "").lower()
-    named = [kind for kind, spelling in FAMILY_NAMES.items() if spelling in name]
-    if named and model.config.model_type in FAMILY_NAMES and model.config.model_type not in named:
+    families = [family for family, spelling in FAMILY_NAMES.items() if spelling in name]
+    if families and model.config.model_type in FAMILY_NAMES and model.config.model_type not in families:
         raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {_kind(model)} model")
 
 
 def _targets(model: nn.Module, state: Mapping[str, Tensor], adapter: str, *, base: str | None) -> list[str]:
     """The modules that the adapter changes; checks that the model has them, and of which shape."""
     modules = dict(model.named_modules())
-    found = {}
+    targets = {}
     for key, tensor in state.items():
-        name, dot, part = key.removeprefix(PEFT_PREFIX).partition(".lora_")
+        name, dot, factor = key.removeprefix(PEFT_PREFIX).partition(".lora_")
         if not dot:
             raise ValueError(f"adapter {adapter}: {key} is no LoRA weight; merge the adapter into its base instead")
         if not isinstance(module := modules.get(name), nn.Linear):
             raise ValueError(f"adapter {adapter} (of {base}) changes {name}, which this {_kind(model)} model has not")
-        width, side = (module.in_features, 1) if part.startswith("A.") else (module.out_features, 0)
-        if part.startswith(("A.", "B.")) and tensor.shape[side] != width:
+        width, side = (module.in_features, 1) if factor.startswith("A.") else (module.out_features, 0)
+        if factor.startswith(("A.", "B.")) and tensor.shape[side] != width:
             raise ValueError(
                 f"adapter {adapter} (of {base}) has {tensor.shape[side]} where {name} of this judge has {width}; "
                 "it belongs to a base of another size"
             )
-        found[name] = True
-    return list(found)
+        targets[name] = True
+    return list(targets)
 
 
 def _kind(model: Any) -> str:

@@ -69,7 +69,7 @@ class LocalJudge:
 
         `temperature` divides the Yes − No logit. `symmetric`: every pair is asked about in both orders, the verdict
         is the mean, and its `order_gap` says how far they lie apart. `variants` adds up the spellings VARIANTS
-        (EditReward-Bench's rule). `share`: compute common beginnings once; by default where that is proven equal.
+        (EditReward-Bench's rule). `share`: compute common beginnings once; by default if that is proven equal.
         `domain`: verdicts about images outside of it are missing.
         """
         self.model = model.eval().requires_grad_(False)

@@ -27,21 +27,21 @@ from pacorl.types import Question
 
 
 @dataclass(frozen=True)
-class Picture:
+class DistinctImage:
     """An RGB image that equals another of the same pixels."""
 
     digest: bytes
     image: Image
 
     @classmethod
-    def of(cls, image: Image, *, name: str) -> Picture:
-        """Raises ImageError where no judge can look at the image."""
+    def of(cls, image: Image, *, name: str) -> DistinctImage:
+        """The image in RGB. Raises ImageError if no judge can look at it."""
         rgb = as_rgb(image, name)
         digest = hashlib.blake2b(rgb.tobytes(), key=repr(rgb.size).encode(), digest_size=16).digest()
         return cls(digest, rgb)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Picture) and self.digest == other.digest
+        return isinstance(other, DistinctImage) and self.digest == other.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -52,7 +52,7 @@ class ChatPrompt:
     """A conversation as the model's chat template writes it, and its images in order."""
 
     text: str
-    pictures: tuple[Picture, ...]
+    images: tuple[DistinctImage, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class EncodedPrompt:
     """Token ids, with as many image tokens as each image takes."""
 
     ids: NDArray[np.int64]
-    pictures: tuple[Picture, ...]
+    images: tuple[DistinctImage, ...]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,17 +75,17 @@ class Prompting:
 
     def chat_prompts(self, questions: Sequence[Question]) -> list[ChatPrompt]:
         """One user turn per question: its images, then its text."""
-        pictures: dict[int, Picture] = {}
+        images: dict[int, DistinctImage] = {}
         texts: dict[tuple[int, str], str] = {}
         prompts = []
         for question in questions:
             for number, image in enumerate(question.images, 1):
-                if id(image) not in pictures:
-                    pictures[id(image)] = Picture.of(image, name=f"image {number} of {question.text!r}")
+                if id(image) not in images:
+                    images[id(image)] = DistinctImage.of(image, name=f"image {number} of {question.text!r}")
             kind = (len(question.images), question.text)
             if kind not in texts:
                 texts[kind] = self.chat_text([_user_turn(question)])
-            prompts.append(ChatPrompt(texts[kind], tuple(pictures[id(image)] for image in question.images)))
+            prompts.append(ChatPrompt(texts[kind], tuple(images[id(image)] for image in question.images)))
         return prompts
 
     def chat_text(self, turns: Sequence[Mapping[str, Any]]) -> str:
@@ -93,21 +93,21 @@ class Prompting:
         return str(self._processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
 
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
-        """Raises ValueError where a text holds the token that stands for an image."""
+        """Raises ValueError if a text holds the token that stands for an image."""
         texts = list(dict.fromkeys(prompt.text for prompt in prompts))
         ids = dict(zip(texts, self._processor.tokenizer(texts).input_ids, strict=True))
         return [self._encoded(prompt, np.asarray(ids[prompt.text], dtype=np.int64)) for prompt in prompts]
 
     def _encoded(self, prompt: ChatPrompt, ids: NDArray[np.int64]) -> EncodedPrompt:
         placeholder = ids == self._image_token
-        if placeholder.sum() != len(prompt.pictures):
+        if placeholder.sum() != len(prompt.images):
             raise ValueError(
-                f"a question holds {placeholder.sum()} image tokens for {len(prompt.pictures)} images; "
+                f"a question holds {placeholder.sum()} image tokens for {len(prompt.images)} images; "
                 f"take {self._processor.image_token} out of its text"
             )
         repeats = np.ones_like(ids)
-        repeats[placeholder] = [self._tokens(picture) for picture in prompt.pictures]
-        return EncodedPrompt(np.repeat(ids, repeats), prompt.pictures)
+        repeats[placeholder] = [self._tokens(distinct) for distinct in prompt.images]
+        return EncodedPrompt(np.repeat(ids, repeats), prompt.images)
 
     # --- transformers' own inputs ------------------------------------------------------------------------------
 
@@ -120,53 +120,53 @@ class Prompting:
             ids_BN[row, longest - len(prompt) :] = torch.from_numpy(prompt.ids)
             attended_BN[row, longest - len(prompt) :] = 1
         inputs = {"input_ids": ids_BN, "attention_mask": attended_BN}
-        if pictures := [picture for prompt in prompts for picture in prompt.pictures]:
+        if images := [distinct for prompt in prompts for distinct in prompt.images]:
             kinds = {"mm_token_type_ids": (ids_BN == self._image_token).int()}
-            inputs |= kinds | self._pixels(pictures)
+            inputs |= kinds | self._pixels(images)
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
-    def _pixels(self, pictures: Sequence[Picture]) -> dict[str, Tensor]:
-        """Each distinct picture is prepared once."""
+    def _pixels(self, images: Sequence[DistinctImage]) -> dict[str, Tensor]:
+        """Each distinct image is prepared once."""
         prepare = partial(self._processor.image_processor, return_tensors="pt")
-        ready = {picture: prepare(images=[picture.image]) for picture in dict.fromkeys(pictures)}
-        pixels = torch.cat([ready[picture]["pixel_values"] for picture in pictures])
-        grids = torch.cat([ready[picture]["image_grid_thw"] for picture in pictures])
+        ready = {distinct: prepare(images=[distinct.image]) for distinct in dict.fromkeys(images)}
+        pixels = torch.cat([ready[distinct]["pixel_values"] for distinct in images])
+        grids = torch.cat([ready[distinct]["image_grid_thw"] for distinct in images])
         return {"pixel_values": pixels.to(self._model.dtype), "image_grid_thw": grids}
 
     # --- inputs that share -------------------------------------------------------------------------------------
 
     def featured(self, prompts: Sequence[EncodedPrompt], *, batch_tokens: int) -> tuple[Tensor, list[TokenRun]]:
-        """The features of all distinct pictures (K, N, D), and every prompt in terms of their rows."""
-        pictures = list(dict.fromkeys(picture for prompt in prompts for picture in prompt.pictures))
-        feature_KND = self._features(pictures, batch_tokens)
-        counts = [self._tokens(picture) for picture in pictures]
+        """The features of all distinct images (K, N, D), and every prompt in terms of their rows."""
+        images = list(dict.fromkeys(distinct for prompt in prompts for distinct in prompt.images))
+        feature_KND = self._features(images, batch_tokens)
+        counts = [self._tokens(distinct) for distinct in images]
         rows = {
-            picture: np.arange(end - count, end)
-            for picture, count, end in zip(pictures, counts, np.cumsum(counts), strict=True)
+            distinct: np.arange(end - count, end)
+            for distinct, count, end in zip(images, counts, np.cumsum(counts), strict=True)
         }
         positions: dict[Any, Tensor] = {}
         return feature_KND, [self._run(prompt, rows, positions) for prompt in prompts]
 
-    def _features(self, pictures: Sequence[Picture], batch_tokens: int) -> Tensor:
-        """(K, N, D): what the language model takes for the pictures' tokens, in order."""
+    def _features(self, images: Sequence[DistinctImage], batch_tokens: int) -> Tensor:
+        """(K, N, D): what the language model takes for the images' tokens, in order."""
         embedding = self._model.get_input_embeddings().weight
-        found = [embedding.new_empty(1, 0, embedding.shape[1])] if not pictures else []
-        for batch in _filled(pictures, self._tokens, batch_tokens):
+        features = [embedding.new_empty(1, 0, embedding.shape[1])] if not images else []
+        for batch in _batched(images, self._tokens, batch_tokens):
             pixels = {name: tensor.to(self._model.device) for name, tensor in self._pixels(batch).items()}
             output = self._model.model.get_image_features(**pixels, return_dict=True)
             maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-            found.append(torch.stack([torch.cat(list(one)) for one in maps]).to(embedding.dtype))
-        return torch.cat(found, dim=1)
+            features.append(torch.stack([torch.cat(list(level)) for level in maps]).to(embedding.dtype))
+        return torch.cat(features, dim=1)
 
     def _run(
-        self, prompt: EncodedPrompt, rows: Mapping[Picture, NDArray[np.int64]], positions: dict[Any, Tensor]
+        self, prompt: EncodedPrompt, rows: Mapping[DistinctImage, NDArray[np.int64]], positions: dict[Any, Tensor]
     ) -> TokenRun:
         is_image = prompt.ids == self._image_token
         symbol_N = prompt.ids.copy()
-        if prompt.pictures:
-            symbol_N[is_image] = -1 - np.concatenate([rows[picture] for picture in prompt.pictures])
-        grids = [self._grid(picture) for picture in prompt.pictures]
-        # Positions depend on where images of which shape stand, and on nothing else.
+        if prompt.images:
+            symbol_N[is_image] = -1 - np.concatenate([rows[distinct] for distinct in prompt.images])
+        grids = [self._grid(distinct) for distinct in prompt.images]
+        # Computed once per shape: positions depend on where images of which shape stand, and on nothing else.
         shape = (is_image.tobytes(), tuple(grids))
         if shape not in positions:
             positions[shape] = self._positions(prompt.ids, is_image, grids)
@@ -182,20 +182,20 @@ class Prompting:
         )
         return Tensor(position_31N[:, 0])
 
-    def _grid(self, picture: Picture) -> tuple[int, int, int]:
-        """Frames, rows and columns of the picture's patches, as the image processor cuts it."""
+    def _grid(self, distinct: DistinctImage) -> tuple[int, int, int]:
+        """Frames, rows and columns of the image's patches, as the image processor cuts it."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
         cutter = self._processor.image_processor
         side = cutter.patch_size * cutter.merge_size
         bounds = {"min_pixels": cutter.size["shortest_edge"], "max_pixels": cutter.size["longest_edge"]}
-        height, width = smart_resize(picture.image.height, picture.image.width, factor=side, **bounds)
+        height, width = smart_resize(distinct.image.height, distinct.image.width, factor=side, **bounds)
         return 1, height // cutter.patch_size, width // cutter.patch_size
 
-    def _tokens(self, picture: Picture) -> int:
-        """Tokens of the language model that a picture takes."""
+    def _tokens(self, distinct: DistinctImage) -> int:
+        """Tokens of the language model that an image takes."""
         merged = int(self._processor.image_processor.merge_size) ** 2
-        return math.prod(self._grid(picture)) // merged
+        return math.prod(self._grid(distinct)) // merged
 
 
 def _user_turn(question: Question) -> dict[str, Any]:
@@ -203,15 +203,17 @@ def _user_turn(question: Question) -> dict[str, Any]:
     return {"role": "user", "content": [*images, {"type": "text", "text": question.text}]}
 
 
-def _filled(pictures: Sequence[Picture], tokens: Callable[[Picture], int], most: int) -> Iterator[list[Picture]]:
-    """Pictures in order, `most` tokens at a time (or one picture)."""
-    batch: list[Picture] = []
+def _batched(
+    images: Sequence[DistinctImage], tokens: Callable[[DistinctImage], int], most: int
+) -> Iterator[list[DistinctImage]]:
+    """DistinctImages in order, `most` tokens at a time (or one image)."""
+    batch: list[DistinctImage] = []
     taken = 0
-    for picture in pictures:
-        if batch and taken + tokens(picture) > most:
+    for distinct in images:
+        if batch and taken + tokens(distinct) > most:
             yield batch
             batch, taken = [], 0
-        batch.append(picture)
-        taken += tokens(picture)
+        batch.append(distinct)
+        taken += tokens(distinct)
     if batch:
         yield batch

@@ -56,7 +56,7 @@ class Node:
 
 
 def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
-    """The tree of the prompts' common prefixes; several trees where they have none that is worth it."""
+    """The tree of the prompts' common prefixes; several if they have none that is worth it."""
     order = sorted(range(len(symbols)), key=lambda prompt: symbols[prompt].tolist())
     return _grow(symbols, order, 0, worth)
 
@@ -69,16 +69,16 @@ def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: i
         ends = [prompt for prompt in group if len(symbols[prompt]) == end]
         longer = [prompt for prompt in group if len(symbols[prompt]) > end]
         node = Node(start, end, group[0], ends, _grow(symbols, longer, end, worth) if longer else [])
-        nodes += _kept(node, worth)
+        nodes += _worthwhile(node, worth)
     return nodes
 
 
 def _grouped(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], at: int) -> Iterator[Sequence[int]]:
-    first = 0
-    for place in range(1, len(prompts) + 1):
-        if place == len(prompts) or symbols[prompts[place]][at] != symbols[prompts[first]][at]:
-            yield prompts[first:place]
-            first = place
+    start = 0
+    for end in range(1, len(prompts) + 1):
+        if end == len(prompts) or symbols[prompts[end]][at] != symbols[prompts[start]][at]:
+            yield prompts[start:end]
+            start = end
 
 
 def _agree_until(first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
@@ -88,8 +88,8 @@ def _agree_until(first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
     return int(differs[0]) if len(differs) else shorter
 
 
-def _kept(node: Node, worth: int) -> list[Node]:
-    """The node, or, where it saves too little, its children with its tokens in front of theirs."""
+def _worthwhile(node: Node, worth: int) -> list[Node]:
+    """The node, or its children if it saves too little, with its tokens in front of theirs."""
     branches = len(node.children) + bool(node.ends)
     if not node.children or (branches - 1) * len(node) >= worth:
         return [node]
@@ -138,7 +138,7 @@ class BranchCache:
         """The same with the rows' own tokens: what children see."""
 
     def close(self, lengths: Sequence[int]) -> Tensor | None:
-        """Adds tokens of these lengths, padded behind: their mask (B, 1, Q, T + Q), or None where causal is enough."""
+        """Adds tokens of these lengths, padded behind: their mask (B, 1, Q, T + Q), or None if causal is enough."""
         queries = max(lengths)
         own_BQ = torch.arange(queries) < torch.tensor(lengths)[:, None]
         self.own_BT = torch.cat([self.seen_BT, own_BQ], dim=1)
@@ -159,7 +159,7 @@ class BranchCache:
             self.layers[layer_idx] = (key_BHQD, value_BHQD)
         return key_BHQD, value_BHQD
 
-    # What transformers asks to build a causal mask, where it builds one.
+    # What transformers asks for, to build a causal mask.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen_BT.shape[1]
@@ -216,9 +216,9 @@ class SharedForward:
         symbol_BQ = torch.zeros(len(batch), longest, dtype=torch.long)
         position_3BQ = torch.zeros(3, len(batch), longest, dtype=torch.long)
         for row, node in enumerate(batch):
-            run, place = prompts[node.prompt], slice(node.start, node.end)
-            symbol_BQ[row, : len(node)] = torch.from_numpy(run.symbol_N[place])
-            position_3BQ[:, row, : len(node)] = run.position_3N[:, place]
+            run, tokens = prompts[node.prompt], slice(node.start, node.end)
+            symbol_BQ[row, : len(node)] = torch.from_numpy(run.symbol_N[tokens])
+            position_3BQ[:, row, : len(node)] = run.position_3N[:, tokens]
         mask = cache.close([len(node) for node in batch])
         hidden_BQD: Tensor = self.model.model.language_model(
             position_ids=position_3BQ.to(device),

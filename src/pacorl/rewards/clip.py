@@ -49,7 +49,7 @@ class ClipEncoder:
         self._loaded: tuple[Any, Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any, Any]:
-        """(model, image processor, tokenizer). Raises OSError where the checkpoint is not there."""
+        """(model, image processor, tokenizer). Raises OSError if the checkpoint is not there."""
         if self._loaded is None:
             from transformers import CLIPModel, CLIPTokenizer
             from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -103,9 +103,9 @@ def clip_encoder(
 ) -> ClipEncoder:
     """The encoder of a checkpoint; the same one as long as somebody holds it."""
     key = (checkpoint, processor, str(device), dtype)
-    found = _ENCODERS.get(key) or ClipEncoder(checkpoint, processor=processor, device=device, dtype=dtype)
-    _ENCODERS[key] = found
-    return found
+    encoder = _ENCODERS.get(key) or ClipEncoder(checkpoint, processor=processor, device=device, dtype=dtype)
+    _ENCODERS[key] = encoder
+    return encoder
 
 
 class PanelClipText:
@@ -121,11 +121,9 @@ class PanelClipText:
         check_panels("panel_clip_text", prompts)
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        sheets = _sheets(prompts, images)
-        image_PC = self.clip.images([panel for sheet in sheets for panel in sheet])
+        panels, counts = _panels(prompts, images)
         text_PC = self.clip.texts([text for prompt in prompts for text in prompt.panels])
-        cosine = iter((image_PC * text_PC).sum(1).tolist())
-        return [fmean(next(cosine) for _ in sheet) for sheet in sheets]
+        return [*_means((self.clip.images(panels) * text_PC).sum(1), counts)]
 
 
 class PanelClipImage:
@@ -143,9 +141,8 @@ class PanelClipImage:
                 raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and panel_clip_image needs two panels")
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        sheets = _sheets(prompts, images)
-        features = iter(self.clip.images([panel for sheet in sheets for panel in sheet]))
-        return [_mean_cosine(torch.stack([next(features) for _ in sheet])) for sheet in sheets]
+        panels, counts = _panels(prompts, images)
+        return [_mean_cosine(image_PC) for image_PC in self.clip.images(panels).split(counts)]
 
 
 class PickScore:
@@ -179,11 +176,10 @@ class PickScore:
             check_panels("pick_score with panels", prompts)
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        sheets = _sheets(prompts, images) if self.panels else [[image] for image in images]
+        panels, counts = _panels(prompts, images, whole=not self.panels)
         texts = [text for prompt in prompts for text in (prompt.panels if self.panels else (prompt.text,))]
-        image_PC = self.clip.images([picture for sheet in sheets for picture in sheet])
-        cosine = iter((image_PC * self.clip.texts(texts)).sum(1).tolist())
-        return [self.clip.logit_scale * fmean(next(cosine) for _ in sheet) / self.divide_by for sheet in sheets]
+        cosines = _means((self.clip.images(panels) * self.clip.texts(texts)).sum(1), counts)
+        return [self.clip.logit_scale * cosine / self.divide_by for cosine in cosines]
 
 
 class Aesthetic:
@@ -208,7 +204,7 @@ class Aesthetic:
         self._head: nn.Module | None = None
 
     def load(self) -> nn.Module:
-        """Its head. Raises RewardError where the file is absent or is no such head."""
+        """Its head. Raises RewardError if the file is absent or is no such head."""
         if self._head is None:
             self._head = load_aesthetic_head(self.head_path)
             self.clip.load()
@@ -219,9 +215,8 @@ class Aesthetic:
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         head = self.load()
-        sheets = _sheets(prompts, images) if self.panels else [[image] for image in images]
-        value = iter(head(self.clip.images([picture for sheet in sheets for picture in sheet]))[:, 0].tolist())
-        return [fmean(next(value) for _ in sheet) for sheet in sheets]
+        panels, counts = _panels(prompts, images, whole=not self.panels)
+        return [*_means(head(self.clip.images(panels))[:, 0], counts)]
 
 
 def aesthetic_head(width: int) -> nn.Sequential:
@@ -232,7 +227,7 @@ def aesthetic_head(width: int) -> nn.Sequential:
 
 
 def load_aesthetic_head(path: Path) -> nn.Module:
-    """Reads a head of any width. Raises RewardError where there is none, or the tensors are of something else."""
+    """Reads a head of any width. Raises RewardError if there is none, or the tensors are of something else."""
     if not path.is_file():
         raise RewardError(
             f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
@@ -255,8 +250,17 @@ def load_aesthetic_head(path: Path) -> nn.Module:
     return head.requires_grad_(False)
 
 
-def _sheets(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[list[Image]]:
-    return [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
+def _panels(
+    prompts: Sequence[Prompt], images: Sequence[Image], *, whole: bool = False
+) -> tuple[list[Image], list[int]]:
+    """The panels of all images, and how many each has; the `whole` images instead if wished."""
+    panels = [[image] if whole else split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
+    return [panel for several in panels for panel in several], [len(several) for several in panels]
+
+
+def _means(value_P: Tensor, counts: list[int]) -> list[float]:
+    """The mean over each image's panels."""
+    return [fmean(value.tolist()) for value in value_P.split(counts)]
 
 
 def _unit(rows_BC: Tensor) -> Tensor:
@@ -269,10 +273,11 @@ def _mean_cosine(rows_PC: Tensor) -> float:
 
 
 def _once_each(
-    things: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, key: Callable[[T], Any], batch: int
+    items: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, key: Callable[[T], Any], batch: int
 ) -> Tensor:
-    """Encodes each distinct thing once, in batches, and hands the rows back in order."""
-    distinct = list({key(thing): thing for thing in things}.values())
-    place = {key(thing): row for row, thing in enumerate(distinct)}
-    rows = torch.cat([encode(distinct[start : start + batch]) for start in range(0, len(distinct), batch)])
-    return rows[[place[key(thing)] for thing in things]]
+    """Encodes each distinct item once, in batches, and hands the rows back in order."""
+    distinct = {key(item): item for item in items}
+    row_of = {name: row for row, name in enumerate(distinct)}
+    first_of_batch = range(0, len(distinct), batch)
+    rows = torch.cat([encode(list(distinct.values())[start : start + batch]) for start in first_of_batch])
+    return rows[[row_of[key(item)] for item in items]]

@@ -33,7 +33,7 @@ class DreamSim:
         self._loaded: tuple[Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any]:
-        """(model, preprocessing). Raises RewardError where the package is not installed."""
+        """(model, preprocessing). Raises RewardError if the package is not installed."""
         if self._loaded is None:
             try:
                 from dreamsim import dreamsim  # type: ignore[import-not-found]
@@ -56,11 +56,11 @@ class DreamSim:
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         _, preprocess = self.load()
-        sheets = [
+        panels = [
             [preprocess(panel.convert("RGB")).to(self.device) for panel in split(image, prompt.grid)]
             for prompt, image in zip(prompts, images, strict=True)
         ]
-        return [self._likeness(sheet) for sheet in sheets]
+        return [self._likeness(several) for several in panels]
 
     def _likeness(self, panels: Sequence[torch.Tensor]) -> float:
         model, _ = self.load()

@@ -1,7 +1,7 @@
 """Any scorer behind a URL as a reward: one JSON POST per few images.
 
 Request: `{"prompts": [{"id", "text", "theme", "grid": [rows, cols], "panels", "criteria"}, …], "images": [PNG in
-base64, …]}`, and `"sources": [[PNG, …], …]` where the prompts edit images. Answer: `{"scores": [number or null, …]}`,
+base64, …]}`, and `"sources": [[PNG, …], …]` if the prompts edit images. Answer: `{"scores": [number or null, …]}`,
 one per image. A network that fails is tried again; what still fails is missing, never 0.
 """
 
@@ -63,16 +63,18 @@ class HttpScorer:
         self.last_error = ""
 
     def load(self) -> None:
-        """Raises RewardError where the key's variable is not set."""
+        """Raises RewardError if the key's variable is not set."""
         if self.key_env and not os.environ.get(self.key_env):
             raise RewardError(f"reward 'http': the environment variable {self.key_env} is not set")
 
     def check(self, prompts: Sequence[Prompt]) -> None: ...
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        parts = [slice(start, start + self.batch) for start in range(0, len(images), self.batch)]
+        batches = [slice(start, start + self.batch) for start in range(0, len(images), self.batch)]
         with ThreadPoolExecutor(self.concurrency) as pool:
-            answers = pool.map(self._scores, [prompts[part] for part in parts], [images[part] for part in parts])
+            answers = pool.map(
+                self._scores, [prompts[batch] for batch in batches], [images[batch] for batch in batches]
+            )
             return [score for answer in answers for score in answer]
 
     def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
@@ -99,8 +101,8 @@ class HttpScorer:
             with error:
                 if error.code in PASSING:
                     raise ConnectionError(f"HTTP {error.code}") from None
-                said = error.read(200).decode(errors="replace")
-            raise RewardError(f"{self.url} refused {named(prompts)}: HTTP {error.code} {said}") from None
+                reply = error.read(200).decode(errors="replace")
+            raise RewardError(f"{self.url} refused {named(prompts)}: HTTP {error.code} {reply}") from None
 
     def _parsed(self, answer: bytes, prompts: Sequence[Prompt]) -> list[float | None]:
         try:

@@ -1,4 +1,4 @@
-"""Words in pictures as a reward: does each panel bear the text that its description quotes?
+"""Words in images as a reward: does each panel bear the text that its description quotes?
 
 pip install 'pacorl[ocr]'        RapidOCR, which brings its models; or a `tesseract` program on the PATH
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Reader = Callable[["Image"], str]
 """An image → the text on it."""
 
-# What stands between quotation marks; a single one counts only where no letter touches its outside (not in "dog's").
+# What stands between quotation marks; a single one counts only if no letter touches its outside (not in "dog's").
 QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|「([^」]+)」|(?<!\w)'([^']+)'(?!\w)|(?<!\w)‘([^’]+)’(?!\w)")
 
 
@@ -41,7 +41,7 @@ class Ocr:
         self._reader: Reader | None = None
 
     def load(self) -> Reader:
-        """What reads. Raises RewardError where none of the engines is installed."""
+        """What reads. Raises RewardError if none of the engines is installed."""
         if self._reader is None:
             self._reader = open_reader(self.engine, language=self.language)
         return self._reader
@@ -60,25 +60,25 @@ class Ocr:
 
     def _score(self, prompt: Prompt, image: Image, read: Reader) -> float:
         panels = split(image, prompt.grid) if prompt.panels else [image]
-        wanted = [
+        lettered = [
             (panel, words) for panel, text in zip(panels, _descriptions(prompt), strict=True) if (words := quoted(text))
         ]
-        return fmean(_mean_share(words, read(panel)) for panel, words in wanted)
+        return fmean(_mean_share(words, read(panel)) for panel, words in lettered)
 
 
 def quoted(text: str) -> list[str]:
     """What stands between quotation marks, as long as it has a letter or digit."""
-    found = ["".join(groups) for groups in QUOTED.findall(text)]
-    return [words for words in found if _plain(words)]
+    quotations = ["".join(groups) for groups in QUOTED.findall(text)]
+    return [words for words in quotations if _plain(words)]
 
 
 def _mean_share(words: Sequence[str], read: str) -> float:
     return fmean(share_read(word, read) for word in words)
 
 
-def share_read(wanted: str, read: str) -> float:
-    """1 − (edits to the nearest piece of `read`) / length of `wanted`, both reduced to letters and digits."""
-    target, seen = _plain(wanted), _plain(read)
+def share_read(text: str, read: str) -> float:
+    """1 − (edits to the nearest piece of `read`) / length of `text`, both reduced to letters and digits."""
+    target, seen = _plain(text), _plain(read)
     return 1.0 - edits_to_substring(target, seen) / len(target)
 
 

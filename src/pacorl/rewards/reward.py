@@ -49,7 +49,7 @@ class Explains(Protocol):
 
 
 def score(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
-    """Every reward of every image. Raises RewardError where one returns the wrong number of scores, or no number."""
+    """Every reward of every image. Raises RewardError if one returns the wrong number of scores, or no number."""
     rows = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
     score_RB = torch.tensor(
         [[float("nan") if value is None else value for value in row] for row in rows], dtype=torch.float64
@@ -73,15 +73,15 @@ def scores_of(
     if len(scores) != len(images):
         raise RewardError(
             f"reward {name!r} returned {len(scores)} scores for {len(images)} images ({named(prompts)}); "
-            "it must return one per image, None where there is none"
+            "it must return one per image, None if there is none"
         )
     return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
 
 
 def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
-    """Makes every reward ready and has it score one sheet of noise, before anything is painted.
+    """Makes every reward ready and has it score one grid image of noise, before anything is generated.
 
-    Raises RewardError where a reward raises, counts wrong, returns what is no number, or has no score to give.
+    Raises RewardError if a reward raises, counts wrong, returns what is no number, or has no score to give.
     """
     from PIL import Image
 
@@ -92,7 +92,7 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
             reward.load()
         if scores_of(name, reward, [prompt], [noise]) == [None]:
             why = f": {reward.last_error}" if isinstance(reward, Explains) and reward.last_error else ""
-            raise RewardError(f"reward {name!r} has no score for a trial sheet of {named([prompt])}{why}")
+            raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
 
 
 def named(prompts: Sequence[Prompt]) -> str:
@@ -103,9 +103,9 @@ def named(prompts: Sequence[Prompt]) -> str:
 
 
 def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
-    """The mean of P(Yes)^(1/temperature), renormalised; None where any verdict is missing or there are none."""
-    known = [tempered(verdict.p_yes, temperature) for verdict in verdicts if verdict.p_yes is not None]
-    return sum(known) / len(known) if known and len(known) == len(verdicts) else None
+    """The mean of P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
+    p_yes = [tempered(verdict.p_yes, temperature) for verdict in verdicts if verdict.p_yes is not None]
+    return sum(p_yes) / len(p_yes) if p_yes and len(p_yes) == len(verdicts) else None
 
 
 def tempered(probability: float, temperature: float) -> float:
@@ -129,5 +129,5 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
         return math.nan
     raise RewardError(
         f"reward {name!r} returned {value!r} for {named([prompt])}; a score is a finite number, "
-        "or None where there is none"
+        "or None if there is none"
     )

@@ -54,7 +54,7 @@ class PairScore:
     by_question: tuple[float | None, ...]
     """P(Yes) of each question, mean of both orders where both were asked."""
     order_gap: float | None = None
-    """How far P(Yes) of the two orders lies apart, mean over the questions; None where one order was asked."""
+    """How far P(Yes) of the two orders lies apart, mean over the questions; None if one order was asked."""
     error: str = ""
     reasons: str = ""
     declined: bool = False
@@ -62,7 +62,7 @@ class PairScore:
 
     @property
     def p_yes(self) -> float | None:
-        """The pair's score; None where a question stayed unanswered."""
+        """The pair's score; None if a question stayed unanswered."""
         return _mean(self.by_question) if None not in self.by_question else None
 
 
@@ -74,7 +74,7 @@ class OddOneOut:
     with_others: float
     """Mean score of its pairs."""
     among_others: float | None
-    """Mean score of the pairs without it; None where none was scored."""
+    """Mean score of the pairs without it; None if none was scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) 
 def read_criteria(values: Sequence[str]) -> dict[str, str]:
     """Label → text from criteria written out, or from JSON files of them in the T2IS form (dimension → name → text).
 
-    Raises ValueError where a file is no such JSON.
+    Raises ValueError if a file is no such JSON.
     """
     criteria: dict[str, str] = {}
     for value in values:
@@ -192,7 +192,7 @@ def open_images(
 ) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str]]:
     """Names, images, and what was left out and why (empty unless `keep_going`); sources are files or http(s) URLs.
 
-    Raises ImageError naming every file that cannot be used, and where fewer than one remains.
+    Raises ImageError naming every file that cannot be used, and if fewer than one remains.
     """
     opened: dict[str, Image] = {}
     refused: dict[str, str] = {}
@@ -341,7 +341,7 @@ class PacoReward:
         up the spellings of Yes and of No, as EditReward-Bench does. `decline`: images outside of what the judge knows
         get no score, if its checkpoint says what it knows (`judges.domain`).
 
-        Raises ValueError where it cannot be what was asked for; for a server, before any question.
+        Raises ValueError if it cannot be what was asked for; for a server, before any question.
         """
         text = str(source)
         if not text.startswith(("http://", "https://")) and not text.endswith((".yaml", ".yml")):

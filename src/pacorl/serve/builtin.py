@@ -73,8 +73,8 @@ class ServedModel:
 
     async def check_domain(self, prompt: ChatPrompt) -> None:
         """Raises DeclinedError if an image is outside of what the judge knows."""
-        if self.domain and prompt.pictures:
-            images = [picture.image for picture in prompt.pictures]
+        if self.domain and prompt.images:
+            images = [distinct.image for distinct in prompt.images]
             if reason := await asyncio.to_thread(self.domain.reason, images):
                 raise DeclinedError(reason)
 
@@ -129,7 +129,7 @@ def create_app(
             if decline == "yes":
                 await model.check_domain(prompt)
             continuation = await model.answer(request, prompt)
-            metrics.images += len(prompt.pictures)
+            metrics.images += len(prompt.images)
             return JSONResponse(completion(request, continuation, model.conversations))
 
     return app

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pacorl.judges.local import LocalJudge, log_softmax
-from pacorl.judges.prompting import ChatPrompt, Picture
+from pacorl.judges.prompting import ChatPrompt, DistinctImage
 from pacorl.serve.schema import ImagePart, Message
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Continuation:
 
     ids: tuple[int, ...]
     log_probs: Tensor
-    """(tokens, vocabulary), fp64; no rows where they were not asked for."""
+    """(tokens, vocabulary), fp64; no rows if they were not asked for."""
     stopped: bool
     """Whether the model ended by itself."""
 
@@ -37,10 +37,10 @@ class Conversations:
         self.vocabulary: int = judge.model.get_input_embeddings().num_embeddings
 
     def prompt(self, messages: Sequence[Message], images: Sequence[Image]) -> ChatPrompt:
-        """Raises ValueError where a text holds one of the tokens that structure a conversation."""
+        """Raises ValueError if a text holds one of the tokens that structure a conversation."""
         turns = [{"role": message.role, "content": self._content(message)} for message in messages]
-        pictures = tuple(Picture.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
-        return ChatPrompt(self.judge.prompting.chat_text(turns), pictures)
+        distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
+        return ChatPrompt(self.judge.prompting.chat_text(turns), distinct)
 
     def generate(
         self,

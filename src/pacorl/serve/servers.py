@@ -19,7 +19,7 @@ class Server:
     url: str
     checkpoint: str
     names: tuple[str, ...]
-    """Of the base itself; may be empty where only adapters are asked for."""
+    """Of the base itself; may be empty if only adapters are asked for."""
     adapters: Mapping[str, str]
     """Name → adapter."""
 
@@ -33,7 +33,7 @@ class Server:
 
 
 def servers_of(description: Endpoints) -> list[Server]:
-    """One server per endpoint. Raises ConfigError where a judge names no checkpoint."""
+    """One server per endpoint. Raises ConfigError if a judge names no checkpoint."""
     servers = []
     for url in description.urls:
         judges = description.at(url)

@@ -83,7 +83,7 @@ def run_vllm(
 ) -> int:
     """Runs servers until a signal ends them (its 128 + number is returned), or one of them ends.
 
-    Raises ValueError where vLLM is not installed or a port is taken, ServerFailedError where a server ends by itself
+    Raises ValueError if vLLM is not installed or a port is taken, ServerFailedError where a server ends by itself
     or is not healthy in time; no process is left in any case.
     """
     options = options or VllmOptions()
