@@ -12,6 +12,7 @@ from pacorl import __version__
 from pacorl.cli import (
     adapter,
     benchmark,
+    config,
     dataset,
     doctor,
     generate,
@@ -45,6 +46,7 @@ doctor.register(app)
 app.add_typer(dataset.app, name="dataset")
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(benchmark.app, name="benchmark")
+app.add_typer(config.app, name="config")
 
 
 def _show_version(asked: bool) -> None:
