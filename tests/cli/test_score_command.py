@@ -113,7 +113,7 @@ def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, pictures: li
 
 
 def test_a_grid_is_of_one_picture(judge_folder: Path, pictures: list[Path]) -> None:
-    assert "cuts one picture, 4 are given" in str(run(*pictures, "--grid", "2x2", "--judge", judge_folder).exception)
+    assert "cuts one image, 4 are given" in str(run(*pictures, "--grid", "2x2", "--judge", judge_folder).exception)
 
 
 def test_criteria_reasons_and_temperature(pictures: list[Path], tmp_path: Path) -> None:

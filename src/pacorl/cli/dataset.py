@@ -5,12 +5,13 @@ Every step works on one folder, says with --dry-run what it would do, and may be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
+
+from pacorl.cli.output import print_json, progress
 
 Number = TypeVar("Number", int, float)
 
@@ -340,26 +341,12 @@ def chat(model: str, endpoint: str, key_env: str) -> Any:
     return ChatModel(model, base_url=endpoint or None, key_variable=key_env)
 
 
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error stream, so that --json stays clean."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def tell(counts: dict[str, Any], *, as_json: bool, dry_run: bool = False) -> None:
     """Prints a result: JSON for programs, a line for each value for people."""
-    import json
-
     if dry_run:
         typer.echo("dry run: nothing was written", err=True)
     if as_json:
-        print(json.dumps(counts, ensure_ascii=False))
+        print_json(counts)
         return
     for name, value in _lines(counts):
         print(f"{name:<28} {value:.4f}" if isinstance(value, float) else f"{name:<28} {value}")

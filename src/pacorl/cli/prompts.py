@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from pacorl.cli.output import print_json
+
 if TYPE_CHECKING:
     from pacorl.types import Prompt
 
@@ -25,8 +27,6 @@ def check(
     as_json: bool = typer.Option(False, "--json", help="One JSON object with every leak."),
 ) -> None:
     """Say which prompts are also in the others; exit code 1 where any is."""
-    import json
-
     from pacorl.data.leaks import find_leaks, leak_report
     from pacorl.data.records import prompts_from
 
@@ -43,7 +43,7 @@ def check(
             }
             for leak in leaks
         ]
-        typer.echo(json.dumps({"prompts": len(train), "leaks": rows}, ensure_ascii=False))
+        print_json({"prompts": len(train), "leaks": rows})
     else:
         typer.echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")
     raise typer.Exit(1 if leaks else 0)

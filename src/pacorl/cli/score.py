@@ -1,13 +1,21 @@
-"""`pacorl score`: do these pictures belong together?"""
+"""`pacorl score`: do these images belong together?"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
+from pacorl.cli.options import with_options
+from pacorl.cli.output import echo_errors, print_json
+from pacorl.config.options import JudgeOptions, inherited, option
+
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from pacorl.score.reward import Scores
 
 INCOMPLETE = 3
@@ -19,61 +27,87 @@ def register(app: typer.Typer) -> None:
     app.command("score")(score)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreJudge(JudgeOptions):
+    """The judge of a score; the short names are the older ones."""
+
+    judge_model: str = inherited(JudgeOptions, "judge_model", also=("--model",))
+    judge_adapter: str = inherited(JudgeOptions, "judge_adapter", also=("--adapter",))
+    temperature: float = option(1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionOptions:
+    """What the judge is asked."""
+
+    panel: ClassVar[str] = "Questions"
+
+    theme: str = option("", "What all images are to share.")
+    criteria: list[str] = option([], "A criterion in words, or a JSON file of them; may be repeated.")
+    grid: str = option("", "Cut the one image into ROWSxCOLS panels, e.g. 2x2.")
+    rank: bool = option(False, "Rank the images after the first by how well they fit the first.")
+    symmetric: bool = option(False, "Ask in both orders and take the mean.")
+    reasons: bool = option(False, "Have the judge explain every pair.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the scores go."""
+
+    panel: ClassVar[str] = "Output"
+
+    report: Path | None = option(None, "Write a self-contained page.")
+    as_json: bool = option(False, "Print JSON.", flags=("--json",))
+    keep_going: bool = option(False, "Leave out what cannot be used; exit with code 3.")
+
+
+@with_options
 def score(
     images: list[str] = typer.Argument(help="Two images or more, files or URLs; with --grid, one."),
     *,
-    judge: str = typer.Option(
-        "tiny", help="A model's or LoRA's folder or hub name, a server's URL or an endpoints YAML."
-    ),
-    model: str = typer.Option("", help="The judge's name at a server."),
-    adapter: str = typer.Option("", help="A PEFT adapter on top of the checkpoint."),
-    api_key_env: str = typer.Option("", help="The environment variable that holds the server's key."),
-    theme: str = typer.Option("", help="What all pictures are to share."),
-    criteria: list[str] = typer.Option([], help="A criterion in words, or a JSON file of them; may be repeated."),
-    grid: str = typer.Option("", help="Cut the one picture into ROWSxCOLS panels, e.g. 2x2."),
-    rank: bool = typer.Option(
-        False, "--rank", help="Rank the pictures after the first by how well they fit the first."
-    ),
-    symmetric: bool = typer.Option(False, "--symmetric", help="Ask in both orders and take the mean."),
-    reasons: bool = typer.Option(False, "--reasons", help="Have the judge explain every pair."),
-    temperature: float = typer.Option(
-        1.0, help="Divides the judge's logit; above 1 tells apart what it is too sure of."
-    ),
-    report: Path | None = typer.Option(None, help="Write a self-contained page."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-    keep_going: bool = typer.Option(False, "--keep-going", help="Leave out what cannot be used; exit with code 3."),
+    judge: ScoreJudge,
+    ask: QuestionOptions,
+    output: ReportOptions,
 ) -> None:
-    """Score how well pictures belong together: P(Yes) for two, a matrix and the odd one out for more."""
-    from pacorl.core.grid import parse_layout
+    """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.engine.threads import use_cores
     from pacorl.score import reward as scoring
     from pacorl.score.page import table, write_page
 
     use_cores()
-    asked = scoring.questions_about(theme, scoring.read_criteria(criteria))
-    names, pictures, refused = scoring.open_images(images, keep_going=keep_going)
-    if grid:
-        if len(pictures) != 1:
-            raise ValueError(f"--grid cuts one picture, {len(pictures)} are given")
-        names, pictures = scoring.cut(names[0], pictures[0], parse_layout(grid))
-    scoring.check_count(len(pictures), ranking=rank)
-    how = scoring.rank if rank else scoring.score_set
-    with scoring.PacoReward.from_pretrained(
-        judge, adapter=adapter, model=model, api_key_env=api_key_env, temperature=temperature
-    ) as reward:
+    asked = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
+    names, opened, refused = scoring.open_images(images, keep_going=output.keep_going)
+    if ask.grid:
+        names, opened = _panels(names, opened, ask.grid)
+    scoring.check_count(len(opened), ranking=ask.rank)
+    score_pairs = scoring.rank if ask.rank else scoring.score_set
+    with scoring.PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
-        if note:  # before any number
-            typer.echo(note, err=True)
-        scores = how(reward.judge, pictures, names=names, asked=asked, symmetric=symmetric, reasons=reasons)
-        _check_complete(scores, keep_going=keep_going)
-    _print_json(scores, judge=name, note=note, refused=refused) if as_json else typer.echo(table(scores, ranking=rank))
-    for line in refused.values():
-        typer.echo(line, err=True)
-    if report:
-        write_page(report, scores, judge=name, note=note, theme=theme, ranking=rank, refused=refused)
-        typer.echo(f"page: {report}", err=True)
+        echo_errors(note)  # before any number
+        scores = score_pairs(
+            reward.judge, opened, names=names, asked=asked, symmetric=ask.symmetric, reasons=ask.reasons
+        )
+        _check_complete(scores, keep_going=output.keep_going)
+    if output.as_json:
+        print_json({"judge": name, "note": note} | scores.to_dict() | {"left_out": refused})
+    else:
+        typer.echo(table(scores, ranking=ask.rank))
+    echo_errors(*refused.values())
+    if output.report:
+        write_page(output.report, scores, judge=name, note=note, theme=ask.theme, ranking=ask.rank, refused=refused)
+        echo_errors(f"page: {output.report}")
     if refused or scores.missing:
         raise typer.Exit(INCOMPLETE)
+
+
+def _panels(names: Sequence[str], images: Sequence[Image], grid: str) -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """The panels of the one image that is given."""
+    from pacorl.core.grid import parse_layout
+    from pacorl.score.reward import cut
+
+    if len(images) != 1:
+        raise ValueError(f"--grid cuts one image, {len(images)} are given")
+    return cut(names[0], images[0], parse_layout(grid))
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:
@@ -84,10 +118,3 @@ def _check_complete(scores: Scores, *, keep_going: bool) -> None:
             f"{len(failed)} of {len(scores.pairs)} pairs have no score, the first because: {first.error}; "
             "--keep-going prints the others"
         )
-
-
-def _print_json(scores: Scores, *, judge: str, note: str, refused: dict[str, str]) -> None:
-    import json
-
-    document = {"judge": judge, "note": note} | scores.to_dict() | {"left_out": refused}
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
