@@ -25,7 +25,7 @@ export OMP_NUM_THREADS
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup quickstart lint test campaign test-vllm test-deepspeed check clean distclean
+.PHONY: help setup tiny quickstart lint test campaign test-vllm test-deepspeed check clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ setup: $(READY)  ## make .venv and install pacorl with its development tools
 
 quickstart: $(RUN)  ## the whole story on this machine: judge, train, compare, a page that shows it
 	$(BIN)/pacorl quickstart $(ARGS)
+
+tiny: $(RUN)  ## the tiny checkpoints again, under runs/tiny (about three CPU hours; ARGS="--share 0.01" tries it)
+	$(BIN)/python -m tools.tiny all $(ARGS)
 
 lint: $(READY)  ## format, lint and types
 	$(BIN)/ruff format --check

@@ -6,7 +6,6 @@ The judge rewards; the oracle, which knows the truth of every drawing, grades an
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,10 +16,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
 from PIL import Image
-from transformers.utils import logging as transformers_logging
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
@@ -28,7 +25,8 @@ from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
 from pacorl.data.characters import GRADES, Majority, Oracle, Panel
-from pacorl.io.documents import write_json
+from pacorl.io.documents import read_jsonl, write_json
+from pacorl.io.quiet import quiet_loading
 from pacorl.judges import open_judge
 from pacorl.judges.judge import Judge, JudgeOptions, close_judge
 from pacorl.report import write_report
@@ -46,12 +44,11 @@ def recipe() -> Path:
 
 
 def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
-    """Runs the tiny recipe and grades it; returns the page and a verdict of three lines.
+    """Run the tiny recipe and grade it; returns the page and a verdict of three lines.
 
     A finished run in `out` is made anew, an unfinished one is resumed.
     """
-    diffusers_logging.disable_progress_bar()  # the models load in a blink
-    transformers_logging.disable_progress_bar()
+    quiet_loading()  # the models load in a blink
     if (out / "summary.json").exists():
         shutil.rmtree(out)
     config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
@@ -74,16 +71,16 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
 
 
 def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
-    """The first evaluation sheets, before above and after below; none of them chosen by eye."""
+    """The first evaluation images, before above and after below; none of them chosen by eye."""
     folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
     rows = [[Image.open(path) for path in sorted(folder.iterdir())[:columns]] for folder in (folders[0], folders[-1])]
     side, gap = 2 * rows[0][0].width, 8
-    picture = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
-    for row, sheets in enumerate(rows):
-        for column, sheet in enumerate(sheets):
-            large = sheet.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
-            picture.paste(large, (column * (side + gap), row * (side + gap)))
-    return picture
+    canvas = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
+    for row, images in enumerate(rows):
+        for column, image in enumerate(images):
+            large = image.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
+            canvas.paste(large, (column * (side + gap), row * (side + gap)))
+    return canvas
 
 
 def _accuracy_of(config: JudgeOptions) -> dict[str, float]:
@@ -157,13 +154,13 @@ def summarize(config: PolicyRun, oracle: Oracle, *, judge: Mapping[str, float]) 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """An evaluation's pictures, graded: one value per picture and metric, and each set's majority values."""
+    """An evaluation's images, graded: one value per image and metric, and each set's majority values."""
 
     values: dict[str, NDArray[np.float64]]
     majorities: list[Majority]
 
     def mean(self, name: str, rows: NDArray[np.int64]) -> float:
-        """The metric over some pictures."""
+        """The metric over some images."""
         if name == "diversity":
             return characters.evenness([self.majorities[row] for row in rows])
         return float(self.values[name][rows].mean())
@@ -171,12 +168,12 @@ class Graded:
 
 def _read_evaluation(path: Path, oracle: Oracle) -> Graded:
     grades, majorities = [], []
-    for line in map(json.loads, path.read_text().splitlines()):
-        with Image.open(path.parent / line["image"]) as sheet:
-            seen = oracle.read(split(sheet.convert("RGB"), parse_layout(line["grid"])))
-        known = [value for row in line["p_yes"] for value in row if value is not None]
-        wanted = [Panel.parse(text) for text in line["panels"]]
-        grades.append({"consistency": fmean(known), **characters.grade(wanted, seen)})
+    for line in read_jsonl(path):
+        with Image.open(path.parent / line["image"]) as image:
+            seen = oracle.read(split(image.convert("RGB"), parse_layout(line["grid"])))
+        p_yes = [value for row in line["p_yes"] for value in row if value is not None]
+        described = [Panel.parse(text) for text in line["panels"]]
+        grades.append({"consistency": fmean(p_yes), **characters.grade(described, seen)})
         majorities.append(characters.majority(seen))
     return Graded({name: np.array([one[name] for one in grades]) for name in grades[0]}, majorities)
 
@@ -205,7 +202,7 @@ def _interval(mean: float, draws: Sequence[float]) -> dict[str, float]:
 def _seconds(out: Path) -> dict[str, float]:
     """Seconds per phase over the whole run, resumed parts included."""
     total: dict[str, float] = {}
-    for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()):
+    for line in read_jsonl(out / "metrics.jsonl"):
         for name, value in line.items():
             if name.startswith("seconds/") and not name.startswith("seconds/hidden"):
                 phase = name.removeprefix("seconds/")

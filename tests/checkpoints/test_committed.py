@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tools.tiny.negatives import draw_junk
+from tools.tiny.negatives import draw_negatives
 from tools.tiny.pretrain_edits import PIXELS
 
 from pacorl.core import questions
@@ -17,7 +17,7 @@ from pacorl.data.character_edits import character_edits, grade_edits, write_edit
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import ConditioningCache, sample_images
-from pacorl.judges import judge as judge_module
+from pacorl.judges import local as judge_module
 from pacorl.judges.local import LocalJudge
 from pacorl.policies import flux as flux_module
 from pacorl.policies import kontext as kontext_module
@@ -70,17 +70,17 @@ def test_the_judge_knows_a_panels_text_from_one_with_one_attribute_changed(judge
     assert judge_accuracy(judge, pairs=0, texts=600)["text_accuracy"] >= 0.95
 
 
-def ask_junk(judge: LocalJudge, junk: list[Image.Image]) -> float:
-    """The share of pairs of junk with P(Yes) < .1."""
+def ask_junk(judge: LocalJudge, negatives: list[Image.Image]) -> float:
+    """The share of pairs of negatives with P(Yes) < .1."""
     subject = characters.character_prompts("test", 1)[0].theme
     text = questions.same_theme(f"2x2 grid layout of {subject}.")
-    asked = [Question(pair, text) for pair in [*pairwise(junk), *((one, one.copy()) for one in junk)]]
+    asked = [Question(pair, text) for pair in [*pairwise(negatives), *((one, one.copy()) for one in negatives)]]
     return float(np.mean([(verdict.p_yes or 0) < 0.1 for verdict in judge.verdicts(asked)]))
 
 
 def test_the_judge_refuses_junk(judge: LocalJudge, policy: FluxPolicy) -> None:
-    junk = draw_junk(300, seed=12345, vae=policy.pipeline.vae)
-    assert ask_junk(judge, junk) >= 0.95
+    negatives = draw_negatives(300, seed=12345, vae=policy.pipeline.vae)
+    assert ask_junk(judge, negatives) >= 0.95
 
 
 def test_the_judge_refuses_what_a_lost_policy_paints(judge: LocalJudge, policy: FluxPolicy) -> None:

@@ -108,7 +108,7 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
 
     page = (out / "report.html").read_text()
     assert "Ordered by how much the reward changed" in page
-    assert "Change of the reward, all 2 sheets" in page
+    assert "Change of the reward, all 2 images" in page
     assert "P(Yes)" not in page
     assert "judge’s" not in page
     rises = [after["reward"] - before["reward"] for before, after in zip(first, last, strict=True)]

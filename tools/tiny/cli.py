@@ -39,8 +39,8 @@ def generator(out: Path = OUT, share: float = SHARE) -> None:
 def judge(
     out: Path = OUT,
     share: float = SHARE,
-    start: Path | None = typer.Option(None, help="Go on from this judge, with fewer descriptions."),
-    steps: int = typer.Option(5000, help="Training steps of 32 lessons."),
+    start: Path | None = typer.Option(None, help="Go on from this judge, with fewer captions."),
+    steps: int = typer.Option(5000, help="Training steps of 32 examples."),
     lr: float = typer.Option(1.5e-3, help="Learning rate."),
 ) -> None:
     """The judge, from `vae` and what `generator` fails at (about 60 CPU minutes)."""
@@ -53,7 +53,7 @@ def judge(
     use_cores()
     autoencoder = AutoencoderKL.from_pretrained(out / "vae")
     failures = policy_failures(out / "flux", count=48)
-    pretrain_judge(out / "judge", vae=autoencoder, start=start, junk=failures, share=share, steps=steps, lr=lr)
+    pretrain_judge(out / "judge", vae=autoencoder, start=start, negatives=failures, share=share, steps=steps, lr=lr)
 
 
 @app.command()
@@ -85,7 +85,7 @@ def edit_judge(
     out: Path = OUT,
     share: float = SHARE,
     start: Path | None = typer.Option(None, help="The judge to go on from; by default the committed one."),
-    steps: int = typer.Option(900, help="Training steps of 32 lessons."),
+    steps: int = typer.Option(900, help="Training steps of 32 examples."),
     lr: float = typer.Option(8e-4, help="Learning rate."),
 ) -> None:
     """The judge of edits, from the tiny judge (about 25 CPU minutes)."""
@@ -94,13 +94,13 @@ def edit_judge(
     from pacorl.engine.threads import use_cores
     from pacorl.judges.local import TINY_JUDGE
     from pacorl.policies.flux import TINY_FLUX
-    from tools.tiny.pretrain_edits import edit_lessons
+    from tools.tiny.pretrain_edits import edit_examples
     from tools.tiny.pretrain_judge import pretrain_judge
 
     use_cores()
     vae = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float()
     begin = start or TINY_JUDGE
-    pretrain_judge(out / "edit-judge", vae=vae, teach=edit_lessons, start=begin, share=share, steps=steps, lr=lr)
+    pretrain_judge(out / "edit-judge", vae=vae, teach=edit_examples, start=begin, share=share, steps=steps, lr=lr)
 
 
 @app.command("edit-story")

@@ -42,6 +42,7 @@ from pacorl.dataset.llm import ChatModel
 from pacorl.dataset.pair import pair
 from pacorl.dataset.prompts import make_writer, write_all
 from pacorl.dataset.taxonomy import TINY, read_taxonomy
+from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.http.judge import HttpJudge
@@ -57,7 +58,7 @@ GRID_SIZE = Size(64, 64)
 JUDGE = "home-made"
 """What the trained judge is called at its server."""
 WRITTEN_PER_KEPT = 4
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +82,17 @@ class Scale:
     """Of 16 pairs."""
 
 
-def run_story(folder: Path, *, scale: Scale | None = None, seed: int = 0, tell: Tell = print) -> dict[str, Any]:
-    """Tells the story in `folder` and writes its summary.json; returns what is in it.
+def run_story(folder: Path, *, scale: Scale | None = None, seed: int = 0, report: Report = print) -> dict[str, Any]:
+    """Run the story in `folder` and writes its summary.json; returns what is in it.
 
-    A story that was interrupted goes on where it was. Raises ValueError where `folder` holds a finished one.
+    A story that was interrupted goes on where it was. Raises ValueError if `folder` holds a finished one.
     """
     scale = scale or Scale()
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished story; name another folder")
     quiet_loading()
     dataset = folder / "dataset"
-    made = make_dataset(dataset, scale=scale, seed=seed, tell=tell)
+    made = make_dataset(dataset, scale=scale, seed=seed, report=report)
     merged = teach(dataset / "export", folder / "judge", steps=scale.judge_steps, seed=seed)
     with serving(create_app({JUDGE: LocalJudge.from_pretrained(merged)})) as url:
         held_out = load_comparisons(dataset / "export" / "comparisons_test.jsonl")
@@ -100,24 +101,24 @@ def run_story(folder: Path, *, scale: Scale | None = None, seed: int = 0, tell: 
             compared = compare(held_out, before=LocalJudge.from_pretrained(TINY_JUDGE), after=served)
         finally:
             served.close()
-        tell(f"judge on held-out pairs: {_shown(compared)}")
+        report(f"judge on held-out pairs: {_shown(compared)}")
         epoch = reward(dataset / "diverse.jsonl", folder / "policy", url=f"{url}/v1", seed=seed)
-    tell(f"policy, an epoch: reward {epoch['reward']:.3f}, {epoch['missing']:.0%} of the scores missing")
+    report(f"policy, an epoch: reward {epoch['reward']:.3f}, {epoch['missing']:.0%} of the scores missing")
     summary = {"scale": asdict(scale), "seed": seed, "dataset": made, "judge": compared, "policy": epoch}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "summary.json", summary)
     return summary
 
 
 # --- the dataset -----------------------------------------------------------------------------------------------
 
 
-def make_dataset(folder: Path, *, scale: Scale, seed: int, tell: Tell) -> dict[str, Any]:
+def make_dataset(folder: Path, *, scale: Scale, seed: int, report: Report) -> dict[str, Any]:
     """Prompts to exported pairs; returns each step's counts."""
     made: dict[str, Any] = {}
 
     def done(step: str, counts: Mapping[str, Any], *shown: str) -> None:
         made[step] = dict(counts)
-        tell(f"{step}: " + ", ".join(f"{name} {counts[name]}" for name in shown))
+        report(f"{step}: " + ", ".join(f"{name} {counts[name]}" for name in shown))
 
     done("prompts", _write_prompts(folder, scale.prompts * WRITTEN_PER_KEPT, seed), "records")
     done("diversify", diversify(folder, goal=Goal(number=scale.prompts), seed=seed), "kept", "nearest")
@@ -133,7 +134,7 @@ def make_dataset(folder: Path, *, scale: Scale, seed: int, tell: Tell) -> dict[s
     shares = {"train": 1 - scale.held_out, "test": scale.held_out}
     exported = export(folder, shares=shares, seed=seed)
     made["export"] = exported
-    tell("export: " + ", ".join(f"{name} {count}" for name, count in exported["balance"].items()))
+    report("export: " + ", ".join(f"{name} {count}" for name, count in exported["balance"].items()))
     return made
 
 
@@ -160,26 +161,26 @@ def annotate(folder: Path, people: Sequence[str], *, noise: float, attend: Seque
 
 
 def narrator() -> FastAPI:
-    """A vision-language model of the tiny world behind the usual API: it reads two pictures and gives reasons."""
+    """A vision-language model of the tiny world behind the usual API: it reads two images and gives reasons."""
     app = FastAPI(openapi_url=None)
 
     @app.post("/v1/chat/completions")
     def chat(request: dict[str, Any]) -> dict[str, Any]:
-        *pictures, asked = request["messages"][0]["content"]
-        first, second = (read_panel(base64.b64decode(one["image_url"]["url"].partition(",")[2])) for one in pictures)
-        text = json.dumps(reasons(first, second, told="the answer is Yes" in asked["text"]))
+        *images, question = request["messages"][0]["content"]
+        first, second = (read_panel(base64.b64decode(image["image_url"]["url"].partition(",")[2])) for image in images)
+        text = json.dumps(reasons(first, second, says_yes="the answer is Yes" in question["text"]))
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         return {"id": "0", "object": "chat.completion", "created": 0, "model": request["model"], "choices": [choice]}
 
     return app
 
 
-def reasons(first: Panel, second: Panel, *, told: bool) -> dict[str, str]:
-    """What speaks for the label; where all or nothing is shared, what is seen goes before what was told."""
+def reasons(first: Panel, second: Panel, *, says_yes: bool) -> dict[str, str]:
+    """What speaks for the label; if all or nothing is shared, what is seen overrides the label."""
     seen = shared_attributes(first, second)
-    says = told if 0 < seen < len(KEPT) else seen > 0
+    yes = says_yes if 0 < seen < len(KEPT) else seen > 0
     return {
-        "answer": "Yes" if says else "No",
+        "answer": "Yes" if yes else "No",
         "style": _both("palette", first, second),
         "identity": " ".join(_both(name, first, second) for name in IDENTITY),
         "logic": f"{first.pose}, {first.prop}; {second.pose}, {second.prop}.",
@@ -260,8 +261,7 @@ def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]
         "rewards=[{name: consistency, args: {temperature: 4}}]",
     ]  # fmt: skip
     train_policy(load(PolicyRun, recipe(), overrides), resume="auto")
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    trained = next(line for line in lines if line["kind"] == "epoch")
+    trained = next(line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "epoch")
     return {"reward": trained["reward/consistency/mean"], "missing": trained["samples/missing"]}
 
 

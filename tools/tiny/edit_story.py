@@ -1,13 +1,12 @@
 """`python -m tools.tiny edit-story`: does a reward of √(kept·followed) teach an editor to keep what it should?
 
 Each seed is a whole run of one config. The judge rewards; the oracle of the tiny world grades what was kept and
-followed, before and after, on held-out sources with the same noise. The verdict is the worst seed's; a picture shows
+followed, before and after, on held-out sources with the same noise. The verdict is the worst seed's; an image shows
 some edits of the first.
 """
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,17 +20,18 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.data.character_edits import EDIT_GRADES, grade_edits
 from pacorl.data.characters import Oracle
 from pacorl.data.records import prompts_from
+from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.train.trainer import train_policy
 
-WANTED_KEPT = 0.10
+KEPT_GOAL = 0.10
 """What *kept* is to rise by, in every seed, while *followed* does not fall."""
 
 
 def run_edit_story(
     config: Path, *, out: Path, seeds: Sequence[int], overrides: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
-    """Runs `config` once per seed into `out`/seed-N and writes `out`/summary.json and `out`/edits.png; returns the
+    """Run `config` once per seed into `out`/seed-N and writes `out`/summary.json and `out`/edits.png; returns the
     summary and a verdict in lines.
 
     Runs that are finished are kept, unfinished ones go on.
@@ -46,13 +46,13 @@ def run_edit_story(
             draw_edits(run).save(out / "edits.png")
     summary = {"seeds": rows, "worst": worst(rows), "reached": reached(rows)}
     path = out / "summary.json"
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_json(path, summary)
     return path, verdict(rows)
 
 
 def before_and_after(run: Path) -> dict[str, dict[str, float]]:
     """The oracle's grades at the first and at the last evaluation of a run, and what changed."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_jsonl(run / "metrics.jsonl")
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     before, after = ({name: line[name] for name in EDIT_GRADES} for line in (evaluations[0], evaluations[-1]))
     return {"before": before, "after": after, "change": {name: after[name] - before[name] for name in EDIT_GRADES}}
@@ -66,7 +66,7 @@ def worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def reached(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether in every seed *kept* rose enough and *followed* did not fall."""
     lowest = worst(rows)
-    return lowest["kept"] >= WANTED_KEPT and lowest["followed"] >= 0
+    return lowest["kept"] >= KEPT_GOAL and lowest["followed"] >= 0
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -80,12 +80,12 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     words = "reached" if reached(rows) else "not reached"
     return [
         *lines,
-        f"worst change: kept {lowest['kept']:+.3f} (wanted +{WANTED_KEPT:.2f}), followed {lowest['followed']:+.3f} "
+        f"worst change: kept {lowest['kept']:+.3f} (wanted +{KEPT_GOAL:.2f}), followed {lowest['followed']:+.3f} "
         f"(wanted no fall): {words}",
     ]
 
 
-# --- the picture -----------------------------------------------------------------------------------------------
+# --- the image -------------------------------------------------------------------------------------------------
 
 SHOWN, CELL, MARGIN = 8, 112, 8
 
@@ -97,17 +97,16 @@ def draw_edits(run: PolicyRun) -> Image.Image:
     rows = {"source": [open_image(prompt.sources[0]) for prompt in prompts]}
     evaluations = sorted(samples.glob("evaluation-*.jsonl"))
     for name, file in (("before", evaluations[0]), ("after", evaluations[-1])):
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        first = {line["prompt_id"]: line["image"] for line in reversed(lines)}
+        first = {line["prompt_id"]: line["image"] for line in reversed(read_jsonl(file))}
         rows[name] = [open_image(samples / first[prompt.id]) for prompt in prompts]
     step, font = CELL + MARGIN, ImageFont.load_default(13)
-    sheet = Image.new("RGB", (60 + step * len(prompts), 44 + step * len(rows)), "white")
-    pen = ImageDraw.Draw(sheet)
+    canvas = Image.new("RGB", (60 + step * len(prompts), 44 + step * len(rows)), "white")
+    pen = ImageDraw.Draw(canvas)
     for col, prompt in enumerate(prompts):
         words = textwrap.fill(prompt.text, 17)
         pen.multiline_text((60 + step * col, 6), words, fill="black", font=font)
-    for row, (name, pictures) in enumerate(rows.items()):
+    for row, (name, images) in enumerate(rows.items()):
         pen.text((MARGIN, 44 + step * row + CELL // 2 - 8), name, fill="black", font=font)
-        for col, picture in enumerate(pictures):
-            sheet.paste(picture.resize((CELL, CELL), Image.Resampling.NEAREST), (60 + step * col, 44 + step * row))
-    return sheet
+        for col, image in enumerate(images):
+            canvas.paste(image.resize((CELL, CELL), Image.Resampling.NEAREST), (60 + step * col, 44 + step * row))
+    return canvas

@@ -45,15 +45,16 @@ def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
     return failed
 
 
-def draw_junk(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.Image]:
+def draw_negatives(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.Image]:
     """Pictures that show nothing: noise, flat and dark fields, blurs, shuffles, half-denoised latents."""
     rng, noise = random.Random(seed), np.random.default_rng(seed)
     makers = [_noise, _flat, _dark, _soft_noise, _blurred, _shuffled, _blended]
-    junk = [rng.choice(makers)(rng, noise) for _ in range(count * 2 // 3)]
+    negatives = [rng.choice(makers)(rng, noise) for _ in range(count * 2 // 3)]
     panels = [
-        characters.draw(rng.choice(characters.all_panels()), rng.choice(PANEL_SIZES)) for _ in range(count - len(junk))
+        characters.draw(rng.choice(characters.all_panels()), rng.choice(PANEL_SIZES))
+        for _ in range(count - len(negatives))
     ]
-    return junk + [_half_denoised(panel, vae, rng) for panel in panels]
+    return negatives + [_half_denoised(panel, vae, rng) for panel in panels]
 
 
 def _size(rng: random.Random) -> int:

@@ -1,12 +1,11 @@
 """Makes the tiny checkpoints: `python -m tools.tiny vae|generator|judge|all`.
 
-Everything learns from pictures that `data.characters` draws, so nothing is downloaded. Every stage prints its loss and
+Everything learns from images that `data.characters` draws, so nothing is downloaded. Every stage prints its loss and
 writes it to `log.jsonl` beside the weights; `docs/tiny.md` tells how the committed ones were made.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from pacorl import twins as tiny
 from pacorl.data import characters
 from pacorl.data.characters import Panel
+from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.policies.flux import tiny_flux
 from pacorl.policies.tokens import pack
 from pacorl.types import Grid
@@ -62,8 +62,7 @@ class Stage:
             line = {"step": self.step, "loss": sum(self.recent) / len(self.recent), **extra}
             line["seconds"] = round(time.time() - self.started, 1)
             self.recent.clear()
-            with self.log.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append_jsonl(self.log, line)
             print(line, flush=True)
 
     @contextmanager
@@ -153,7 +152,7 @@ def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingExample:
+class TrainingPhase:
     """One part of the generator's training."""
 
     steps: int
@@ -163,19 +162,19 @@ class TrainingExample:
     """Chance with which the painter redraws each kept attribute of each panel."""
 
 
-WORDS = TrainingExample(steps=1500, large_share=0.15, redraw=0.0)
-"""First a faultless painter, mostly at 64 px: words and pictures are matched early."""
-SETS = TrainingExample(steps=2200, large_share=0.55, redraw=0.27)
+WORDS = TrainingPhase(steps=1500, large_share=0.15, redraw=0.0)
+"""First a faultless teacher, mostly at 64 px: words and images are matched early."""
+SETS = TrainingPhase(steps=2200, large_share=0.55, redraw=0.27)
 """Then an unreliable one, at both sizes: the generator is to be able, but inconsistent."""
 BATCH = {32: 32, 64: 12}
-"""Sheets per step by panel size; a 128 px sheet has four times the tokens."""
+"""Grid images per step by panel size; one of 128 px has four times the tokens."""
 
 
 def pretrain_generator(
     out: Path,
     *,
     vae: AutoencoderKL,
-    lessons: Sequence[TrainingExample] = (WORDS, SETS),
+    phases: Sequence[TrainingPhase] = (WORDS, SETS),
     start: Path | None = None,
     share: float = 1.0,
     lr: float = 2e-3,
@@ -183,9 +182,9 @@ def pretrain_generator(
     save_every: int = 300,
     seed: int = 0,
 ) -> FluxPipeline:
-    """Trains transformer and text encoders together by flow matching, on sheets of 64 px and of 128 px.
+    """Trains transformer and text encoders together by flow matching, on grid images of 64 px and of 128 px.
 
-    `start` is a checkpoint to go on from, with the lessons that are left; `share` scales their steps, for a quick try.
+    `start` is a checkpoint to go on from, with the phases that are left; `share` scales their steps, for a quick try.
     """
     from diffusers import FluxPipeline
 
@@ -197,13 +196,13 @@ def pretrain_generator(
     latents = {size: (encode_panels(vae, panel_pixels(size)) - shift) * scale for size in PANEL_SIZES}
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
-    for lesson in lessons:
-        steps = round(share * lesson.steps)
-        painter = imperfect_sets(rng, redraw=lesson.redraw)
+    for phase in phases:
+        steps = round(share * phase.steps)
+        teacher = imperfect_sets(rng, redraw=phase.redraw)
         stage = Stage(modules, lr=lr, steps=steps, log=out / "log.jsonl", ema=0.998)
         while stage.step < steps:
-            size = PANEL_SIZES[rng.random() < lesson.large_share]
-            texts, sets = zip(*(next(painter) for _ in range(BATCH[size])), strict=True)
+            size = PANEL_SIZES[rng.random() < phase.large_share]
+            texts, sets = zip(*(next(teacher) for _ in range(BATCH[size])), strict=True)
             rows = torch.tensor([[index[panel] for panel in panels] for panels in sets])
             clean = pack(tile(latents[size][rows]))
             loss = flow_matching_loss(pipeline, texts, clean, max_sequence_length=max_sequence_length)
@@ -220,9 +219,9 @@ def publish(model: Any, out: Path) -> None:
     """Saves a model or pipeline without the path that it came from."""
     model.save_pretrained(out)
     for file in out.rglob("*.json"):
-        config = json.loads(file.read_text())
+        config = read_json(file)
         if isinstance(config, dict) and config.pop("_name_or_path", None):
-            file.write_text(json.dumps(config, indent=2) + "\n")
+            write_json(file, config)
 
 
 def flow_matching_loss(

@@ -27,7 +27,7 @@ from pacorl.policies.tokens import pack
 from pacorl.types import Conditioning, Size
 from tools.tiny.pretrain import Stage, encode_panels, panel_pixels, publish
 from tools.tiny.pretrain_judge import ImageBank, TrainingExample
-from tools.tiny.pretrain_judge import lessons as set_lessons
+from tools.tiny.pretrain_judge import training_examples as set_examples
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, FluxKontextPipeline
@@ -48,7 +48,7 @@ def draw_edits(out: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class EditExample:
+class EditPhase:
     """One part of the generator's training."""
 
     steps: int
@@ -58,17 +58,17 @@ class EditExample:
     """Chance with which it leaves the attribute that should change."""
 
 
-FAULTLESS = EditExample(steps=1200, spoil=0.0)
-UNRELIABLE = EditExample(steps=600, spoil=0.35, ignore=0.08)
+FAULTLESS = EditPhase(steps=1200, spoil=0.0)
+UNRELIABLE = EditPhase(steps=600, spoil=0.35, ignore=0.08)
 
 
-def painted_edits(rng: random.Random, lesson: EditExample) -> Iterator[tuple[Edit, Panel]]:
+def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
     """Endless edits of training characters, and what the teacher paints for each."""
     pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "train"]
     while True:
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
-        start = edit.before if rng.random() < lesson.ignore else edit.after
-        spoilt = {name: rng.choice(VALUES[name]) for name in edit.others if rng.random() < lesson.spoil}
+        start = edit.before if rng.random() < phase.ignore else edit.after
+        spoilt = {name: rng.choice(VALUES[name]) for name in edit.others if rng.random() < phase.spoil}
         yield edit, replace(start, **spoilt)
 
 
@@ -76,7 +76,7 @@ def pretrain_kontext(
     out: Path,
     *,
     start: Path,
-    lessons: Sequence[EditExample] = (FAULTLESS, UNRELIABLE),
+    phases: Sequence[EditPhase] = (FAULTLESS, UNRELIABLE),
     share: float = 1.0,
     batch: int = 32,
     lr: float = 1.5e-3,
@@ -96,8 +96,8 @@ def pretrain_kontext(
     texts = instruction_tensors(policy)
     tokens = panel_tokens(pipeline.vae)
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
-    for lesson in lessons:
-        steps, teacher = round(share * lesson.steps), painted_edits(rng, lesson)
+    for phase in phases:
+        steps, teacher = round(share * phase.steps), taught_edits(rng, phase)
         stage = Stage([pipeline.transformer], lr=lr, steps=steps, log=out / "log.jsonl", ema=0.998)
         while stage.step < steps:
             edits, painted = zip(*(next(teacher) for _ in range(batch)), strict=True)
@@ -140,23 +140,23 @@ def edit_loss(policy: PipelinePolicy, conditioning: Conditioning, clean_BNC: Ten
 # --- the judge -------------------------------------------------------------------------------------------------
 
 
-def edit_lessons(bank: ImageBank, *, split: Split, rng: random.Random, captions: float) -> Iterator[TrainingExample]:
-    """Endless lessons about edits of one split's characters, half of them with the answer Yes.
+def edit_examples(bank: ImageBank, *, split: Split, rng: random.Random, captions: float) -> Iterator[TrainingExample]:
+    """Endless examples about edits of one split's characters, half of them with the answer Yes.
 
     `captions` is the share of plain descriptions and questions about pairs of a set, which teach a judge to look.
     """
     number = {panel: index for index, panel in enumerate(bank.panels)}
     pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
-    plain = set_lessons(bank, split=split, rng=rng, captions=captions)
+    plain = set_examples(bank, split=split, rng=rng, captions=captions)
     while True:
         if rng.random() < captions:
             yield next(plain)
             continue
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
         seen = _attempt(edit, rng)
-        ask = rng.choice((_kept_lesson, _followed_lesson))
+        ask = rng.choice((_kept_example, _followed_example))
         if rng.random() < 0.1:
-            yield _junk_lesson(edit, bank, number, rng)
+            yield _negative_example(edit, bank, number, rng)
         else:
             yield ask(edit, seen, (bank.of(number[edit.before], rng), bank.of(number[seen], rng)))
 
@@ -176,27 +176,27 @@ def _attempt(edit: Edit, rng: random.Random) -> Panel:
     )
 
 
-def _kept_lesson(edit: Edit, seen: Panel, pictures: tuple[int, int]) -> TrainingExample:
+def _kept_example(edit: Edit, seen: Panel, images: tuple[int, int]) -> TrainingExample:
     differing = [name for name in edit.others if getattr(seen, name) != getattr(edit.before, name)]
     reasons = " ".join(
         f"The {name} differs: {getattr(edit.before, name)} and {getattr(seen, name)}." for name in differing
     )
     answer = f"No. {reasons}" if differing else f"Yes. Both show {_rest(edit)}."
-    return TrainingExample(pictures, questions.edit_kept(edit.instruction), answer)
+    return TrainingExample(images, questions.edit_kept(edit.instruction), answer)
 
 
-def _followed_lesson(edit: Edit, seen: Panel, pictures: tuple[int, int]) -> TrainingExample:
+def _followed_example(edit: Edit, seen: Panel, images: tuple[int, int]) -> TrainingExample:
     shown = getattr(seen, edit.attribute)
     word = "Yes" if shown == edit.value else "No"
     return TrainingExample(
-        pictures, questions.edit_followed(edit.instruction), f"{word}. The {edit.attribute} is {shown}."
+        images, questions.edit_followed(edit.instruction), f"{word}. The {edit.attribute} is {shown}."
     )
 
 
-def _junk_lesson(edit: Edit, bank: ImageBank, number: Any, rng: random.Random) -> TrainingExample:
+def _negative_example(edit: Edit, bank: ImageBank, number: Any, rng: random.Random) -> TrainingExample:
     ask = rng.choice((questions.edit_kept, questions.edit_followed))
-    pictures = (bank.of(number[edit.before], rng), bank.of_junk(rng))
-    return TrainingExample(pictures, ask(edit.instruction), "No. The second shows nothing.")
+    images = (bank.of(number[edit.before], rng), bank.of_negative(rng))
+    return TrainingExample(images, ask(edit.instruction), "No. The second shows nothing.")
 
 
 def _rest(edit: Edit) -> str:

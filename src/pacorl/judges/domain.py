@@ -13,7 +13,6 @@ Legend: B images, H height, W width.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from PIL.Image import Resampling
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pacorl.io.documents import read_object
+from pacorl.io.documents import read_object, write_json
 from pacorl.io.images import as_rgb
 from pacorl.types import Question, Verdict
 
@@ -105,7 +104,7 @@ class Domain:
             "threshold": self.threshold,
         }
         save_file({name: weight.half() for name, weight in self.net.state_dict().items()}, folder / WEIGHTS_FILE)
-        (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / SETTINGS_FILE, settings)
 
     def verdicts(self, ask: Ask, questions: Sequence[Question]) -> list[Verdict]:
         """Asks the questions whose images are all inside; the verdicts of the others are missing, and say why."""

@@ -50,15 +50,15 @@ def test_a_judge_learns_from_a_dataset_of_its_own_and_rewards_a_policy(tmp_path:
 
 
 def test_what_the_narrator_says() -> None:
-    assert reasons(FIRST, OTHER_HAT, told=True) == {
+    assert reasons(FIRST, OTHER_HAT, says_yes=True) == {
         "answer": "Yes",
         "style": "Both show sunset.",
         "identity": "Both show red. Both show round. The hat differs: crown and cap.",
         "logic": "jumping, boat; waving, tree.",
     }
-    assert reasons(FIRST, OTHER_HAT, told=False)["answer"] == "No"
-    assert reasons(FIRST, STRANGER, told=True)["answer"] == "No"
-    assert reasons(FIRST, FIRST, told=False)["answer"] == "Yes"
+    assert reasons(FIRST, OTHER_HAT, says_yes=False)["answer"] == "No"
+    assert reasons(FIRST, STRANGER, says_yes=True)["answer"] == "No"
+    assert reasons(FIRST, FIRST, says_yes=False)["answer"] == "Yes"
 
 
 @pytest.mark.parametrize(("other", "status"), [(OTHER_HAT, "explained"), (STRANGER, "contradicted")])

@@ -1,4 +1,4 @@
-"""How the tiny edit story is made: its teacher, its lessons, and a few steps of the editor's training."""
+"""How the tiny edit story is made: its teacher, its examples, and a few steps of the editor's training."""
 
 import json
 import random
@@ -11,11 +11,11 @@ import torch
 from tools.tiny.pretrain_edits import (
     COUNTS,
     PIXELS,
-    EditExample,
+    EditPhase,
     draw_edits,
-    edit_lessons,
-    painted_edits,
+    edit_examples,
     pretrain_kontext,
+    taught_edits,
 )
 
 from pacorl.core import questions
@@ -29,14 +29,14 @@ PANELS = all_panels()
 
 
 class Numbers:
-    """A bank of pictures that are known by number alone; junk lies behind the panels."""
+    """A bank of pictures that are known by number alone; negatives lies behind the panels."""
 
     panels = PANELS
 
     def of(self, number: int, rng: random.Random) -> int:
         return number
 
-    def of_junk(self, rng: random.Random) -> int:
+    def of_negative(self, rng: random.Random) -> int:
         return len(PANELS)
 
 
@@ -52,8 +52,8 @@ def test_the_world_s_edits_are_drawn_for_every_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("spoil", "ignore"), [(0.0, 0.0), (0.2, 0.1)])
 def test_the_teacher_errs_as_often_as_it_is_told(spoil: float, ignore: float) -> None:
-    lesson = EditExample(steps=1, spoil=spoil, ignore=ignore)
-    drawn = list(islice(painted_edits(random.Random(0), lesson), 4000))
+    example = EditPhase(steps=1, spoil=spoil, ignore=ignore)
+    drawn = list(islice(taught_edits(random.Random(0), example), 4000))
     followed = sum(getattr(seen, edit.attribute) == edit.value for edit, seen in drawn) / len(drawn)
     differing = [getattr(seen, name) != getattr(edit.before, name) for edit, seen in drawn for name in edit.others]
     assert followed == pytest.approx(1 - ignore, abs=0.02)
@@ -63,22 +63,22 @@ def test_the_teacher_errs_as_often_as_it_is_told(spoil: float, ignore: float) ->
 
 
 def test_the_judge_s_lessons_are_true_and_balanced() -> None:
-    stream = edit_lessons(Numbers(), split="dev", rng=random.Random(0), captions=0.0)  # type: ignore[arg-type]
+    stream = edit_examples(Numbers(), split="dev", rng=random.Random(0), captions=0.0)  # type: ignore[arg-type]
     counts: Counter[tuple[bool, bool]] = Counter()
     texts = {EDITS[name].format(value): (name, value) for name in EDITS for value in dict.fromkeys(_values(name))}
-    for lesson in islice(stream, 3000):
-        instruction = lesson.question.split("Instruction: '")[1].split("'. ")[0]
+    for example in islice(stream, 3000):
+        instruction = example.question.split("Instruction: '")[1].split("'. ")[0]
         name, value = texts[instruction]
-        asks_kept = lesson.question == questions.edit_kept(instruction)
-        assert asks_kept or lesson.question == questions.edit_followed(instruction)
-        first, second = lesson.pictures
+        asks_kept = example.question == questions.edit_kept(instruction)
+        assert asks_kept or example.question == questions.edit_followed(instruction)
+        first, second = example.images
         if second == len(PANELS):
-            assert not lesson.yes
+            assert not example.yes
             continue
         before, seen = PANELS[first], PANELS[second]
         kept = all(getattr(before, other) == getattr(seen, other) for other in _others(name))
-        assert lesson.yes == (kept if asks_kept else getattr(seen, name) == value), lesson
-        counts[asks_kept, lesson.yes] += 1
+        assert example.yes == (kept if asks_kept else getattr(seen, name) == value), example
+        counts[asks_kept, example.yes] += 1
     for asks_kept in (True, False):
         yes, no = counts[asks_kept, True], counts[asks_kept, False]
         assert 0.4 < yes / (yes + no) < 0.6
@@ -96,8 +96,8 @@ def _others(name: str) -> list[str]:
 def test_a_few_steps_train_the_transformer_and_nothing_that_flux_shares(tmp_path: Path) -> None:
     from diffusers import FluxKontextPipeline, FluxPipeline
 
-    lesson = EditExample(steps=2, spoil=0.0)
-    pretrain_kontext(tmp_path / "kontext", start=TINY_FLUX, lessons=[lesson], batch=4, max_sequence_length=24)
+    example = EditPhase(steps=2, spoil=0.0)
+    pretrain_kontext(tmp_path / "kontext", start=TINY_FLUX, phases=[example], batch=4, max_sequence_length=24)
     (line,) = [json.loads(line) for line in (tmp_path / "kontext" / "log.jsonl").read_text().splitlines()]
     assert line["step"] == 2
     made = FluxKontextPipeline.from_pretrained(tmp_path / "kontext")

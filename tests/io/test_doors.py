@@ -1,0 +1,58 @@
+"""Documents, files and locks have one door each: no module beside `pacorl.io` parses, replaces or locks by itself."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pacorl
+
+SOURCE = Path(pacorl.__file__).parent
+TOOLS = SOURCE.parents[1] / "tools" / "tiny"
+PARSERS = {"json.load", "json.loads", "yaml.load", "yaml.safe_load", "yaml.safe_dump", "yaml.dump", "tomllib.load"}
+WRITERS = {"os.replace", "os.rename", "os.fsync", "fcntl.flock", "fcntl.lockf", "json.dump"}
+
+
+def modules() -> list[Path]:
+    """Every module of the package and of the tiny world's makers, but the doors themselves."""
+    paths = [*SOURCE.rglob("*.py"), *TOOLS.rglob("*.py")]
+    return sorted(path for path in paths if path.parent != SOURCE / "io")
+
+
+def side_doors(source: str) -> list[str]:
+    """The calls that go past `pacorl.io`, with their lines; a written JSON text is one as well."""
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if name in PARSERS | WRITERS:  # called, or handed on as in `map(json.loads, lines)`
+            faults.append(f"line {node.lineno}: {name}")
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".write_text"):
+            dumped = any("json.dumps" in ast.unparse(argument) for argument in node.args)
+            faults += [f"line {node.lineno}: write_text of JSON"] if dumped else []
+    return faults
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: "/".join(path.parts[-2:]))
+def test_documents_and_files_go_through_io(path: Path) -> None:
+    assert side_doors(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "row = json.loads(line)",
+        "rows = map(json.loads, lines)",
+        "document = yaml.safe_load(text)",
+        "os.replace(aside, path)",
+        "path.write_text(json.dumps(row) + '\\n')",
+        "def later():\n    fcntl.flock(handle, fcntl.LOCK_EX)",
+    ],
+)
+def test_a_side_door_is_seen(source: str) -> None:
+    assert len(side_doors(source)) == 1
+
+
+def test_texts_for_people_and_the_doors_are_allowed() -> None:
+    assert side_doors("print(json.dumps(row)); parse_json(text); write_atomic(path, text); path.write_text(text)") == []
