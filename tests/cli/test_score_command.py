@@ -149,7 +149,7 @@ def test_a_key_is_read_from_the_environment(url: str, pictures: list[Path], monk
 def test_the_embedded_judge_says_what_it_knows(pictures: list[Path]) -> None:
     result = run(*pictures[:2])
     assert result.exit_code == 0, result.output
-    assert "P(Yes), the two pictures belong together" in result.stdout
+    assert "P(Yes), the two images belong together" in result.stdout
     assert "knows the tiny world of drawn characters only" in result.stderr
 
 

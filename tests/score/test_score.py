@@ -8,8 +8,10 @@ import pytest
 from PIL import Image
 
 from pacorl.io.images import ImageError
+from pacorl.score.inputs import open_images, panels_of, read_criteria
 from pacorl.score.page import summary, table, write_page
-from pacorl.score.reward import PacoReward, Scores, cut, open_images, questions_about, rank, read_criteria, score_set
+from pacorl.score.reward import PacoReward
+from pacorl.score.scores import Scores, questions_about, rank, score_set
 from pacorl.types import Grid, Question, Verdict
 
 SHADES = [100, 110, 240, 105]
@@ -70,14 +72,14 @@ def test_symmetric_takes_the_mean_of_both_orders_and_reports_the_gap() -> None:
 
 def test_several_questions_are_averaged_and_kept_apart() -> None:
     asked = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
-    (pair,) = score_set(GreyJudge(), IMAGES[:2], asked=asked).pairs
+    (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=asked).pairs
     assert pair.by_question == pytest.approx((p(0, 1), p(0, 1) / 2, p(0, 1)))
     assert pair.p_yes == pytest.approx(sum(pair.by_question) / 3)
 
 
 def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
     asked = questions_about(criteria={"a": "strict", "b": "loose"})
-    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, asked=asked, symmetric=True)
+    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, questions=asked, symmetric=True)
     assert scores.mean is None
     assert len(scores.missing) == 6
     assert scores.pairs[0].error == "it fell silent"
@@ -158,12 +160,12 @@ def test_a_picture_given_twice_keeps_two_names(folder: Path) -> None:
     assert names == (f"{folder}/a.png", f"{folder}/a.png (2)", f"{folder}/a.png (3)")
 
 
-def test_a_sheet_is_cut() -> None:
-    names, panels = cut("sheet", Image.new("RGB", (64, 32)), Grid(1, 2))
+def test_a_sheet_is_panels_of() -> None:
+    names, panels = panels_of("sheet", Image.new("RGB", (64, 32)), Grid(1, 2))
     assert names == ("sheet[1]", "sheet[2]")
     assert [panel.size for panel in panels] == [(32, 32)] * 2
     with pytest.raises(ImageError, match="panel 1 of sheet"):
-        cut("sheet", Image.new("RGB", (64, 32)), Grid(16, 1))
+        panels_of("sheet", Image.new("RGB", (64, 32)), Grid(16, 1))
 
 
 # --- words -----------------------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ def test_the_terminal_shows_matrix_odd_one_and_reasons() -> None:
 
 def test_two_pictures_make_one_line() -> None:
     text = table(score_set(GreyJudge(), IMAGES[:2]))
-    assert text == f"P(Yes), the two pictures belong together: {p(0, 1):.4f}."
+    assert text == f"P(Yes), the two images belong together: {p(0, 1):.4f}."
 
 
 def test_a_missing_pair_is_said() -> None:

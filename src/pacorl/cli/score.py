@@ -16,7 +16,7 @@ from pacorl.config.options import JudgeOptions, inherited, option
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.score.reward import Scores
+    from pacorl.score.scores import Scores
 
 INCOMPLETE = 3
 """Exit code if --keep-going left an image out, or a pair has no score."""
@@ -71,21 +71,23 @@ def score(
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.engine.threads import use_cores
-    from pacorl.score import reward as scoring
+    from pacorl.score import inputs
+    from pacorl.score import scores as scoring
     from pacorl.score.page import table, write_page
+    from pacorl.score.reward import PacoReward
 
     use_cores()
-    asked = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
-    names, opened, refused = scoring.open_images(images, keep_going=output.keep_going)
+    questions = scoring.questions_about(ask.theme, inputs.read_criteria(ask.criteria))
+    names, opened, refused = inputs.open_images(images, keep_going=output.keep_going)
     if ask.grid:
         names, opened = _panels(names, opened, ask.grid)
     scoring.check_count(len(opened), ranking=ask.rank)
     score_pairs = scoring.rank if ask.rank else scoring.score_set
-    with scoring.PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
+    with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
         echo_errors(note)  # before any number
         scores = score_pairs(
-            reward.judge, opened, names=names, asked=asked, symmetric=ask.symmetric, reasons=ask.reasons
+            reward.judge, opened, names=names, questions=questions, symmetric=ask.symmetric, reasons=ask.reasons
         )
         _check_complete(scores, keep_going=output.keep_going)
     if output.as_json:
@@ -103,11 +105,11 @@ def score(
 def _panels(names: Sequence[str], images: Sequence[Image], grid: str) -> tuple[tuple[str, ...], tuple[Image, ...]]:
     """The panels of the one image that is given."""
     from pacorl.core.grid import parse_layout
-    from pacorl.score.reward import cut
+    from pacorl.score.inputs import panels_of
 
     if len(images) != 1:
         raise ValueError(f"--grid cuts one image, {len(images)} are given")
-    return cut(names[0], images[0], parse_layout(grid))
+    return panels_of(names[0], images[0], parse_layout(grid))
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:

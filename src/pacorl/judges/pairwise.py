@@ -147,7 +147,11 @@ def mean_over_dimensions(answers: Mapping[Criterion, Verdict]) -> Verdict:
 
 def matrix_of(verdicts: Mapping[Pair, Verdict], count: int) -> Matrix:
     """The symmetric matrix of P(Yes) over a set of so many images."""
-    p_yes = {pair: verdict.p_yes for pair, verdict in verdicts.items()}
+    return symmetric_matrix({pair: verdict.p_yes for pair, verdict in verdicts.items()}, count)
+
+
+def symmetric_matrix(p_yes: Mapping[Pair, float | None], count: int) -> Matrix:
+    """Numbers by pair as a matrix."""
     every = range(count)
     return tuple(tuple(p_yes.get((min(row, col), max(row, col))) for col in every) for row in every)
 

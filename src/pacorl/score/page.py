@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pacorl.io.files import write_atomic
 from pacorl.report import pair_matrix_svg, render
 from pacorl.report.figures import ShownImage, data_url, show
-from pacorl.score.reward import PairScore, Scores
+from pacorl.score.scores import PairScore, Scores
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,7 +20,7 @@ THUMBNAIL = 192  # pixels of the longer side: twice what the page shows, for den
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One picture on the page."""
+    """One image on the page."""
 
     number: int
     name: str
@@ -48,7 +48,7 @@ def summary(scores: Scores, *, ranking: bool = False) -> list[str]:
     count = f"{scored} of {len(scores.pairs)}" if scores.missing else f"{scored}"
     lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
     if len(scores.pairs) == 1:
-        lines = [f"P(Yes), the two pictures belong together: {_number(scores.mean)}."]
+        lines = [f"P(Yes), the two images belong together: {_number(scores.mean)}."]
     odd = scores.odd_one_out
     if odd is not None:
         beside = "" if odd.among_others is None else f"; the others among themselves reach {_number(odd.among_others)}"
@@ -64,7 +64,7 @@ def table(scores: Scores, *, ranking: bool = False) -> str:
         rows = []
     else:
         rows = _matrix_lines(scores)
-    words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.asked) > 1]
+    words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.questions) > 1]
     return "\n".join([*rows, *summary(scores, ranking=ranking), *words])
 
 
@@ -90,10 +90,10 @@ def write_page(
         matrix=pair_matrix_svg(scores.matrix) if not ranking and len(cards) > 2 else "",
         reference=ranking,
         rows=[Row(pair, tuple(cards[i] for i in _shown(pair, ranking))) for pair in scores.ranked],
-        labels=[asked.label for asked in scores.asked],
+        labels=[question.label for question in scores.questions],
         has_gap=any(pair.order_gap is not None for pair in scores.pairs),
         has_words=any(pair.reasons or pair.error for pair in scores.pairs),
-        questions=[(asked.label, asked.text) for asked in scores.asked],
+        questions=[(question.label, question.text) for question in scores.questions],
         refused=list((refused or {}).values()),
     )
     write_atomic(path, page)
@@ -157,8 +157,11 @@ def _matrix_lines(scores: Scores) -> list[str]:
 
 def _words(scores: Scores, pair: PairScore) -> str:
     lines = [f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {_number(pair.p_yes)}"]
-    if len(scores.asked) > 1:
-        lines += [f"  {_number(p):>7}  {asked.label}" for asked, p in zip(scores.asked, pair.by_question, strict=True)]
+    if len(scores.questions) > 1:
+        lines += [
+            f"  {_number(p):>7}  {question.label}"
+            for question, p in zip(scores.questions, pair.by_question, strict=True)
+        ]
     if pair.reasons:
         lines.append("  " + pair.reasons.replace("\n", "\n  "))
     return "\n".join(lines)

@@ -18,7 +18,8 @@ from pacorl.types import TINY, Grid, Prompt, Size
 if TYPE_CHECKING:
     from pacorl.engine.generator import Generator
     from pacorl.generate.sets import GeneratedImage
-    from pacorl.score.reward import PacoReward, Scores
+    from pacorl.score.reward import PacoReward
+    from pacorl.score.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +116,17 @@ class ModelHost:
 
     def judge(self, job: Job, request: JudgeRequest) -> dict[str, Any]:
         """Every pair of some images."""
-        from pacorl.score import reward as scoring
+        from pacorl.score import inputs
+        from pacorl.score import scores as scoring
 
         _, reward = self._models(job)
         job.enter("Judging")
         names: tuple[str, ...] = tuple(upload.name for upload in request.uploads)
         images = tuple(upload.open() for upload in request.uploads)
         if request.grid:
-            names, images = scoring.cut(names[0], images[0], request.grid)
-        asked = scoring.questions_about(request.theme, {text: text for text in request.criteria})
-        scores = scoring.score_set(reward.judge, images, names=names, asked=asked, symmetric=request.symmetric)
+            names, images = inputs.panels_of(names[0], images[0], request.grid)
+        questions = scoring.questions_about(request.theme, {text: text for text in request.criteria})
+        scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=request.symmetric)
         for number, image in enumerate(images):
             job.images[str(number)] = png_bytes(preview_of(image))
         return {**_score_dict(scores), "judge": reward.name, "note": reward.note, "images": len(images)}
@@ -226,7 +228,7 @@ def _score_dict(scores: Scores) -> dict[str, Any]:
     odd = scores.odd_one_out
     return {
         "names": list(scores.names),
-        "questions": [[question.label, question.text] for question in scores.asked],
+        "questions": [[question.label, question.text] for question in scores.questions],
         "mean": scores.mean,
         "matrix": scores.matrix,
         "odd": odd and {"image": odd.image, "with_others": odd.with_others, "among_others": odd.among_others},

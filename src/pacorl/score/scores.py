@@ -1,0 +1,233 @@
+"""Scores of pairs of images: what was asked, what the judge said, and what follows for a set.
+
+A pair's score is the judge's P(Yes), mean over the questions that were asked (and over both orders, if wanted). A pair
+of which any question stayed unanswered has no score, and its reason is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pacorl.core import questions as wordings
+from pacorl.judges.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
+from pacorl.types import Question, Verdict
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.judges.judge import Judge
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSpec:
+    """A question to be put to every pair."""
+
+    label: str
+    """What a table calls it."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore:
+    """What the judge says of two images of a set (indices into it)."""
+
+    first: int
+    second: int
+    by_question: tuple[float | None, ...]
+    """P(Yes) of each question, mean of both orders if both were asked."""
+    order_gap: float | None = None
+    """How far P(Yes) of the two orders lies apart, mean over the questions; None if one order was asked."""
+    error: str = ""
+    reasons: str = ""
+    declined: bool = False
+    """Whether the judge declined it, because an image is outside of what it knows."""
+
+    @property
+    def p_yes(self) -> float | None:
+        """The pair's score; None if a question stayed unanswered."""
+        return _mean(self.by_question) if None not in self.by_question else None
+
+
+@dataclass(frozen=True, slots=True)
+class OddOneOut:
+    """The image that fits the others least."""
+
+    image: int
+    with_others: float
+    """Mean score of its pairs."""
+    among_others: float | None
+    """Mean score of the pairs without it; None if none was scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scored pairs of some images."""
+
+    names: tuple[str, ...]
+    images: tuple[Image, ...]
+    questions: tuple[QuestionSpec, ...]
+    pairs: tuple[PairScore, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the pairs that have a score."""
+        return _mean([pair.p_yes for pair in self.pairs])
+
+    @property
+    def missing(self) -> tuple[PairScore, ...]:
+        return tuple(pair for pair in self.pairs if pair.p_yes is None)
+
+    @property
+    def matrix(self) -> Matrix:
+        """Every image against every other; None on the diagonal and if there is no score."""
+        return symmetric_matrix({(pair.first, pair.second): pair.p_yes for pair in self.pairs}, len(self.names))
+
+    def mean_of(self, image: int) -> float | None:
+        """Mean score of an image's pairs."""
+        return _mean([pair.p_yes for pair in self.pairs if image in (pair.first, pair.second)])
+
+    @property
+    def odd_one_out(self) -> OddOneOut | None:
+        """Of three images or more, the one whose pairs score lowest."""
+        means = {image: mean for image in range(len(self.names)) if (mean := self.mean_of(image)) is not None}
+        if len(self.names) < 3 or not means:
+            return None
+        odd = min(means, key=lambda image: means[image])
+        others = [pair.p_yes for pair in self.pairs if odd not in (pair.first, pair.second)]
+        return OddOneOut(odd, means[odd], _mean(others))
+
+    @property
+    def ranked(self) -> tuple[PairScore, ...]:
+        """The pairs, best first; those without a score last."""
+        return tuple(sorted(self.pairs, key=lambda pair: (pair.p_yes is None, -(pair.p_yes or 0.0))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` prints; names stand for images."""
+        odd = self.odd_one_out
+        return {
+            "images": list(self.names),
+            "questions": {question.label: question.text for question in self.questions},
+            "mean": self.mean,
+            "missing": len(self.missing),
+            "odd_one_out": odd
+            and {"image": self.names[odd.image], "with_others": odd.with_others, "among_others": odd.among_others},
+            "pairs": [self._pair_dict(pair) for pair in self.pairs],
+            "matrix": [list(row) for row in self.matrix],
+        }
+
+    def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
+        optional = {"order_gap": pair.order_gap, "error": pair.error, "reasons": pair.reasons}
+        if pair.declined:
+            optional["declined"] = True
+        return {
+            "images": [self.names[pair.first], self.names[pair.second]],
+            "p_yes": pair.p_yes,
+            "by_question": dict(zip((question.label for question in self.questions), pair.by_question, strict=True)),
+        } | {key: value for key, value in optional.items() if value not in (None, "")}
+
+
+# --- asking ------------------------------------------------------------------------------------------------------
+
+
+def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) -> tuple[QuestionSpec, ...]:
+    """The questions that a theme and written criteria (label → text) ask for; without either, the plain one."""
+    written = [QuestionSpec(label, wordings.meets_criterion(text)) for label, text in (criteria or {}).items()]
+    if theme:
+        return (QuestionSpec("theme", wordings.same_theme(theme)), *written)
+    return tuple(written) or (QuestionSpec("consistent", wordings.consistent()),)
+
+
+def check_count(count: int, *, ranking: bool = False) -> None:
+    """Raises ValueError if there are too few images to compare; costs nothing, so that a door can ask it first."""
+    if count < 2 and ranking:
+        raise ValueError("ranking needs a reference and at least one candidate")
+    if count < 2:
+        raise ValueError(f"{count} image has nothing to be compared with; give two or more, or a --grid")
+
+
+def score_set(
+    judge: Judge,
+    images: Sequence[Image],
+    *,
+    names: Sequence[str] = (),
+    questions: Sequence[QuestionSpec] = (),
+    symmetric: bool = False,
+    reasons: bool = False,
+) -> Scores:
+    """Scores every pair of two images or more, in one call of the judge.
+
+    Args:
+        names: What to call the images; numbered if empty.
+        questions: What to ask about each pair; whether they are consistent if empty.
+        symmetric: Asks in both orders and takes the mean.
+        reasons: Asks for the answer in words too, which takes longer by far.
+
+    Raises:
+        ValueError: for fewer than two images.
+    """
+    check_count(len(images))
+    pairs = list(itertools.combinations(range(len(images)), 2))
+    return _scores(judge, images, pairs, names, questions, symmetric=symmetric, reasons=reasons)
+
+
+def rank(
+    judge: Judge,
+    images: Sequence[Image],
+    *,
+    names: Sequence[str] = (),
+    questions: Sequence[QuestionSpec] = (),
+    symmetric: bool = False,
+    reasons: bool = False,
+) -> Scores:
+    """Scores the first image, the reference, against each of the others; `ranked` holds them best first."""
+    check_count(len(images), ranking=True)
+    pairs = [(0, candidate) for candidate in range(1, len(images))]
+    return _scores(judge, images, pairs, names, questions, symmetric=symmetric, reasons=reasons)
+
+
+def _scores(
+    judge: Judge,
+    images: Sequence[Image],
+    pairs: Sequence[Pair],
+    names: Sequence[str],
+    questions: Sequence[QuestionSpec],
+    *,
+    symmetric: bool,
+    reasons: bool,
+) -> Scores:
+    specs = tuple(questions) or questions_about()
+    texts = {number: question.text for number, question in enumerate(specs)}
+    (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
+    scored = [_pair_score(pair, list(named.values())) for pair, named in answers.items()]
+    if reasons:
+        scored = [
+            pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, specs))
+            for pair in scored
+        ]
+    names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
+    return Scores(names, tuple(images), specs, tuple(scored))
+
+
+def _pair_score(pair: Pair, verdicts: Sequence[Verdict]) -> PairScore:
+    """`verdicts`: one per question."""
+    return PairScore(
+        *pair,
+        by_question=tuple(verdict.p_yes for verdict in verdicts),
+        order_gap=_mean([verdict.order_gap for verdict in verdicts]),
+        error=errors_of(verdicts),
+        declined=any(verdict.declined for verdict in verdicts),
+    )
+
+
+def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, questions: Sequence[QuestionSpec]) -> str:
+    both = (images[pair.first], images[pair.second])
+    texts = [(question.label, judge.explain(Question(both, question.text))) for question in questions]
+    return "\n".join(f"{label}: {text}" if len(texts) > 1 else text for label, text in texts)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
