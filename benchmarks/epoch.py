@@ -33,8 +33,7 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import vocabulary
 from pacorl.io.quiet import quiet_loading
 from pacorl.policies.flux import tiny_flux, tiny_flux_transformer
-from pacorl.train.trainer import prepare, run_epoch
-from pacorl.train.training import Training
+from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 
 PROMPTS, GROUP, STEPS, TRAINED = 2, 8, 10, 1
@@ -50,8 +49,8 @@ def main() -> int:
         training = prepared(Path(folder), options)
         ways: dict[str, Callable[[], Any]] = {
             "bare": lambda: bare_epoch(training),
-            "pacorl": lambda: run_epoch(with_merge(training, wanted=False)),
-            "pacorl, merged": lambda: run_epoch(with_merge(training, wanted=True)),
+            "pacorl": lambda: with_fuse(training, enabled=False).run_epoch(),
+            "pacorl, merged": lambda: with_fuse(training, enabled=True).run_epoch(),
         }
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(options.rounds + 1):
@@ -61,7 +60,7 @@ def main() -> int:
                 spent = cpu_seconds(ways[name])
                 if number:  # the first round warms up
                     seconds[name].append(spent)
-        training.logbook.close()
+        training.close()
     result = summary(training, seconds)
     print(json.dumps(result, indent=2) if options.json else table(result))
     return 0 if all(result["by the bare loop"][name] <= limit for name, limit in LIMITS.items()) else 1
@@ -76,7 +75,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepared(folder: Path, options: argparse.Namespace) -> Training:
+def prepared(folder: Path, options: argparse.Namespace) -> PolicyTrainer:
     """A run on a random FLUX, through the same door as any other."""
     torch.manual_seed(0)
     pipeline = tiny_flux(vocabulary())
@@ -111,22 +110,22 @@ def prepared(folder: Path, options: argparse.Namespace) -> Training:
         "advantages.aggregate": "weighted_sum",
         "optimizer.updates_per_epoch": 1,
     }
-    return prepare(configs.load(PolicyRun, None, [f"{key}={value}" for key, value in settings.items()]))
+    return PolicyTrainer(configs.load(PolicyRun, None, [f"{key}={value}" for key, value in settings.items()]))
 
 
-def with_merge(training: Training, *, wanted: bool) -> Training:
-    sampling = training.config.sampling.model_copy(update={"merge": wanted})
+def with_fuse(training: PolicyTrainer, *, enabled: bool) -> PolicyTrainer:
+    sampling = training.config.sampling.model_copy(update={"fuse_lora": enabled})
     training.config = training.config.model_copy(update={"sampling": sampling})
     return training
 
 
-def bare_epoch(training: Training) -> None:
+def bare_epoch(training: PolicyTrainer) -> None:
     """The counted work: sampling, decoding, JPEG, one trained step, AdamW."""
     with diffusers_own(training.bare):
         _bare_epoch(training)
 
 
-def _bare_epoch(training: Training) -> None:
+def _bare_epoch(training: PolicyTrainer) -> None:
     policy, config = training.policy, training.config
     size = Size(*config.sampling.size)
     sigmas = policy.sigmas(STEPS, size).tolist()
@@ -155,7 +154,7 @@ def diffusers_own(transformer: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def sample(training: Training, prompts: list[Any], size: Size, sigmas: list[float]) -> tuple[Any, ...]:
+def sample(training: PolicyTrainer, prompts: list[Any], size: Size, sigmas: list[float]) -> tuple[Any, ...]:
     """(conditioning, latent before the trained step, after it, its log-probability, scores) of a group."""
     policy = training.policy
     conditioning = training.cache.batch(prompts, size)
@@ -199,7 +198,7 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
     return time.process_time() - started
 
 
-def summary(training: Training, seconds: dict[str, list[float]]) -> dict[str, Any]:
+def summary(training: PolicyTrainer, seconds: dict[str, list[float]]) -> dict[str, Any]:
     """Medians over the rounds."""
     shares = {
         name: [spent / bare for spent, bare in zip(several, seconds["bare"], strict=True)]

@@ -72,7 +72,7 @@ def run(out: Path, seed: int, overrides: Sequence[str]) -> list[dict[str, float]
         return {name: fmean(one[name] for one in graded) for name in GRADES}
 
     config = configs.load(PolicyRun, recipe(), [*COMMON, f"seed={seed}", f"out={out}", *overrides])
-    train_policy(config, resume=True, grade=grade)
+    train_policy(config, resume=True, extra_metrics=grade)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 

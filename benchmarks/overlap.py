@@ -31,9 +31,7 @@ import torch
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.io.quiet import quiet_loading
-from pacorl.train.judging import close_judge
-from pacorl.train.trainer import prepare, run_epoch
-from pacorl.train.training import Training
+from pacorl.train.trainer import PolicyTrainer
 
 LEAST = 0.80
 PROMPTS, GROUP = 2, 8
@@ -51,12 +49,11 @@ def main() -> int:
         for number in range(options.rounds + 1):
             for overlap in (False, True) if number % 2 else (True, False):
                 started = time.perf_counter()
-                line = run_epoch(with_overlap(training, wanted=overlap))
+                line = with_overlap(training, wanted=overlap).run_epoch()
                 if number:  # the first round warms up
                     waits[overlap].append(line["seconds/reward"])
                     wholes[overlap].append(time.perf_counter() - started)
-        training.logbook.close()
-        close_judge(training.judge)
+        training.close()
     result = summary(waits, wholes)
     print(json.dumps(result, indent=2) if options.json else table(result))
     return 0 if result["hidden"] >= LEAST else 1
@@ -71,7 +68,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepared(folder: Path, url: str, options: argparse.Namespace) -> Training:
+def prepared(folder: Path, url: str, options: argparse.Namespace) -> PolicyTrainer:
     """A run through the same door as any other; its decoder takes its time."""
     settings = {
         "out": folder / "run",
@@ -97,7 +94,7 @@ def prepared(folder: Path, url: str, options: argparse.Namespace) -> Training:
         "rewards": "[{name: consistency}]",
         "optimizer.updates_per_epoch": 1,
     }
-    training = prepare(configs.load(PolicyRun, None, [f"{key}={value}" for key, value in settings.items()]))
+    training = PolicyTrainer(configs.load(PolicyRun, None, [f"{key}={value}" for key, value in settings.items()]))
     decode = training.policy.decode
 
     def slowly(*args: Any, **named: Any) -> Any:
@@ -108,7 +105,7 @@ def prepared(folder: Path, url: str, options: argparse.Namespace) -> Training:
     return training
 
 
-def with_overlap(training: Training, *, wanted: bool) -> Training:
+def with_overlap(training: PolicyTrainer, *, wanted: bool) -> PolicyTrainer:
     judge = training.config.judge.model_copy(update={"overlap": wanted})
     training.config = training.config.model_copy(update={"judge": judge})
     return training

@@ -34,9 +34,7 @@ from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.io.quiet import quiet_loading
 from pacorl.quickstart import recipe
-from pacorl.train.evaluate import evaluate
-from pacorl.train.trainer import prepare, run_epoch
-from pacorl.train.training import Training
+from pacorl.train.trainer import ExtraMetrics, PolicyTrainer
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -59,12 +57,14 @@ def main() -> int:
         return {f"oracle's {name.replace('_', ' ')}": fmean(one[name] for one in graded) for name in GRADES}
 
     with tempfile.TemporaryDirectory() as folder:
-        runs = {name: prepared(Path(options.out or folder) / name, side, options) for name, side in SIDES.items()}
-        before = {name: measures(evaluate(training, grade)) for name, training in runs.items()}
+        runs = {
+            name: prepared(Path(options.out or folder) / name, side, options, grade) for name, side in SIDES.items()
+        }
+        before = {name: measures(training.evaluate()) for name, training in runs.items()}
         seconds = timed_epochs(runs, options.epochs)
-        after = {name: measures(evaluate(training, grade)) for name, training in runs.items()}
+        after = {name: measures(training.evaluate()) for name, training in runs.items()}
         for training in runs.values():
-            training.logbook.close()
+            training.close()
     result = compare(seconds) | {"before": before, "after": after}
     print(json.dumps(result, indent=2) if options.json else table(result))
     return 0 if result["half by full"]["generator"] <= LIMIT else 1
@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def prepared(out: Path, side: int, options: argparse.Namespace) -> Training:
+def prepared(out: Path, side: int, options: argparse.Namespace, grade: ExtraMetrics) -> PolicyTrainer:
     settings = [
         f"out={out}",
         f"epochs={options.epochs}",
@@ -90,15 +90,15 @@ def prepared(out: Path, side: int, options: argparse.Namespace) -> Training:
         "trackers=[]",
         *options.overrides,
     ]
-    return prepare(configs.load(PolicyRun, recipe(), settings))
+    return PolicyTrainer(configs.load(PolicyRun, recipe(), settings), extra_metrics=grade)
 
 
-def timed_epochs(runs: dict[str, Training], epochs: int) -> dict[str, dict[str, list[float]]]:
+def timed_epochs(runs: dict[str, PolicyTrainer], epochs: int) -> dict[str, dict[str, list[float]]]:
     """Seconds of generator and judge in each epoch of each run."""
     spent: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in runs}
     for number in range(epochs):
         for name, training in runs.items():
-            line = run_epoch(training)
+            line = training.run_epoch()
             generator, judge = line["seconds/rollout"] + line["seconds/update"], line["seconds/reward"]
             for part, seconds in (("generator", generator), ("judge", judge), ("both", generator + judge)):
                 spent[name][part].append(seconds)

@@ -37,7 +37,7 @@ def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
 def test_off_is_a_word(tmp_path: Path) -> None:
     """YAML reads a bare `off` as false."""
     run = load(PolicyRun, written(tmp_path, "prompts: {leaks: off}\nwatch: {blank: {action: off}}\n"))
-    assert (run.prompts.leaks, run.watch.blank.action, run.watch.blank.at) == ("off", "off", 0.1)
+    assert (run.prompts.leaks, run.monitor.blank.action, run.monitor.blank.at) == ("off", "off", 0.1)
 
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:

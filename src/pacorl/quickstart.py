@@ -63,7 +63,7 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
         ]
         return {name: fmean(one[name] for one in graded) for name in GRADES}
 
-    train_policy(config, resume=True, grade=grade)
+    train_policy(config, resume=True, extra_metrics=grade)
     summary = summarize(config, oracle, judge=accuracy)
     write_json(out / "summary.json", summary)
     before_and_after(out).save(out / "before-after.png")

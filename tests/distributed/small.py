@@ -52,10 +52,10 @@ def train(out: Path) -> None:
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=1e-2)
     model, optimizer = machine.prepare(model, optimizer, batch=2, max_norm=0.5)
-    average = MovingAverage(machine.bare(model), decay=0.5, interval=1)
+    average = MovingAverage(machine.unwrap(model), decay=0.5, interval=1)
     batches, norms = [torch.randn(2, WIDTH) for _ in range(4)], []
     for step in range(3):
-        own = [batch for _, batch in machine.deal(batches)]
+        own = [batch for _, batch in machine.shard(batches)]
         with torch.no_grad(), average.swapped_in():
             model(own[0])
         for batch in own:
@@ -69,11 +69,11 @@ def train(out: Path) -> None:
     with torch.no_grad():
         model(batches[0])
 
-    named = {name: p for name, p in machine.bare(model).named_parameters() if p.requires_grad}
-    kept = {name: value.clone() for name, value in full_state(adapter_state(machine.bare(model))).items()}
+    named = {name: p for name, p in machine.unwrap(model).named_parameters() if p.requires_grad}
+    kept = {name: value.clone() for name, value in full_state(adapter_state(machine.unwrap(model))).items()}
     moments = {name: value.clone() for name, value in optimizer_tensors(optimizer, list(named)).items()}
-    set_adapter_state(machine.bare(model), {name: torch.zeros_like(value) for name, value in kept.items()})
-    set_adapter_state(machine.bare(model), kept)
+    set_adapter_state(machine.unwrap(model), {name: torch.zeros_like(value) for name, value in kept.items()})
+    set_adapter_state(machine.unwrap(model), kept)
     set_optimizer_tensors(optimizer, named, moments)
     again = optimizer_tensors(optimizer, list(named))
     assert all(torch.equal(again[name], value) for name, value in moments.items())

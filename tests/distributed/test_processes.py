@@ -142,7 +142,7 @@ def test_the_log_speaks_of_all_processes(runs: dict[str, Path], mode: str, case:
     )
     assert other.keys() == one.keys()
     reward = "consistency" if case == "flux" else "jpeg_size"
-    for name in ("loss", "grad_norm", f"reward/{reward}/mean", "watch/duplicates"):
+    for name in ("loss", "grad_norm", f"reward/{reward}/mean", "monitor/duplicates"):
         assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
 
 

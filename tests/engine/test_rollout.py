@@ -114,7 +114,9 @@ def test_a_shared_prefix_is_computed_once(policy: FluxPolicy, monkeypatch: pytes
     assert counting.rows == [2, 2, 4, 4]
     counting.rows.clear()
     parts = [
-        collect(policy, rows()[start : start + 1], sampler=shared, cache=cache, seed=1, epoch=0, prefixes=prefixes)
+        collect(
+            policy, rows()[start : start + 1], sampler=shared, cache=cache, seed=1, epoch=0, shared_prefixes=prefixes
+        )
         for start in range(4)
     ]
     assert counting.rows == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "4 rows × 2 steps, and 2 steps for each of 2 groups"
@@ -125,9 +127,7 @@ def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPoli
     before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
     cache = ConditioningCache(policy)
     plain = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0)
-    merged = collect(
-        policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0, merged=FusedLora(policy.transformer)
-    )
+    merged = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0, fused=FusedLora(policy.transformer))
     torch.testing.assert_close(merged.final_BNC, plain.final_BNC, rtol=0, atol=1e-5)
     after = policy.transformer.state_dict()
     assert before.keys() == after.keys()
@@ -176,7 +176,7 @@ def test_batches_hold_one_size() -> None:
     assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
     check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=3)
     check_mixed_sizes(TwoSizes([wide] * 4), PROMPTS, size=Size(64, 64), group_size=6, batch=4)
-    with pytest.raises(ValueError, match=r"painted at 2 sizes .* set sampling\.batch to one of 1, 2, 3, 6"):
+    with pytest.raises(ValueError, match=r"sampled at 2 sizes .* set sampling\.batch to one of 1, 2, 3, 6"):
         check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=4)
 
 
@@ -236,7 +236,7 @@ def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpoin
     policy.transformer.train()
     cache = ConditioningCache(policy)
     merged = FusedLora(policy.transformer)
-    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0, merged=merged)
+    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0, fused=merged)
     batch = Batch(rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.ones(4, dtype=torch.bool))
     for options in (GrpoClip(clip_range=1e-4), GrpoGuard(clip_range=1e-4)):
         policy.transformer.zero_grad()

@@ -163,13 +163,13 @@ def test_an_optimizer_comes_back_by_names() -> None:
 
 def test_parts_are_dealt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Runtime()
-    assert machine.deal("abc") == [(0, "a"), (1, "b"), (2, "c")]
+    assert machine.shard("abc") == [(0, "a"), (1, "b"), (2, "c")]
     for rank, own in enumerate(([(0, "a"), (2, "c")], [(1, "b")])):
         with monkeypatch.context() as patch:
             patch.setattr(Runtime, "world", 2)
             patch.setattr(Runtime, "rank", rank)
-            assert machine.deal("abc") == own
+            assert machine.shard("abc") == own
             assert machine.rounds(3) == 2
             # Sharded weights need all ranks in every forward.
             patch.setattr(Runtime, "sharded", True)
-            assert len(machine.deal("abc")) == 2
+            assert len(machine.shard("abc")) == 2

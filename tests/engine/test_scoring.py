@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pacorl.engine.scoring import Scorer, beside
+from pacorl.engine.scoring import Scorer, overlaps
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt, Rollout, Size
 
@@ -62,7 +62,7 @@ class Redness:
 @pytest.mark.parametrize("side", [True, False])
 def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
     red, double = Redness(), Redness(lambda values: [2.0 * value for value in values])
-    with Scorer({"red": red, "double": double}, beside=side) as scorer:
+    with Scorer({"red": red, "double": double}, overlap=side) as scorer:
         scorer.submit(rollout([4, 5]))
         scorer.submit(rollout([0, 1, 2]))
         assert scorer.results() == {row: [float(row), 2.0 * row] for row in (4, 5, 0, 1, 2)}
@@ -72,12 +72,12 @@ def test_each_batch_is_one_call_and_rows_keep_their_scores(side: bool) -> None:
 
 def test_scoring_begins_before_results_are_asked_for() -> None:
     red = Redness()
-    with Scorer({"red": red}, beside=True) as scorer:
+    with Scorer({"red": red}, overlap=True) as scorer:
         scorer.submit(rollout([1]))
         assert red.begun.wait(10)
         assert red.modes[0][3].startswith("pacorl-reward")
     late = Redness()
-    with Scorer({"red": late}, beside=False) as scorer:
+    with Scorer({"red": late}, overlap=False) as scorer:
         scorer.submit(rollout([1]))
         assert not late.calls
         scorer.results()
@@ -87,7 +87,7 @@ def test_scoring_begins_before_results_are_asked_for() -> None:
 @pytest.mark.parametrize("side", [True, False])
 def test_the_worker_has_inference_mode_and_the_callers_autocast(side: bool) -> None:
     red = Redness()
-    with Scorer({"red": red}, beside=side) as scorer:
+    with Scorer({"red": red}, overlap=side) as scorer:
         scorer.submit(rollout([1]))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             scorer.submit(rollout([2]))
@@ -98,7 +98,7 @@ def test_the_worker_has_inference_mode_and_the_callers_autocast(side: bool) -> N
 
 
 def test_missing_and_not_finite_are_told_apart() -> None:
-    with Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, beside=True) as scorer:
+    with Scorer({"red": Redness(lambda values: [None, float("inf"), 1])}, overlap=True) as scorer:
         scorer.submit(rollout([0, 1, 2]))
         found = scorer.results()
     assert found[0] == [None]
@@ -108,7 +108,7 @@ def test_missing_and_not_finite_are_told_apart() -> None:
 
 @pytest.mark.parametrize("side", [True, False])
 def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
-    with Scorer({"red": Redness(lambda values: [1.0])}, beside=side) as scorer:
+    with Scorer({"red": Redness(lambda values: [1.0])}, overlap=side) as scorer:
         scorer.submit(rollout([0, 1]))
         with pytest.raises(RewardError, match="'red' returned 1 scores for 2 images"):
             scorer.results()
@@ -117,7 +117,7 @@ def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
 def test_reasons_are_gathered() -> None:
     red = Redness()
     red.last_error = "the server said 503"
-    with Scorer({"red": red, "other": Redness()}, beside=False) as scorer:
+    with Scorer({"red": red, "other": Redness()}, overlap=False) as scorer:
         assert scorer.last_error() == "red: the server said 503"
 
 
@@ -125,10 +125,10 @@ def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> No
     cpu = torch.device("cpu")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    assert not beside("auto", in_process=True, device=cpu)
-    assert beside("auto", in_process=False, device=cpu)
-    assert beside("auto", in_process=True, device=torch.device("cuda"))
-    assert beside(True, in_process=True, device=cpu)
+    assert not overlaps("auto", in_process=True, device=cpu)
+    assert overlaps("auto", in_process=False, device=cpu)
+    assert overlaps("auto", in_process=True, device=torch.device("cuda"))
+    assert overlaps(True, in_process=True, device=cpu)
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    assert beside("auto", in_process=True, device=cpu)
-    assert not beside(False, in_process=True, device=cpu)
+    assert overlaps("auto", in_process=True, device=cpu)
+    assert not overlaps(False, in_process=True, device=cpu)

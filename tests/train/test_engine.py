@@ -19,10 +19,8 @@ from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import OldPolicy, adapter_state
 from pacorl.policies.flux import FluxPolicy
 from pacorl.quickstart import recipe
-from pacorl.train import trainer as loop
-from pacorl.train.evaluate import evaluate
-from pacorl.train.trainer import prepare, train_policy
-from pacorl.train.training import Training
+from pacorl.train import builders
+from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.types import Prompt, Question, Size, Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -41,7 +39,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, float]]:
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyTrainer]:
     """A prepared run of 2 prompts × 4 at half of the evaluation's size; each test sets its config anew."""
     encode = FluxPolicy.encode
 
@@ -52,9 +50,9 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FluxPolicy, "encode", counted)
         config = load([*SETTINGS, f"out={tmp_path_factory.mktemp('engine') / 'run'}"])
-        made = prepare(config)
+        made = PolicyTrainer(config)
         yield made
-        made.logbook.close()
+        made.close()
 
 
 SETTINGS = [
@@ -79,7 +77,7 @@ SETTINGS = [
 class Work:
     """Counts what an epoch does: rows of forwards by kind, decoded images, backwards, questions."""
 
-    def __init__(self, training: Training, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, training: PolicyTrainer, patch: pytest.MonkeyPatch) -> None:
         self.count: Counter[str] = Counter()
         self._hook = training.bare.register_forward_pre_hook(self._forward, with_kwargs=True)
         vae, judge, runtime = training.policy.pipeline.vae, training.judge, training.runtime  # type: ignore[attr-defined]
@@ -123,7 +121,7 @@ class Work:
     ],
 )
 def test_the_work_of_an_epoch(
-    training: Training, monkeypatch: pytest.MonkeyPatch, overrides: list[str], forwards: tuple[int, int, int]
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, overrides: list[str], forwards: tuple[int, int, int]
 ) -> None:
     """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
     endpoints, 1 of the base for the KL."""
@@ -131,7 +129,7 @@ def test_the_work_of_an_epoch(
     training.old = OldPolicy(training.bare) if training.objective.needs == "endpoint" else None
     sampled, trained, extra = forwards
     known, work = len(ENCODED), Work(training, monkeypatch)
-    loop.run_epoch(training)
+    training.run_epoch()
     count = work.done()
     assert count["trained"] == 8 * trained
     assert count["sampled"] == 8 * (sampled + extra)
@@ -141,43 +139,43 @@ def test_the_work_of_an_epoch(
     assert len(ENCODED) == known, "a prompt was encoded again"
 
 
-def test_a_prompt_is_encoded_once_per_size(training: Training) -> None:
+def test_a_prompt_is_encoded_once_per_size(training: PolicyTrainer) -> None:
     assert len(ENCODED) == len(set(ENCODED))
     texts = {prompt.text for prompt in training.train_prompts}
     assert {(text, Size(32, 32)) for text in texts} <= set(ENCODED)
 
 
 def test_a_shared_start_is_computed_once_per_group_across_batches(
-    training: Training, monkeypatch: pytest.MonkeyPatch
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training.config = load(
         [*SETTINGS, f"out={training.config.out}", "sampling.shared_noise=true", "sampling.sde_steps=[2]"]
     )
     training.old = None
     work = Work(training, monkeypatch)
-    loop.run_epoch(training)
+    training.run_epoch()
     assert work.done()["sampled"] == 8 * 2 + 2 * 2
 
 
-def test_scores_beside_sampling_are_the_same_bit_for_bit(training: Training) -> None:
+def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer) -> None:
     training.config = load([*SETTINGS, f"out={training.config.out}"])
     training.old = None
     rows = epoch_rows(training.train_prompts, epoch=training.epoch, count=2, group_size=4, seed=3)
     found = []
-    for beside in (False, True):
-        with Scorer(training.rewards, beside=beside) as scorer:
-            loop._paint_all(training, rows, scorer)
-            found.append(loop._scores(training, scorer))
+    for overlap in (False, True):
+        with Scorer(training.rewards, overlap=overlap) as scorer:
+            training.sample(rows, scorer)
+            found.append(training.gather_scores(scorer))
     assert found[0] == found[1]
     assert len(found[0]) == 8
 
 
-def test_the_base_weights_survive_epochs_bit_for_bit(training: Training) -> None:
+def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) -> None:
     training.config = load([*SETTINGS, f"out={training.config.out}"])
     training.old = None
     frozen = {n: p.detach().clone() for n, p in training.bare.named_parameters() if not p.requires_grad}
     adapter = {n: value.clone() for n, value in adapter_state(training.bare).items()}
-    loop.run_epoch(training)
+    training.run_epoch()
     own = dict(training.bare.named_parameters())
     assert all(torch.equal(value, own[name]) for name, value in frozen.items())
     assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.bare).items())
@@ -185,34 +183,34 @@ def test_the_base_weights_survive_epochs_bit_for_bit(training: Training) -> None
 
 @pytest.mark.parametrize(("sizes", "images"), [(True, 2 + 2 + 2), (False, 2 + 1)])
 def test_the_trained_adapter_is_scored_beside_its_average(
-    training: Training, monkeypatch: pytest.MonkeyPatch, sizes: bool, images: int
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, sizes: bool, images: int
 ) -> None:
     """At the training size once more, or on every fourth image at full size; the scores are of these very weights."""
     overrides = ["evaluation.compare_trained=true", f"evaluation.compare_sizes={str(sizes).lower()}"]
     training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
     training.old = None
-    loop.run_epoch(training)
+    training.run_epoch()
     trained = {name: value.clone() for name, value in adapter_state(training.bare).items()}
     training.average.load(trained)
     work = Work(training, monkeypatch)
-    equal = evaluate(training)
+    equal = training.evaluate()
     assert work.done()["decoded"] == images
     measures = {"consistency", "panel_match", "p_yes"}
     assert {name.partition("/")[2] for name in equal if name.startswith("trained/")} == measures
     for name in measures:  # batches of other sizes round otherwise
         assert equal[f"trained/{name}"] == pytest.approx(equal[f"average/{name}"], rel=1e-3)
     training.average.load({name: value + 0.2 for name, value in trained.items()})
-    apart = evaluate(training)
+    apart = training.evaluate()
     for name in measures:
         assert apart[f"trained/{name}"] == equal[f"trained/{name}"]
         assert apart[f"average/{name}"] != pytest.approx(equal[f"average/{name}"], rel=1e-3)
     assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.bare).items())
 
 
-def test_the_trained_adapter_is_not_compared_before_its_first_step(training: Training) -> None:
+def test_the_trained_adapter_is_not_compared_before_its_first_step(training: PolicyTrainer) -> None:
     training.config = load([*SETTINGS, f"out={training.config.out}", "evaluation.compare_trained=true"])
     step, training.step = training.step, 0
-    assert not [name for name in evaluate(training) if name.startswith(("trained/", "average/"))]
+    assert not [name for name in training.evaluate() if name.startswith(("trained/", "average/"))]
     training.step = step
 
 
@@ -334,7 +332,7 @@ def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) 
         remote = [*small, "judge.backend=http", f"judge.checkpoint={server.url}", "judge.retries=0"]
         wrong = load([*remote, "judge.model=pacco"])
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+            patch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
             with pytest.raises(ValueError, match="serves no model 'pacco'; it serves paco"):
                 train_policy(wrong)
         out = train_policy(load([*remote, "judge.model=paco"]))
@@ -347,12 +345,12 @@ def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_ratio_that_is_off_before_an_update_is_warned_of(
-    training: Training, caplog: pytest.LogCaptureFixture
+    training: PolicyTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     clip_range = training.config.objective.clip_range
     training.warned.clear()
     for deviation, told in ((0.05, 0), (0.2, 1), (0.3, 1)):
-        loop._warn_of_deviation(training, {"loss": 1.0, "ratio_deviation/1": deviation * clip_range})
+        training._warn_of_deviation({"loss": 1.0, "ratio_deviation/1": deviation * clip_range})
         assert caplog.text.count("the ratio deviates from 1") == told, "said once, above a tenth of the clip range"
     training.warned.clear()
 
@@ -360,7 +358,7 @@ def test_a_ratio_that_is_off_before_an_update_is_warned_of(
 def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
     with FakeServer(served=("gemma",)).running() as server:
         held_out = "evaluation.rewards=[{name: consistency, label: second}]"
         judge = f"evaluation.judge={{backend: http, checkpoint: '{server.url}', model: gema, retries: 0}}"

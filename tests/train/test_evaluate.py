@@ -13,27 +13,26 @@ from PIL import Image
 from toy_world import toy_config, toy_world
 
 from pacorl.lora.adapters import adapter_state
-from pacorl.train.evaluate import _surely_below, evaluate
-from pacorl.train.trainer import prepare, run_epoch
-from pacorl.train.training import Training
+from pacorl.train.evaluate import _surely_below
+from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyTrainer]:
     """A toy run after an epoch, whose average lies behind what was trained."""
     settings = ("evaluation.samples_per_prompt=2", "optimizer.ema_decay=0.9", "optimizer.lr=0.1")
     with toy_world():
-        made = prepare(toy_config(tmp_path_factory.mktemp("evaluate") / "run", *settings))
-    run_epoch(made)
+        made = PolicyTrainer(toy_config(tmp_path_factory.mktemp("evaluate") / "run", *settings))
+    made.run_epoch()
     yield made
-    made.logbook.close()
+    made.close()
 
 
 class Seen:
     """What loops ask of a policy: the seeds of the noise that they start from, and the sigmas of its velocities."""
 
-    def __init__(self, training: Training, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, training: PolicyTrainer, patch: pytest.MonkeyPatch) -> None:
         self.seeds: list[int] = []
         self.sigmas: set[float] = set()
         policy = training.policy
@@ -51,7 +50,7 @@ class Seen:
         patch.setattr(policy, "velocity", predicted)
 
 
-def sampled(training: Training, seeds: Sequence[int]) -> np.ndarray:
+def sampled(training: PolicyTrainer, seeds: Sequence[int]) -> np.ndarray:
     """The evaluation's images by the weights as they are: its prompts twice each, Euler's steps at full size."""
     config, policy = training.config.evaluation, training.policy
     size, prompts = Size(*config.size), [prompt for prompt in training.evaluation_prompts for _ in range(2)]
@@ -68,12 +67,12 @@ def kept(folder: Path) -> np.ndarray:
 
 
 def test_an_evaluation_samples_with_the_average_its_own_steps_and_a_noise_for_each_image(
-    training: Training, monkeypatch: pytest.MonkeyPatch
+    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = {name: value.clone() for name, value in adapter_state(training.bare).items()}
     with monkeypatch.context() as patch:
         seen = Seen(training, patch)
-        evaluate(training)
+        training.evaluate()
     seeds = list(dict.fromkeys(seen.seeds))
     assert len(seeds) == 2 * len(training.evaluation_prompts), "prompts or their images share a noise"
 
@@ -89,13 +88,13 @@ def test_an_evaluation_samples_with_the_average_its_own_steps_and_a_noise_for_ea
     assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.bare).items())
 
 
-def test_every_evaluation_starts_from_the_same_noise(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_evaluation_starts_from_the_same_noise(training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = []
     for epoch in (1, 2):
         with monkeypatch.context() as patch:
             patch.setattr(training, "epoch", epoch)
             seen = Seen(training, patch)
-            evaluate(training)
+            training.evaluate()
         starts.append(seen.seeds)
     assert starts[0] == starts[1]
 

@@ -14,8 +14,8 @@ from pacorl.data.characters import character_prompts
 from pacorl.data.records import save_prompts
 from pacorl.quickstart import recipe
 from pacorl.report import write_report
-from pacorl.train import page
-from pacorl.train.trainer import prepare, train_policy
+from pacorl.train import trainer
+from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.types import Size
 
 
@@ -29,7 +29,7 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
         assert not list(run.glob("report.html.*")), "written aside and renamed"
         return path
 
-    monkeypatch.setattr(page, "write_report", spy)
+    monkeypatch.setattr(trainer, "write_report", spy)
     config = configs.load(PolicyRun, recipe(), [*small, "epochs=3", "save_every=2"])
     train_policy(config)
     assert len(seen) == 3
@@ -49,7 +49,7 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
     def full(run: Path) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page, "write_report", full)
+    monkeypatch.setattr(trainer, "write_report", full)
     with caplog.at_level(logging.WARNING):
         out = train_policy(configs.load(PolicyRun, recipe(), [*small, "save_every=9"]))
     assert [record.message for record in caplog.records if "report.html" in record.message] == [
@@ -83,8 +83,8 @@ def test_records_are_painted_at_their_own_size(small: list[str], tmp_path: Path)
 
 
 def test_sizes_of_records_come_from_the_policy(small: list[str]) -> None:
-    training = prepare(configs.load(PolicyRun, recipe(), [*small, "prompts.record_sizes=true"]))
-    training.logbook.close()
+    training = PolicyTrainer(configs.load(PolicyRun, recipe(), [*small, "prompts.record_sizes=true"]))
+    training.close()
     (prompt,) = character_prompts("train", 1)
     asks = dataclasses.replace(prompt, size=Size(32, 40))
     assert training.policy.size_of(asks, Size(64, 64)) == Size(32, 40)

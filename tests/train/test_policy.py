@@ -20,7 +20,7 @@ from pacorl.engine.runtime import Interrupted
 from pacorl.quickstart import recipe
 from pacorl.rewards.reward import score
 from pacorl.train import trainer as loop
-from pacorl.train.trainer import train_policy
+from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.train.update import Batch
 
 
@@ -82,15 +82,15 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
     whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}"]))
     stopped = load([*settings, f"out={tmp_path / 'stopped'}"])
-    paint = loop._paint
+    sample_batch = PolicyTrainer._sample_batch
 
-    def paint_and_kill(training, *rest):  # type: ignore[no-untyped-def]
+    def sample_and_kill(training, *rest):  # type: ignore[no-untyped-def]
         if training.epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return paint(training, *rest)
+        return sample_batch(training, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_paint", paint_and_kill)
+        patch.setattr(PolicyTrainer, "_sample_batch", sample_and_kill)
         with pytest.raises(Interrupted, match="--resume"):
             train_policy(stopped)
     assert len(metrics(stopped.out)) < len(metrics(whole))
@@ -125,16 +125,16 @@ def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monke
     monkeypatch.setattr(loop, "update_policy", kept)
     config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum", "objective.inner_epochs=2")
     with toy_world():
-        training = loop.prepare(config)
-    loop.run_epoch(training)
-    training.logbook.close()
+        training = PolicyTrainer(config)
+    training.run_epoch()
+    training.close()
     weights = [reward.weight for reward in config.rewards]
     for several in (updates[:2], updates[2:]):  # the updates of each inner epoch
         batches: list[Batch] = [batch for update in several for batch in update]
         assert sorted(row for batch in batches for row in batch.rollout.row_B) == list(range(8))
         prompts = [prompt for batch in batches for prompt in batch.rollout.prompts]
         images = [image for batch in batches for image in batch.rollout.images]
-        own = advantages(score(training.rewards, prompts, images), weights=weights, aggregate="weighted_sum")
+        own = advantages(score(training.rewards, prompts, images), config.advantages, weights=weights)
         assert len(own.value_B.unique()) == 8
         torch.testing.assert_close(torch.cat([batch.advantage_B for batch in batches]), own.value_B)
         assert torch.cat([batch.used_B for batch in batches]).all()
@@ -147,7 +147,7 @@ def test_epochs_share_neither_noise_nor_prompts(
     """Per sample a start and, for paths, a step; for endpoints a noise at each sigma of each of two inner epochs."""
     config = toy_config(tmp_path / "run", f"objective.name={objective}", "objective.inner_epochs=2")
     with toy_world():
-        training = loop.prepare(config)
+        training = PolicyTrainer(config)
     seeds: list[int] = []
     painted: list[list[int]] = []
     noise, collect = training.policy.noise, loop.collect
@@ -164,8 +164,8 @@ def test_epochs_share_neither_noise_nor_prompts(
     monkeypatch.setattr(loop, "collect", collected)
     for _ in range(2):
         painted.append([])
-        loop.run_epoch(training)
-    training.logbook.close()
+        training.run_epoch()
+    training.close()
     assert len(seeds) == len(set(seeds)) == 2 * 8 * draws
     assert not set(painted[0]) & set(painted[1])
     assert sorted(painted[0] + painted[1]) == sorted(4 * list(range(4)))

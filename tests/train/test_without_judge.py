@@ -22,9 +22,8 @@ from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
 from pacorl.report.gallery import match
 from pacorl.train import judging, trainer
-from pacorl.train.evaluate import evaluate
 from pacorl.train.judging import without_idle_judges
-from pacorl.train.trainer import prepare, train_policy
+from pacorl.train.trainer import PolicyTrainer, train_policy
 
 JPEG = "{name: jpeg_size, args: {prefer: large}}"
 UNREACHABLE = "judge={backend: http, checkpoint: 'http://127.0.0.1:9/v1', model: paco, retries: 0, timeout: 1}"
@@ -126,11 +125,11 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
 
 def first_evaluation(overrides: list[str]) -> dict[str, float]:
     """What a run measures before it trains."""
-    training = prepare(load(overrides))
+    training = PolicyTrainer(load(overrides))
     try:
-        return evaluate(training)
+        return training.evaluate()
     finally:
-        training.logbook.close()
+        training.close()
 
 
 def test_measures_that_ask_the_run_s_judge_load_it(smaller: list[str], loads: list[str]) -> None:

@@ -40,7 +40,7 @@ def run_edit_story(
     rows = []
     for seed in seeds:
         run = configs.load(PolicyRun, config, [*overrides, f"seed={seed}", f"out={out / f'seed-{seed}'}"])
-        train_policy(run, resume="auto", grade=grade)
+        train_policy(run, resume="auto", extra_metrics=grade)
         rows.append({"seed": seed, **before_and_after(run.out)})
         if seed == seeds[0]:
             draw_edits(run).save(out / "edits.png")

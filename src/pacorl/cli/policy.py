@@ -41,14 +41,14 @@ def train_policy(
         found = plan(run)
         print(found.to_json()) if as_json else print_plan(found)
         raise typer.Exit(found.exit_code)
-    from pacorl.engine.runtime import leave
+    from pacorl.engine.runtime import destroy_process_group
     from pacorl.engine.threads import use_cores
     from pacorl.report import write_report
     from pacorl.train.trainer import train_policy as train
 
     use_cores()
     folder = train(run, resume=resume)
-    if leave():
+    if destroy_process_group():
         typer.echo(f"done: {write_report(folder)}")
 
 

@@ -179,13 +179,13 @@ class LimitConfig(Section):
 
 
 class MonitorConfig(Section):
-    """The watch on reward hacking (docs/rewards.md); its limits leave three times what a healthy run was seen to do."""
+    """The monitor of reward hacking (docs/rewards.md); its limits leave three times what a healthy run did."""
 
     duplicates: LimitConfig = LimitConfig(at=0.2)
     """Rise of the share of pairs of panels that are copies."""
     blank: LimitConfig = LimitConfig(at=0.1)
     """Rise of the share of panels without a picture."""
-    lattice: LimitConfig = LimitConfig(at=0.1)
+    grid_artifact: LimitConfig = LimitConfig(at=0.1)
     """Rise of the share of fine detail that is a regular pattern."""
     diversity: LimitConfig = LimitConfig(at=0.4)
     """Fall, as a share of the best so far, of the mean distance between prompts' pictures."""
@@ -205,9 +205,6 @@ class MonitorConfig(Section):
             else value
             for name, value in document.items()
         }
-
-    average: Positive = 3
-    """Epochs over which the signs of training pictures are averaged, since each has other prompts."""
 
 
 OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip", flat={"clip_range": 1e-4, "beta": 0.1})
@@ -262,7 +259,7 @@ class PolicyRun(Section):
     prompts: PromptsConfig = PromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    watch: MonitorConfig = MonitorConfig()
+    monitor: MonitorConfig = MonitorConfig()
     judge: JudgeSection = Field(default_factory=default_judge)
     """Who answers the rewards' questions, or `none`. It is neither reached nor loaded unless a reward, a measure of the
     evaluation or best_by asks it."""

@@ -16,6 +16,8 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "sampling.noise_steps": "sampling.sde_steps",
         "sampling.kernel": "sampling.sde_type",
         "sampling.merge": "sampling.fuse_lora",
+        "watch": "monitor",
+        "monitor.lattice": "monitor.grid_artifact",
     },
 }
 """Run → old dotted key → new one, in the order in which they are applied."""
@@ -28,6 +30,7 @@ DROPPED: Mapping[str, Mapping[str, Any]] = {
 RETIRED: Mapping[str, Mapping[str, str]] = {
     "PolicyRun": {
         "advantages.min_valid": "groups with fewer than 2 judged samples are dropped",
+        "monitor.average": "an epoch's signs are averaged over 3 epochs",
         "report_every": "report.html is built with each evaluation and each checkpoint",
     },
 }

@@ -69,8 +69,8 @@ class Logbook:
         for tracker in self._trackers:
             tracker.log(named, step={"epoch": epoch, "step": step}[self.axis])
 
-    def picture(self, name: str, image: Image) -> None:
-        """Keeps a sample sheet as samples/<name>.png."""
+    def image(self, name: str, image: Image) -> None:
+        """Keep an image as samples/<name>.png."""
         if self.folder:
             path = self.folder / "samples" / f"{name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)

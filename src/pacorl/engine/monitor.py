@@ -1,14 +1,14 @@
-"""The watch on reward hacking: what a policy's pictures look like, against what they looked like at the start.
+"""The monitor of reward hacking: what a policy's images look like, against what they looked like at the start.
 
 A judge can be won by four equal panels, by nothing four times, by a fine regular pattern, by one picture for every
-prompt. None of this shows in the rewarded curves, which rise. So each epoch's and each evaluation's pictures are
+prompt. None of this shows in the rewarded curves, which rise. So each epoch's and each evaluation's images are
 measured without a model, measures that nobody rewards (`held_out/…`) stand beside them, and a sign that moves beyond
 its limit from where it stood warns, or stops the run.
 
-    duplicates   share of a sheet's pairs of panels that are nearly the same picture, blank ones included
+    duplicates   share of a grid image's pairs of panels that are nearly the same, blank ones included
     blank        share of panels without a picture: flat, or dark and nearly flat
-    lattice      share of a panel's fine detail that lies in isolated peaks of its spectrum: a regular pattern
-    diversity    mean distance, over pairs of prompts, of what their pictures have in common
+    grid_artifact      share of a panel's fine detail that lies in isolated peaks of its spectrum: a regular pattern
+    diversity    mean distance, over pairs of prompts, of what their images have in common
     held_out/…   an evaluation's measures that are not rewarded
 """
 
@@ -19,31 +19,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from pacorl.config.policy_run import LimitConfig, MonitorConfig
 from pacorl.core.grid import split
-from pacorl.core.metric_names import sign_meaning
+from pacorl.core.metric_names import HELD_OUT, MONITOR, SIGN_MEANINGS, current_name, sign_meaning
 from pacorl.types import Prompt
-
-if TYPE_CHECKING:
-    from pacorl.config.policy_run import MonitorConfig
 
 Pixels = NDArray[np.float64]
 Kind = Literal["epoch", "evaluation"]
 
-PREFIX = "watch/"
-HELD_OUT = "held_out/"
-PICTURE_SIGNS = ("duplicates", "blank", "lattice", "diversity")
+SIGNS = tuple(SIGN_MEANINGS)
 
 SIDE = 32
 """Panels are compared at this size, whatever theirs: noise and compression differ there little."""
 SAME_DISTANCE = 0.02
 """Root mean squared difference (0..1) below which two panels are one picture: redrawing the smallest attribute of
-the tiny world changes more (`tests/engine/test_watch.py` measures it)."""
+the tiny world changes more (`tests/engine/test_monitor.py` measures it)."""
 FLAT_STD = 0.04
 """A panel with less contrast than this shows nothing; at most twice as much where it is dark."""
 DARK_MEAN = 0.15
@@ -57,13 +53,13 @@ PEAK_FACTOR = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one sheet looks like."""
+class PanelStatistics:
+    """What one grid image shows, measured without a model."""
 
     group: int
     duplicates: float
     blank: float
-    lattice: float
+    grid_artifact: float
     thumbnail: tuple[float, ...]
     """The mean panel in small, RGB in 0..1: what the panels have in common."""
 
@@ -86,18 +82,18 @@ class Alarm:
         )
 
 
-# --- one sheet -------------------------------------------------------------------------------------------------
+# --- one image -------------------------------------------------------------------------------------------------
 
 
-def look_at(prompt: Prompt, image: Image.Image) -> Look:
-    """Measures one sheet without a model."""
+def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
+    """Measure one grid image without a model."""
     panels = split(image.convert("RGB"), prompt.grid)
     small = [_pixels(panel.resize((SIDE, SIDE), Image.Resampling.BOX)) for panel in panels]
-    return Look(
+    return PanelStatistics(
         group=prompt.id,
         duplicates=duplicate_share(small),
         blank=fmean(is_blank(panel) for panel in small),
-        lattice=fmean(lattice_share(_pixels(panel).mean(2)) for panel in panels),
+        grid_artifact=fmean(grid_artifact_share(_pixels(panel).mean(2)) for panel in panels),
         thumbnail=tuple(_thumbnail(panels).reshape(-1).tolist()),
     )
 
@@ -114,7 +110,7 @@ def is_blank(panel: Pixels) -> bool:
     return contrast < FLAT_STD or (float(panel.mean()) < DARK_MEAN and contrast < 2 * FLAT_STD)
 
 
-def lattice_share(grey: Pixels) -> float:
+def grid_artifact_share(grey: Pixels) -> float:
     """Share of the power at periods up to FINE_PERIOD pixels that lies in isolated peaks; 0 for a flat picture.
 
     A bin is such a peak where it exceeds PEAK_FACTOR times all bins at a distance of three: edges and textures
@@ -167,21 +163,21 @@ def _distance(first: Pixels, second: Pixels) -> float:
     return float(np.sqrt(((first - second) ** 2).mean()))
 
 
-# --- many sheets -----------------------------------------------------------------------------------------------
+# --- many images -----------------------------------------------------------------------------------------------
 
 
-def signs(looks: Sequence[Look]) -> dict[str, float]:
-    """The PICTURE_SIGNS of an epoch's or evaluation's sheets; diversity is absent where there are few prompts."""
-    found = {name: fmean(getattr(look, name) for look in looks) for name in ("duplicates", "blank", "lattice")}
-    spread = diversity(looks)
+def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
+    """The SIGNS of an epoch's or evaluation's images; diversity is absent if there are few prompts."""
+    found = {name: fmean(getattr(one, name) for one in statistics) for name in ("duplicates", "blank", "grid_artifact")}
+    spread = diversity(statistics)
     return found if spread is None else found | {"diversity": spread}
 
 
-def diversity(looks: Sequence[Look]) -> float | None:
+def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
     """Mean distance of the groups' mean thumbnails, over pairs of groups; None for fewer than LEAST_PROMPTS."""
     groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    for look in looks:
-        groups[look.group].append(look.thumbnail)
+    for one in statistics:
+        groups[one.group].append(one.thumbnail)
     if len(groups) < LEAST_PROMPTS:
         return None
     means = [np.mean(thumbnails, axis=0) for thumbnails in groups.values()]
@@ -191,50 +187,58 @@ def diversity(looks: Sequence[Look]) -> float | None:
 # --- over time -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How far a sign may move from its reference, and what happens beyond."""
-
-    at: float
-    action: Literal["off", "warn", "stop"] = "warn"
-
-
 class HackingMonitor:
     """Remembers every sign from the start of a run, and raises alarms.
 
     A sign that should not rise is compared with its start, one that should not fall with the best that it has been:
-    what a run gained and loses again is lost as well. Training pictures and evaluations have references of their own,
+    what a run gained and loses again is lost as well. Training samples and evaluations have references of their own,
     since their sizes and noise differ. An epoch's prompts are a draw, so its signs are averaged over `average` epochs;
     an evaluation always has the same prompts and seeds, and is taken as it is.
     """
 
-    def __init__(self, limits: Mapping[str, Limit], *, average: int = 3) -> None:
+    def __init__(self, limits: Mapping[str, LimitConfig], *, average: int = 3) -> None:
         self.limits = limits
         self.average = average
         self._seen: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     @classmethod
     def of(cls, config: MonitorConfig) -> HackingMonitor:
-        """The configured one."""
-        names = (*PICTURE_SIGNS, HELD_OUT.rstrip("/"))
-        limits = {name: Limit(getattr(config, name).at, getattr(config, name).action) for name in names}
-        return cls(limits, average=config.average)
+        """The monitor of a config."""
+        names = (*SIGNS, HELD_OUT.rstrip("/"))
+        return cls({name: getattr(config, name) for name in names})
 
-    def see(self, kind: Kind, values: Mapping[str, float | None]) -> list[Alarm]:
-        """Takes in what a line of the log will hold (`watch/…` and `held_out/…`) and says what is beyond its limit."""
-        return [alarm for sign in self._taken_in(kind, values) for alarm in self._alarms(kind, sign)]
+    def observe(
+        self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
+    ) -> tuple[dict[str, float], list[Alarm]]:
+        """Take in an epoch's or an evaluation's images.
 
-    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Sees an earlier log again, without alarms, so that a resumed run goes on as if it had not been stopped."""
+        Args:
+            kind: which of the two.
+            statistics: of each grid image, from every process.
+            metrics: the rest of the log's line, whose held-out measures are signs too.
+
+        Returns:
+            What the log holds of signs and alarms, and the alarms.
+        """
+        signs = {f"{MONITOR}{name}": value for name, value in signs_of(statistics).items()}
+        raised = self.update(kind, {**metrics, **signs})
+        return signs | {f"alarm/{alarm.sign}": 1.0 for alarm in raised}, raised
+
+    def update(self, kind: Kind, values: Mapping[str, float | None]) -> list[Alarm]:
+        """Take in a line of the log (`monitor/…` and `held_out/…`); returns what is beyond its limit."""
+        return [alarm for sign in self._remember(kind, values) for alarm in self._alarms(kind, sign)]
+
+    def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take in an earlier log, without alarms, so that a resumed run goes on as if it had not been stopped."""
         for line in lines:
-            self._taken_in(line["kind"], line)
+            self._remember(line["kind"], {current_name(name): value for name, value in line.items()})
 
-    def _taken_in(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
-        """The signs that are watched among the values, now remembered."""
+    def _remember(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
+        """The signs among the values, now remembered."""
         taken = []
         for name, value in values.items():
-            sign = name.removeprefix(PREFIX)
-            if value is not None and (name.startswith(HELD_OUT) or (name.startswith(PREFIX) and sign in self.limits)):
+            sign = name.removeprefix(MONITOR)
+            if value is not None and (name.startswith(HELD_OUT) or (name.startswith(MONITOR) and sign in self.limits)):
                 self._seen[kind, sign].append(value)
                 taken.append(sign)
         return taken
@@ -253,11 +257,6 @@ class HackingMonitor:
 def falls(sign: str) -> bool:
     """Whether a fall of this sign is bad (as a share of its best), not a rise (in its own unit, a share)."""
     return sign == "diversity" or sign.startswith(HELD_OUT)
-
-
-def alarm_values(alarms: Sequence[Alarm]) -> dict[str, float]:
-    """What the log holds of alarms."""
-    return {f"alarm/{alarm.sign}": 1.0 for alarm in alarms}
 
 
 def _fall(best: float, now: float) -> float:

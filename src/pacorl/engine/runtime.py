@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pacorl.io.documents import read_json, read_object, write_json
 from pacorl.io.files import flush_to_disk
 from pacorl.io.weights import safetensors_errors
-from pacorl.lora.shards import settle, shard_like, whole
+from pacorl.lora.shards import full_tensor, materialize, shard_like
 
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 
@@ -149,8 +149,8 @@ class Runtime:
             raise failure
         return result  # type: ignore[no-any-return]
 
-    def deal(self, parts: Sequence[Part]) -> list[tuple[int, Part]]:
-        """This rank's share of numbered parts, dealt in turn; the last round may be uneven.
+    def shard(self, parts: Sequence[Part]) -> list[tuple[int, Part]]:
+        """This rank's share of numbered parts, taken in turn; the last round may be uneven.
 
         Where a forward needs every process, ranks without a part in the last round repeat the first one, under the
         number −1: its results are to be thrown away.
@@ -180,10 +180,10 @@ class Runtime:
             model.forward_sync_buffers = False
         return model, stepper
 
-    def bare(self, transformer: nn.Module) -> nn.Module:
+    def unwrap(self, transformer: nn.Module) -> nn.Module:
         """The model without the engine's wrapper, its weights in place."""
         model: nn.Module = self.accelerator.unwrap_model(transformer)
-        settle(model)
+        materialize(model)
         return model
 
     def accumulating(self, transformer: nn.Module, *, last: bool) -> AbstractContextManager[None]:
@@ -204,7 +204,7 @@ class Runtime:
         Where the norm is not finite nothing is stepped, on all ranks alike.
         """
         norm = self.accelerator.clip_grad_norm_(parameters, max_norm)
-        value = float(whole(norm) if isinstance(norm, Tensor) else norm)
+        value = float(full_tensor(norm) if isinstance(norm, Tensor) else norm)
         if math.isfinite(value):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -245,8 +245,12 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def leave() -> bool:
-    """Parts from the other processes, when all is done; whether this is the main one."""
+def destroy_process_group() -> bool:
+    """Part from the other processes, when all is done.
+
+    Returns:
+        Whether this is the main one.
+    """
     main = int(os.environ.get("RANK", "0")) == 0
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -295,7 +299,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) ->
     """
     state = optimizer.state_dict()["state"]
     return {
-        f"{kind}/{name}": whole(value)
+        f"{kind}/{name}": full_tensor(value)
         for number, name in enumerate(names)
         for kind, value in state.get(number, {}).items()
     }

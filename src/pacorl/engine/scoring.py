@@ -34,12 +34,16 @@ class Scorer:
     have many.
     """
 
-    def __init__(self, rewards: Mapping[str, Reward], *, beside: bool) -> None:
-        """`beside`: whether scoring begins at once, or where the results are asked for."""
+    def __init__(self, rewards: Mapping[str, Reward], *, overlap: bool) -> None:
+        """
+        Args:
+            rewards: by name.
+            overlap: whether scoring begins at once, or when the results are asked for.
+        """
         self.rewards = rewards
         self.busy_seconds = 0.0
         """Spent in rewards, over all threads."""
-        self.beside = beside
+        self.overlap = overlap
         self._submitted: list[tuple[Rollout, dict[str, Callable[[], Scores]]]] = []
         self._local = ThreadPoolExecutor(1, thread_name_prefix="pacorl-reward")
         self._remote = ThreadPoolExecutor(SENDERS, thread_name_prefix="pacorl-reward-http")
@@ -78,7 +82,7 @@ class Scorer:
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
     def _begin(self, name: str, job: Callable[[], Scores]) -> Callable[[], Scores]:
-        if not self.beside:
+        if not self.overlap:
             return job
         asks = isinstance(getattr(self.rewards[name], "judge", None), RemoteJudge)
         future: Future[Scores] = (self._remote if asks else self._local).submit(job)
@@ -95,10 +99,10 @@ class Scorer:
         return work
 
 
-def beside(wanted: bool | Literal["auto"], *, in_process: bool, device: torch.device) -> bool:
+def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch.device) -> bool:
     """Whether scoring runs while sampling does. "auto": not where both would want the same CPU cores."""
-    if isinstance(wanted, bool):
-        return wanted
+    if isinstance(setting, bool):
+        return setting
     if not in_process or device.type != "cpu":
         return True
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pacorl.lora.formats import HUB_NAME, Lora, peft_options, read_lora
-from pacorl.lora.shards import settle, shard_like, whole
+from pacorl.lora.shards import full_tensor, materialize, shard_like
 
 
 def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
     """The adapter's own weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards where they are sharded."""
-    settle(transformer)
+    materialize(transformer)
     return {
         name.replace(".default.", "."): parameter.detach()
         for name, parameter in transformer.named_parameters()
@@ -75,7 +75,7 @@ def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> No
 
 def full_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """An adapter's weights unsharded. Every process must call it."""
-    return {name: whole(value) for name, value in state.items()}
+    return {name: full_tensor(value) for name, value in state.items()}
 
 
 def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:

@@ -1,6 +1,6 @@
-"""An adapter merged into its weights for forwards that need no gradient, and taken out again bit for bit.
+"""An adapter fused into its weights for forwards that need no gradient, and taken out again bit for bit.
 
-A merged layer is one matrix product instead of three. Both forms are kept and exchanged, so that nothing is ever
+A fused layer is one matrix product instead of three. Both forms are kept and exchanged, so that nothing is ever
 subtracted: what is put back is what was there.
 """
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 ADAPTER = "default"
 EXACT = (torch.float32, torch.float64)
 """Types whose rounding an adapter's change survives. In bf16 a change below 1/512 of a weight is rounded away, and a
-young adapter's are: the merged model would be the base."""
+young adapter's are: the fused model would be the base."""
 
 
 class FusedLora:
-    """Both forms of an adapted model; `applied` shows the merged one.
+    """Both forms of an adapted model; `swapped_in` shows the fused one.
 
     Costs one copy of the adapted weights while it lives. The adapter must not change meanwhile.
     """
@@ -32,10 +32,10 @@ class FusedLora:
         self._pairs = [(layer, layer.base_layer.weight.data, _sum(layer)) for layer in _layers(transformer)]
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Within the block the weights hold the adapter."""
-        for layer, _, merged in self._pairs:
-            layer.base_layer.weight.data = merged
+        for layer, _, fused in self._pairs:
+            layer.base_layer.weight.data = fused
             layer.merged_adapters.append(ADAPTER)
         try:
             yield
@@ -46,25 +46,25 @@ class FusedLora:
 
 
 def can_fuse_lora(transformer: nn.Module) -> bool:
-    """Whether merging is exact up to rounding: every adapted weight is whole on this device, in fp32 or better."""
+    """Whether fusing is exact up to rounding: every adapted weight is whole on this device, in fp32 or better."""
     weights = [layer.base_layer.weight for layer in _layers(transformer)]
     return bool(weights) and all(type(w.data) is Tensor and w.dtype in EXACT for w in weights)
 
 
 def fused_bytes(transformer: nn.Module) -> int:
-    """What the merged form takes beside the plain one; 0 where there is none."""
+    """Bytes of the fused form beside the plain one; 0 if there is none."""
     weights = [layer.base_layer.weight for layer in _layers(transformer)] if can_fuse_lora(transformer) else []
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
-def merge(transformer: nn.Module, *, wanted: bool) -> FusedLora | None:
-    """The merged form where it is wanted and exact."""
-    return FusedLora(transformer) if wanted and can_fuse_lora(transformer) else None
+def fuse_lora(transformer: nn.Module, *, enabled: bool) -> FusedLora | None:
+    """The fused form, if it is enabled and exact."""
+    return FusedLora(transformer) if enabled and can_fuse_lora(transformer) else None
 
 
-def maybe_fused(merged: FusedLora | None) -> AbstractContextManager[None]:
-    """`merged.applied()`, where there is one."""
-    return merged.applied() if merged else nullcontext()
+def maybe_fused(fused: FusedLora | None) -> AbstractContextManager[None]:
+    """`fused.swapped_in()`, if there is one."""
+    return fused.swapped_in() if fused else nullcontext()
 
 
 def _layers(transformer: nn.Module) -> list[Any]:
@@ -75,5 +75,5 @@ def _layers(transformer: nn.Module) -> list[Any]:
 
 @torch.no_grad()
 def _sum(layer: Any) -> Tensor:
-    merged: Tensor = layer.base_layer.weight.data + layer.get_delta_weight(ADAPTER)
-    return merged
+    fused: Tensor = layer.base_layer.weight.data + layer.get_delta_weight(ADAPTER)
+    return fused

@@ -7,16 +7,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def settle(module: nn.Module) -> None:
-    """Sends gathered weights home: after a forward without backward FSDP2 leaves those of the root unsharded, and a
+def materialize(module: nn.Module) -> None:
+    """Reshard what a forward gathered: after one without backward FSDP2 leaves the root's weights unsharded, and a
     change of them would be lost."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded. Every process must call it."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full form of a tensor that may be sharded. Every process must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -8,15 +8,19 @@ follows from it) and how far the log went. `lora/` in it is the averaged adapter
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.runtime import (
     Checkpoint,
+    Runtime,
     aside_of,
     checkpoints,
     load_checkpoint,
@@ -31,9 +35,8 @@ from pacorl.engine.runtime import (
     write_checkpoint,
 )
 from pacorl.io.documents import read_object, write_json
-from pacorl.lora.adapters import adapter_state, full_state, set_adapter_state
+from pacorl.lora.adapters import MovingAverage, OldPolicy, adapter_state, full_state, set_adapter_state
 from pacorl.lora.formats import save_lora
-from pacorl.train.training import Training
 
 Resume = bool | str | Path
 """False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
@@ -42,46 +45,79 @@ ENGINE = "deepspeed"
 """DeepSpeed keeps its optimizer's shards in a folder of its own."""
 
 
-def save(training: Training) -> None:
-    """A checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """What of a run's weights a checkpoint holds."""
 
-    Raises OSError, on all ranks, where the disk is full.
+    runtime: Runtime
+    transformer: nn.Module
+    """In the launcher's wrapper."""
+    optimizer: torch.optim.Optimizer
+    average: MovingAverage
+    old: OldPolicy | None
+
+    @property
+    def bare(self) -> nn.Module:
+        """The transformer without the wrapper."""
+        return self.runtime.unwrap(self.transformer)
+
+    def stepped(self) -> dict[str, nn.Parameter]:
+        """The weights that the optimizer steps, by name, in its order."""
+        names = {parameter: name for name, parameter in self.bare.named_parameters()}
+        return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+
+
+def save_run(weights: TrainedWeights, config: PolicyRun, state: Mapping[str, Any], *, targets: Sequence[str]) -> None:
+    """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+
+    Args:
+        weights: the run's.
+        config: where it lies, the adapter's shape, and how many checkpoints are kept.
+        state: what state.json holds.
+        targets: the adapter's modules.
+
+    Raises:
+        OSError: on all ranks, if the disk is full.
     """
-    runtime, config = training.runtime, training.config
-    tensors = {
-        "adapter": full_state(adapter_state(training.bare)),
-        "average": full_state(training.average.state),
-    }
-    if training.old:
-        tensors["old"] = full_state(training.old.state)
+    runtime = weights.runtime
+    tensors = {"adapter": full_state(adapter_state(weights.bare)), "average": full_state(weights.average.state)}
+    if weights.old:
+        tensors["old"] = full_state(weights.old.state)
     generators = runtime.gather(random_state())
-    target = config.out / "checkpoints" / f"step-{training.step:06d}"
+    target = config.out / "checkpoints" / f"step-{state['step']:06d}"
     aside = runtime.on_main(partial(open_aside, target))
     if runtime.deepspeed:
-        training.policy.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
+        weights.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
     else:
-        tensors["optimizer"] = optimizer_tensors(training.optimizer, list(_stepped(training)))
-    runtime.on_main(partial(_write, training, target, tensors, generators))
+        tensors["optimizer"] = optimizer_tensors(weights.optimizer, list(weights.stepped()))
+    export = partial(
+        save_lora,
+        state=tensors["average"],
+        rank=config.adapter.rank,
+        alpha=config.adapter.alpha,
+        targets=tuple(targets),
+        base=config.model.checkpoint,
+    )
+    runtime.on_main(partial(_write, config, target, tensors=tensors, state=state, generators=generators, export=export))
 
 
-def _write(training: Training, target: Path, tensors: dict[str, dict[str, Tensor]], generators: list[Any]) -> None:
-    config = training.config
-
-    def export(folder: Path) -> None:
-        save_lora(
-            folder / "lora",
-            tensors["average"],
-            rank=config.adapter.rank,
-            alpha=config.adapter.alpha,
-            targets=training.targets,
-            base=config.model.checkpoint,
-        )
-
-    write_checkpoint(target, tensors=tensors, state=_state(training), generators=generators, export=export)
+def _write(
+    config: PolicyRun,
+    target: Path,
+    *,
+    tensors: dict[str, dict[str, Tensor]],
+    state: Mapping[str, Any],
+    generators: list[Any],
+    export: Callable[[Path], None],
+) -> None:
+    write_checkpoint(
+        target, tensors=tensors, state=state, generators=generators, export=lambda folder: export(folder / "lora")
+    )
     best = _best(target.parent)
-    prune(target.parent, keep=config.keep_checkpoints, newest=training.step, best=best)
+    prune(target.parent, keep=config.keep_checkpoints, newest=state["step"], best=best)
     if best:
-        write_json(target.parent / "best.json", {"checkpoint": best.name} | _judgement(best))
+        write_json(target.parent / "best.json", {"checkpoint": best.name} | _score_of(best))
+    # The copy comes last: `--resume` repeats it, and the checkpoint before it is whole.
     publish(target, config.out / "adapter")
 
 
@@ -101,38 +137,16 @@ def publish(checkpoint: Path, folder: Path) -> None:
         ) from error
 
 
-def _state(training: Training) -> dict[str, Any]:
-    config = training.config
-    return {
-        "epoch": training.epoch,
-        "step": training.step,
-        "seed": config.seed,
-        "evaluated": training.evaluated,
-        # Only an evaluation of these very weights says how good they are.
-        "score": training.score if training.evaluated == training.epoch else None,
-        "best_by": config.best_by,
-        "bad_steps": training.bad_steps,
-        "log_lines": training.logbook.lines(),
-        "processes": training.runtime.world,
-    }
-
-
-def _judgement(path: Path) -> dict[str, Any]:
+def _score_of(path: Path) -> dict[str, Any]:
     state = read_object(path / "state.json")
     return {"best_by": state["best_by"], "score": state["score"]}
 
 
 def _best(folder: Path) -> Path | None:
     """The checkpoint with the highest score; the later of equals."""
-    scored = [(path, _judgement(path)["score"]) for path in checkpoints(folder)]
-    known = [(score, number, path) for number, (path, score) in enumerate(scored) if score is not None]
-    return max(known)[2] if known else None
-
-
-def _stepped(training: Training) -> dict[str, nn.Parameter]:
-    """The weights that the optimizer steps, by name, in its order."""
-    names = {parameter: name for name, parameter in training.bare.named_parameters()}
-    return {names[parameter]: parameter for group in training.optimizer.param_groups for parameter in group["params"]}
+    scored = [(path, _score_of(path)["score"]) for path in checkpoints(folder)]
+    ranked = [(score, number, path) for number, (path, score) in enumerate(scored) if score is not None]
+    return max(ranked)[2] if ranked else None
 
 
 # --- going on --------------------------------------------------------------------------------------------------
@@ -167,48 +181,55 @@ def _published(checkpoint: Path, out: Path) -> Path:
     return checkpoint
 
 
-def restore(training: Training, path: Path) -> int:
-    """Puts a checkpoint's state in place, also of a run on another number of processes; returns how many lines its
-    log had.
+def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]:
+    """Put a checkpoint's weights, optimizer and generators in place, also of a run on another number of processes.
 
-    Raises ValueError where it does not fit the config.
+    Args:
+        weights: the run's, which are changed.
+        path: the checkpoint.
+        seed: the config's.
+
+    Returns:
+        What state.json holds.
+
+    Raises:
+        ValueError: if the checkpoint does not fit the run.
     """
     checkpoint = load_checkpoint(path)
     state, tensors = checkpoint.state, checkpoint.tensors
-    if state["seed"] != training.config.seed:
-        raise ValueError(f"{path} was made with seed {state['seed']}, the config says {training.config.seed}")
-    set_adapter_state(training.bare, tensors["adapter"])
-    training.average.load(tensors["average"])
-    if training.old:
+    if state["seed"] != seed:
+        raise ValueError(f"{path} was made with seed {state['seed']}, the config says {seed}")
+    set_adapter_state(weights.bare, tensors["adapter"])
+    weights.average.load(tensors["average"])
+    if weights.old:
         # A run that began with another objective sampled with the trained weights.
-        training.old.load(tensors.get("old", tensors["adapter"]))
-    _restore_optimizer(training, checkpoint)
-    if state["processes"] == training.runtime.world:
-        set_random_state(checkpoint.generators[training.runtime.rank])
-    training.epoch, training.step, training.bad_steps = state["epoch"], state["step"], state["bad_steps"]
-    training.evaluated, training.score = state["evaluated"], state["score"]
-    return int(state["log_lines"])
+        weights.old.load(tensors.get("old", tensors["adapter"]))
+    _restore_optimizer(weights, checkpoint)
+    # With another number of processes nobody's generators fit; what is drawn follows from (seed, epoch, row) anyway.
+    if state["processes"] == weights.runtime.world:
+        set_random_state(checkpoint.generators[weights.runtime.rank])
+    return state
 
 
-def _restore_optimizer(training: Training, checkpoint: Checkpoint) -> None:
-    held: Literal["deepspeed", "torch"] = "deepspeed" if (checkpoint.path / ENGINE).is_dir() else "torch"
-    wanted: Literal["deepspeed", "torch"] = "deepspeed" if training.runtime.deepspeed else "torch"
-    if held != wanted:
+def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
+    made_by = _engine_name(deepspeed=(checkpoint.path / ENGINE).is_dir())
+    today = _engine_name(deepspeed=weights.runtime.deepspeed)
+    if made_by != today:
         raise ValueError(
-            f"{checkpoint.path} holds the optimizer of a {_engine_name(held)} run, this is a {_engine_name(wanted)} "
-            f"one; resume with the launcher that made it, or start anew with adapter.start={checkpoint.path}/lora"
+            f"{checkpoint.path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
+            f"launcher that made it, or start anew with adapter.start={checkpoint.path}/lora"
         )
-    if held == "torch":
-        set_optimizer_tensors(training.optimizer, _stepped(training), checkpoint.tensors["optimizer"])
+    if not weights.runtime.deepspeed:
+        set_optimizer_tensors(weights.optimizer, weights.stepped(), checkpoint.tensors["optimizer"])
         return
-    if checkpoint.state["processes"] != training.runtime.world:
+    if checkpoint.state["processes"] != weights.runtime.world:
         raise ValueError(
             f"{checkpoint.path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
-            f"{training.runtime.world}; ZeRO's shards fit the number that made them"
+            f"{weights.runtime.world}; ZeRO's shards fit the number that made them"
         )
-    engine: Any = training.policy.transformer
+    engine: Any = weights.transformer
     engine.load_checkpoint(checkpoint.path, tag=ENGINE, load_module_strict=False)
 
 
-def _engine_name(engine: Literal["deepspeed", "torch"]) -> str:
-    return {"deepspeed": "DeepSpeed", "torch": "DDP, FSDP2 or single-process"}[engine]
+def _engine_name(*, deepspeed: bool) -> str:
+    return "DeepSpeed" if deepspeed else "DDP, FSDP2 or single-process"

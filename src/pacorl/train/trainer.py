@@ -1,4 +1,4 @@
-"""PaCo-GRPO: paint groups, judge them, and make what was better than its group more likely.
+"""PaCo-GRPO: sample groups, judge them, and make what was better than its group more likely.
 
     pacorl train-policy configs/flux_t2is.yaml
 
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,356 +26,631 @@ from torch import Tensor
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import advantages
-from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
-from pacorl.data.leaks import check_leaks
-from pacorl.data.records import prompts_from
-from pacorl.engine.adapter_check import check_adapter
 from pacorl.engine.logbook import Logbook
-from pacorl.engine.monitor import HackingMonitor
+from pacorl.engine.monitor import Alarm, HackingMonitor, Kind, PanelStatistics, panel_statistics
 from pacorl.engine.progress import Bars
-from pacorl.engine.rollout import ConditioningCache, Row, assign_groups, check_mixed_sizes, collect, epoch_rows
+from pacorl.engine.rollout import Row, assign_groups, collect, epoch_rows
 from pacorl.engine.runtime import Interrupted, Runtime, SharedFault
-from pacorl.engine.scoring import Scorer, Scores, beside
-from pacorl.engine.trackers import check_trackers
-from pacorl.io.files import write_atomic
+from pacorl.engine.scoring import Scorer, Scores, overlaps
 from pacorl.judges import JUDGES
-from pacorl.judges.judge import Judge, JudgeOptions, close_judge, counts_of
-from pacorl.lora.adapters import MovingAverage, OldPolicy, add_lora, start_from
-from pacorl.lora.fuse import FusedLora, merge
-from pacorl.policies import build_policy
-from pacorl.policies.policy import Policy
-from pacorl.rewards import build_rewards, check_rewards
-from pacorl.rewards.reward import smoke_test
-from pacorl.train.alarms import heed, panel_statistics_of, remembered, watched
-from pacorl.train.checkpointing import Resume, restore, save, starting_point
-from pacorl.train.evaluate import evaluate
-from pacorl.train.judging import load_judge, reach_judge, without_idle_judges
-from pacorl.train.page import judged_since, write_page_where_due
-from pacorl.train.training import Grade, Training
+from pacorl.judges.judge import Judge, counts_of
+from pacorl.lora.adapters import MovingAverage, OldPolicy
+from pacorl.lora.fuse import FusedLora, fuse_lora
+from pacorl.report import write_report
+from pacorl.train import alarms, builders
+from pacorl.train.builders import RewardFunction
+from pacorl.train.checkpointing import Resume, TrainedWeights, restore, save_run, starting_point
+from pacorl.train.evaluate import Evaluator
 from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Size
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 logger = logging.getLogger(__name__)
 
+ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, float]]
+"""Further measures of an evaluation's images, such as an oracle's; they are logged and never rewarded."""
 
-def train_policy(config: PolicyRun, *, resume: Resume = False, grade: Grade | None = None) -> Path:
-    """Runs a config to its end and returns the run's folder.
 
-    With `resume` the run goes on from its newest checkpoint, if there is one, or from the one that is named. Raises
-    Interrupted after a SIGTERM or SIGINT, when the state is saved.
+def train_policy(config: PolicyRun, *, resume: Resume = False, extra_metrics: ExtraMetrics | None = None) -> Path:
+    """Run a config to its end; see `PolicyTrainer`.
+
+    Returns:
+        The run's folder.
     """
-    training = prepare(config, resume=resume)
-    try:
-        with training.runtime.signals():
-            _run(training, grade)
-    finally:
-        training.logbook.close()
-        close_judge(training.judge)
-        close_judge(training.held_out_judge)
-    return config.out
-
-
-def prepare(config: PolicyRun, *, resume: Resume = False) -> Training:
-    """Loads and checks everything that a run needs; cheap checks come first."""
-    check_trackers(config.trackers)
-    check_rewards(config.rewards)
-    check_rewards(config.evaluation.rewards, key="evaluation.rewards")
-    config = without_idle_judges(config)
-    train_prompts = prompts_from(config.prompts.train, limit=None)
-    evaluation_prompts = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
-    leaks = check_leaks(
-        train_prompts,
-        evaluation_prompts,
-        benchmarks={name: prompts_from(name) for name in config.prompts.benchmarks},
-        action=config.prompts.leaks,
-        near=config.prompts.near,
-    )
-    runtime = Runtime()
-    if leaks and runtime.is_main:
-        logger.warning(leaks)
-    start = runtime.on_main(partial(starting_point, config, resume))
-    _refuse_what_does_not_divide(config, runtime)
-    with ExitStack() as on_fault:
-        served, held_out = (_reached(named, runtime, on_fault) for named in (config.judge, config.evaluation.judge))
-        training = _load(
-            config,
-            runtime=runtime,
-            served=(served, held_out),
-            train_prompts=train_prompts,
-            evaluation_prompts=evaluation_prompts,
-            start=start,
-        )
-        on_fault.pop_all()  # the run closes them
-    return training
-
-
-def _reached(config: JudgeOptions | None, runtime: Runtime, on_fault: ExitStack) -> Judge | None:
-    """A judge behind HTTP, met before weights load; None if nothing asks one, or it is of this process."""
-    judge = reach_judge(config, processes=runtime.world) if config else None
-    on_fault.callback(close_judge, judge)
-    return judge
-
-
-def _load(
-    config: PolicyRun,
-    *,
-    runtime: Runtime,
-    served: tuple[Judge | None, Judge | None],
-    train_prompts: list[Prompt],
-    evaluation_prompts: list[Prompt],
-    start: Path | None,
-) -> Training:
-    """`served`: the judges behind HTTP that were met already, the run's and the evaluation's."""
-    torch.manual_seed(config.seed)  # the adapter's first weights
-    policy = _build_policy(config, runtime)
-    targets = config.adapter.targets or policy.lora_targets
-    add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
-    if config.adapter.start:
-        start_from(
-            policy.transformer,
-            config.adapter.start,
-            rank=config.adapter.rank,
-            alpha=config.adapter.alpha,
-            base=config.model.checkpoint,
-        )
-    cache = _encoded(config, policy, train_prompts, evaluation_prompts)
-    painted = policy.size_of(train_prompts[0], Size(*config.sampling.size))
-    check_adapter(policy, cache.batch(train_prompts[:1], painted), painted, targets=tuple(targets))
-    policy.free_encoders()  # before the judge is loaded, so that both never lie on the device together
-    judge = served[0] or (load_judge(config.judge, device=runtime.device) if config.judge else None)
-    rewards = build_rewards(config.rewards, judge=judge, device=runtime.device)
-    for reward in rewards.values():
-        reward.check([*train_prompts, *evaluation_prompts])
-    named = config.evaluation.judge
-    held_out_judge = served[1] or (load_judge(named, device=runtime.device) if named else judge)
-    held_out = build_rewards(config.evaluation.rewards, judge=held_out_judge, device=runtime.device)
-    for reward in held_out.values():
-        reward.check(evaluation_prompts)
-    for prompts, size, several in (
-        (train_prompts, config.sampling.size, rewards),
-        (evaluation_prompts, config.evaluation.size, held_out),
-    ):
-        # A judge was met before; whatever else scores is tried now, not after the first epoch was painted.
-        smoke_test({key: one for key, one in several.items() if not hasattr(one, "judge")}, prompts, size=Size(*size))
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        [p for p in policy.transformer.parameters() if p.requires_grad],
-        lr=config.optimizer.lr,
-        betas=config.optimizer.betas,
-        weight_decay=config.optimizer.weight_decay,
-    )
-    # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
-    policy.transformer.train()
-    policy.transformer, optimizer = runtime.prepare(
-        policy.transformer, optimizer, batch=config.sampling.batch, max_norm=config.optimizer.max_grad_norm
-    )
-    training = Training(
-        config=config,
-        runtime=runtime,
-        policy=policy,
-        judge=judge,
-        rewards=rewards,
-        train_prompts=train_prompts,
-        evaluation_prompts=evaluation_prompts,
-        logbook=Logbook(
-            config.out if runtime.is_main else None,
-            trackers=config.trackers,
-            settings=config.model_dump(mode="json"),
-        ),
-        optimizer=optimizer,
-        average=MovingAverage(
-            runtime.bare(policy.transformer), decay=config.optimizer.ema_decay, interval=config.optimizer.ema_interval
-        ),
-        cache=cache,
-        targets=tuple(targets),
-        bars=Bars(total=config.epochs, done=0, shown=runtime.is_main),
-        held_out=held_out,
-        held_out_judge=held_out_judge,
-        watch=HackingMonitor.of(config.watch),
-    )
-    if training.objective.needs == "endpoint":
-        training.old = OldPolicy(training.bare)
-    # What a crash left behind the checkpoint, or before the first one, is written again.
-    training.logbook.cut_to(restore(training, start) if start else 0)
-    if start:
-        training.watch.recall(runtime.on_main(partial(remembered, config.out / "metrics.jsonl")))
-    if runtime.is_main:
-        write_atomic(config.out / "config.yaml", configs.dump(config))
-    return training
-
-
-def _refuse_what_does_not_divide(config: PolicyRun, runtime: Runtime) -> None:
-    rows = range(config.prompts_per_epoch * config.group_size)
-    updates = config.optimizer.updates_per_epoch
-    assign_groups(rows, batch=config.sampling.batch, updates=updates, world=runtime.world, rank=runtime.rank)
-
-
-def _build_policy(config: PolicyRun, runtime: Runtime) -> Policy:
-    policy = build_policy(config.model, device=runtime.device, record_sizes=config.prompts.record_sizes)
-    for size in (*config.sampling.sizes, config.evaluation.size):
-        policy.check_size(Size(*size))
-    if config.model.gradient_checkpointing:
-        policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
-    return policy
-
-
-def _encoded(
-    config: PolicyRun, policy: Policy, train_prompts: Sequence[Prompt], evaluation_prompts: Sequence[Prompt]
-) -> ConditioningCache:
-    """Every prompt at every size that it will be painted at, encoded once."""
-    cache = ConditioningCache(policy)
-    for size in (Size(*size) for size in config.sampling.sizes):
-        check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
-        cache.prepare(train_prompts, size)
-        if config.evaluation.compare_sizes:
-            cache.prepare(evaluation_prompts, size)
-    cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
-    return cache
-
-
-def _run(training: Training, grade: Grade | None) -> None:
-    config = training.config
-    with training.bars as bars:
-        bars.epoch(training.epoch, note="")
-        try:
-            _evaluate_where_due(training, grade)
-            write_page_where_due(training)
-            while not training.finished:
-                line = run_epoch(training)
-                bars.epoch(training.epoch, note=_note(line))
-                _evaluate_where_due(training, grade)
-                write_page_where_due(training)
-                if training.finished or training.epoch % config.save_every == 0:
-                    save(training)
-                heed(training)
-        except Interrupted:
-            save(training)
-            raise Interrupted(f"stopped after epoch {training.epoch}, and saved; go on with --resume auto") from None
-
-
-def _evaluate_where_due(training: Training, grade: Grade | None) -> None:
-    """Before the first epoch, after the last, and every so many between; once each, also where the run was stopped
-    meanwhile."""
-    every = training.config.evaluation.every
-    due = training.epoch == 0 or training.finished or (every and training.epoch % every == 0)
-    if due and training.evaluated != training.epoch:
-        evaluate(training, grade)
-
-
-def run_epoch(training: Training) -> dict[str, float]:
-    """One epoch; returns its line in the log.
-
-    Told to stop while it paints, it is abandoned: nothing has changed yet, and a resumed run paints the same again.
-    Once it updates, it is finished.
-    """
-    config, started, asked = training.config, dict(training.seconds), counts_of(training.judge)
-    rows = epoch_rows(
-        training.train_prompts,
-        epoch=training.epoch,
-        count=config.prompts_per_epoch,
-        group_size=config.group_size,
-        seed=config.seed,
-    )
-    with Scorer(training.rewards, beside=_scores_beside(training)) as scorer:
-        rollouts = _paint_all(training, rows, scorer)
-        scores = _scores(training, scorer)
-        found = advantages(
-            _table(training, scores, rows),
-            config.advantages,
-            weights=[reward.weight for reward in config.rewards],
-        )
-        line = dict(found.stats) | {"samples/not_finite": _share_not_finite(scores)}
-        _refuse_too_many_missing(training, line, scorer)
-    line |= judged_since(training, asked)
-    line |= _sampling_facts(training) | _learn(training, rollouts, found)
-    line |= {f"seconds/{phase}": spent - started.get(phase, 0.0) for phase, spent in training.seconds.items()}
-    if scorer.beside:
-        line["seconds/hidden_reward"] = max(0.0, scorer.busy_seconds - line["seconds/reward"])
-    looks = [look for update in rollouts for part in update for look in panel_statistics_of(part.prompts, part.images)]
-    line |= watched(training, "epoch", [look for part in training.runtime.gather(looks) for look in part], line)
-    training.epoch += 1
-    training.logbook.write("epoch", epoch=training.epoch, step=training.step, values=line)
-    if training.epoch % config.save_every == 0 or training.epoch == 1:
-        training.logbook.picture(f"epoch-{training.epoch:06d}", rollouts[0][0].images[0])
-    return line
-
-
-# --- an epoch's samples and their scores -----------------------------------------------------------------------
+    return PolicyTrainer(config, resume=resume, extra_metrics=extra_metrics).run()
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What all batches of an epoch are painted with."""
+    """What all batches of an epoch are sampled with."""
 
     sampler: Sampler
-    merged: FusedLora | None
-    prefixes: dict[int, Tensor] | None
-    """The latents at which groups part, by their start; None where each batch computes its own."""
+    fused: FusedLora | None
+    shared_prefixes: dict[int, Tensor] | None
+    """The latents at which groups branch, by their seed; None if each batch computes its own."""
 
 
-def _paint_all(training: Training, rows: Sequence[Row], scorer: Scorer) -> list[list[Rollout]]:
-    """This rank's rollouts, [update][micro-batch]; each goes to the scorer as soon as it is decoded."""
-    config, runtime = training.config, training.runtime
-    updates = assign_groups(
-        rows,
-        batch=config.sampling.batch,
-        updates=config.optimizer.updates_per_epoch,
-        world=runtime.world,
-        rank=runtime.rank,
-    )
-    sampling_weights: AbstractContextManager[None] = training.old.swapped_in() if training.old else nullcontext()
-    with training.bars.phase("sampling", total=len(rows) // runtime.world) as advance, sampling_weights:
-        with training.timed("rollout"):
-            merged = merge(training.bare, wanted=config.sampling.fuse_lora)
-        # Where a forward needs every process, all must make as many: none may find a prefix that others do not.
-        easel = SamplingContext(training.sampler, merged, prefixes=None if runtime.sharded else {})
+class PolicyTrainer:
+    """A PaCo-GRPO run. It owns the epoch, the optimizer step and the alarms; everything else it is made of is built
+    once and asked.
 
-        def paint(part: Sequence[Row]) -> Rollout:
-            rollout = _paint(training, part, easel)
-            scorer.submit(rollout)
-            advance(len(rollout))
-            return rollout
+    Example:
+        from pacorl import PolicyRun, PolicyTrainer
 
-        return [[paint(part) for part in update] for update in updates]
+        def redness(prompts, images):
+            return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
+        config = PolicyRun.model_validate({
+            "out": "runs/red", "epochs": 2, "prompts_per_epoch": 2, "group_size": 4, "trackers": [],
+            "model": {"checkpoint": "tiny", "dtype": "float32", "max_sequence_length": 48},
+            "adapter": {"rank": 4, "alpha": 8}, "judge": "none", "rewards": [{"name": "redness"}],
+            "prompts": {"train": "tiny:train:4", "evaluation": "tiny:dev:2"},
+            "sampling": {"size": [32, 32], "steps": 3, "batch": 4}, "evaluation": {"size": [64, 64], "steps": 2},
+        })
+        folder = PolicyTrainer(config, rewards={"redness": redness}).run()
+    """
 
-def _paint(training: Training, rows: Sequence[Row], easel: SamplingContext) -> Rollout:
-    training.runtime.check_stop()
-    with training.timed("rollout"):
-        return collect(
-            training.policy,
+    def __init__(
+        self,
+        config: PolicyRun,
+        *,
+        resume: Resume = False,
+        rewards: Mapping[str, RewardFunction] | None = None,
+        extra_metrics: ExtraMetrics | None = None,
+    ) -> None:
+        """Load and check everything that the run needs; cheap checks come first.
+
+        Args:
+            config: the run.
+            resume: False for a new run, True or "auto" to go on from the newest checkpoint, or a checkpoint's folder.
+            rewards: Python functions by name. A reward of the config that has the name gives the weight and the label;
+                a name that the config lacks joins its rewards with weight 1.
+            extra_metrics: further measures of each evaluation's images.
+
+        Raises:
+            ValueError: if the config cannot be run; the message names the key, the value and the fix.
+        """
+        self.extra_metrics, functions = extra_metrics, rewards or {}
+        self.config = config = builders.checked_config(config, functions)
+        self.epoch = 0
+        """Finished epochs."""
+        self.step = 0
+        """Optimizer steps taken."""
+        self.evaluated = -1
+        """The epoch after which the newest evaluation was made; −1 before the first."""
+        self.score: float | None = None
+        """The newest evaluation's, by `best_by`."""
+        self.bad_steps = 0
+        """Consecutive steps skipped for a gradient that is not finite."""
+        self.alarms: list[Alarm] = []
+        """The monitor's, not yet raised."""
+        self.warned: set[str] = set()
+        """What was warned of once."""
+        self.seconds: dict[str, float] = defaultdict(float)
+        """Spent in each phase."""
+        self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
+        self.runtime = Runtime()
+        if leaks and self.runtime.is_main:
+            logger.warning(leaks)
+        start = self.runtime.on_main(partial(starting_point, config, resume))
+        builders.check_division(config, self.runtime)
+        judges = self._judges = builders.reach_judges(config, processes=self.runtime.world)
+        with ExitStack() as on_fault:
+            on_fault.callback(judges.close)
+            self._build_models(functions)
+            self._build_records(start)
+            on_fault.pop_all()  # `run` closes them
+
+    def _build_models(self, functions: Mapping[str, RewardFunction]) -> None:
+        """Policy, judges, rewards and optimizer, in an order that never holds encoders and a judge together."""
+        config, device = self.config, self.runtime.device
+        self.policy = builders.build_adapted_policy(config, device=device)
+        self.cache = builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts)
+        builders.load_judges(self._judges, config, device=device)
+        self.rewards = builders.build_run_rewards(
+            config.rewards,
+            functions,
+            judge=self._judges.rewards,
+            device=device,
+            checked=[*self.train_prompts, *self.evaluation_prompts],
+            tried=self.train_prompts,
+            size=config.sampling.size,
+        )
+        self.held_out = builders.build_run_rewards(
+            config.evaluation.rewards,
+            {},
+            judge=self._judges.held_out,
+            device=device,
+            checked=self.evaluation_prompts,
+            tried=self.evaluation_prompts,
+            size=config.evaluation.size,
+        )
+        # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
+        self.policy.transformer.train()
+        self.policy.transformer, self.optimizer = self.runtime.prepare(
+            self.policy.transformer,
+            builders.build_optimizer(config, self.policy),
+            batch=config.sampling.batch,
+            max_norm=config.optimizer.max_grad_norm,
+        )
+        # Copies are made of what the launcher left: its weights may be sharded now.
+        averaging = config.optimizer
+        self.average = MovingAverage(self.bare, decay=averaging.ema_decay, interval=averaging.ema_interval)
+        self.old = OldPolicy(self.bare) if self.objective.needs == "endpoint" else None
+
+    def _build_records(self, start: Path | None) -> None:
+        """Log, bars and monitor, as the checkpoint `start` left them."""
+        config, is_main = self.config, self.runtime.is_main
+        settings = config.model_dump(mode="json")
+        self.logbook = Logbook(config.out if is_main else None, trackers=config.trackers, settings=settings)
+        self.bars = Bars(total=config.epochs, done=0, shown=is_main)
+        self.monitor = HackingMonitor.of(config.monitor)
+        # What a crash left behind the checkpoint, or before the first one, is written again.
+        self.logbook.cut_to(self._restore(start) if start else 0)
+        if start:
+            self.monitor.restore(self.runtime.on_main(partial(alarms.logged_lines, config.out / "metrics.jsonl")))
+        if is_main:
+            (config.out / "config.yaml").write_text(configs.dump(config))
+
+    # --- the run -----------------------------------------------------------------------------------------------
+
+    def run(self) -> Path:
+        """Train to the end.
+
+        Returns:
+            The run's folder.
+
+        Raises:
+            Interrupted: after a SIGTERM or SIGINT, when the state is saved.
+            ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
+        """
+        try:
+            with self.runtime.signals(), self.bars:
+                self._run_epochs()
+        except Interrupted:
+            self.save()
+            raise Interrupted(f"stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
+        finally:
+            self.close()
+        return self.config.out
+
+    def close(self) -> None:
+        """End the log and what the judges run beside the training; `run` does."""
+        self.logbook.close()
+        self._judges.close()
+
+    def _run_epochs(self) -> None:
+        self.bars.epoch(self.epoch, note="")
+        self._evaluate_if_due()
+        self._write_page_if_due()
+        while not self.finished:
+            metrics = self.run_epoch()
+            self.bars.epoch(self.epoch, note=_note(metrics))
+            self._evaluate_if_due()
+            self._write_page_if_due()
+            if self.finished or self.epoch % self.config.save_every == 0:
+                self.save()
+            self._raise_alarms()
+
+    def run_epoch(self) -> dict[str, float]:
+        """Sample, score, compare and learn: one epoch.
+
+        An epoch that is told to stop while it samples is abandoned: nothing has changed yet, and a resumed run samples
+        the same again. Once it updates, it is finished.
+
+        Returns:
+            Its line in the log.
+        """
+        config, seconds_before, judge_before = self.config, dict(self.seconds), counts_of(self.judge)
+        rows = epoch_rows(
+            self.train_prompts,
+            epoch=self.epoch,
+            count=config.prompts_per_epoch,
+            group_size=config.group_size,
+            seed=config.seed,
+        )
+        with Scorer(self.rewards, overlap=self._scoring_overlaps()) as scorer:
+            rollouts = self.sample(rows, scorer)
+            scores = self.gather_scores(scorer)
+            table = reward_table(scores, rows, names=tuple(self.rewards))
+            epoch_advantages = advantages(table, config.advantages, weights=[r.weight for r in config.rewards])
+            metrics = dict(epoch_advantages.stats) | {"samples/not_finite": _share_not_finite(scores)}
+            self._check_failure_budget(metrics, scorer)
+        metrics |= self._judge_counts(since=judge_before)
+        metrics |= self._sampling_metrics() | self.learn(rollouts, epoch_advantages)
+        metrics |= {f"seconds/{phase}": now - seconds_before.get(phase, 0.0) for phase, now in self.seconds.items()}
+        if scorer.overlap:
+            metrics["seconds/hidden_reward"] = max(0.0, scorer.busy_seconds - metrics["seconds/reward"])
+        metrics |= self._monitor_samples(rollouts, metrics)
+        self.epoch += 1
+        self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
+        if self.epoch % config.save_every == 0 or self.epoch == 1:
+            self.logbook.image(f"epoch-{self.epoch:06d}", rollouts[0][0].images[0])
+        return metrics
+
+    # --- sampling ----------------------------------------------------------------------------------------------
+
+    def sample(self, rows: Sequence[Row], scorer: Scorer) -> list[list[Rollout]]:
+        """This rank's rollouts, [update][micro-batch]; each goes to the scorer as soon as it is decoded."""
+        config, runtime = self.config, self.runtime
+        updates = assign_groups(
             rows,
-            sampler=easel.sampler,
-            cache=training.cache,
-            seed=training.config.seed,
-            epoch=training.epoch,
-            prefixes=easel.prefixes,
-            merged=easel.merged,
+            batch=config.sampling.batch,
+            updates=config.optimizer.updates_per_epoch,
+            world=runtime.world,
+            rank=runtime.rank,
+        )
+        sampling_weights: AbstractContextManager[None] = self.old.swapped_in() if self.old else nullcontext()
+        with self.bars.phase("sampling", total=len(rows) // runtime.world) as advance, sampling_weights:
+            with self.timed("rollout"):
+                fused = fuse_lora(self.bare, enabled=config.sampling.fuse_lora)
+            # If a forward needs every process, all must make as many: none may have a prefix that others lack.
+            context = SamplingContext(self.sampler, fused, shared_prefixes=None if runtime.sharded else {})
+
+            def sample_batch(batch: Sequence[Row]) -> Rollout:
+                rollout = self._sample_batch(batch, context)
+                scorer.submit(rollout)
+                advance(len(rollout))
+                return rollout
+
+            return [[sample_batch(batch) for batch in update] for update in updates]
+
+    def _sample_batch(self, rows: Sequence[Row], context: SamplingContext) -> Rollout:
+        self.runtime.check_stop()
+        with self.timed("rollout"):
+            return collect(
+                self.policy,
+                rows,
+                sampler=context.sampler,
+                cache=self.cache,
+                seed=self.config.seed,
+                epoch=self.epoch,
+                shared_prefixes=context.shared_prefixes,
+                fused=context.fused,
+            )
+
+    # --- scores ------------------------------------------------------------------------------------------------
+
+    def gather_scores(self, scorer: Scorer) -> dict[int, Scores]:
+        """Global row → one score per reward, from every rank.
+
+        Raises:
+            Exception: what a reward raised on any rank, on every rank, when the state is saved.
+        """
+        with self._saved_on_fault(), self.timed("reward"), self.bars.phase("scoring", total=1):
+            return self.runtime.gather_rows(scorer.results)
+
+    def _scoring_overlaps(self) -> bool:
+        judge = self.config.judge
+        in_process = judge is None or JUDGES[judge.backend].in_process
+        return overlaps(judge.overlap if judge else "auto", in_process=in_process, device=self.runtime.device)
+
+    def _check_failure_budget(self, metrics: Mapping[str, float], scorer: Scorer) -> None:
+        """Save and raise ValueError with the cause if too many scores are missing."""
+        missing, budget = metrics["samples/missing"], self.config.advantages.max_missing
+        if missing <= budget:
+            return
+        errors = sorted({error for error in self.runtime.gather(scorer.last_error()) if error})
+        if metrics["samples/not_finite"]:
+            errors.append(f"{metrics['samples/not_finite']:.0%} were no finite numbers")
+        self.save()
+        raise ValueError(
+            f"{missing:.0%} of the scores of epoch {self.epoch + 1} are missing, and advantages.max_missing is "
+            f"{budget:.0%}; the state is saved. {'; '.join(errors) or 'The rewards gave no reason'}"
         )
 
+    def _judge_counts(self, *, since: Mapping[str, int]) -> dict[str, float]:
+        """`judge/…`: what the rewards' judges of all processes did."""
+        own = {name: count - since[name] for name, count in counts_of(self.judge).items()}
+        ranks = self.runtime.gather(own)
+        return {f"judge/{name}": float(sum(rank[name] for rank in ranks)) for name in own}
 
-def _scores_beside(training: Training) -> bool:
-    judge = training.config.judge
-    in_process = judge is None or JUDGES[judge.backend].in_process
-    return beside(judge.overlap if judge else "auto", in_process=in_process, device=training.runtime.device)
+    # --- updates -----------------------------------------------------------------------------------------------
+
+    def learn(self, rollouts: Sequence[Sequence[Rollout]], epoch_advantages: Advantages) -> dict[str, float]:
+        """Take the epoch's optimizer steps.
+
+        Returns:
+            Their metrics, over all ranks.
+        """
+        config = self.config
+        updates = [(inner, update) for inner in range(config.objective.inner_epochs) for update in rollouts]
+        history: dict[str, list[float]] = defaultdict(list)
+        with self.timed("update"), self.bars.phase("updating", total=len(updates)) as advance:
+            for inner, update in updates:
+                if config.max_steps and self.step >= config.max_steps:
+                    break
+                for name, value in self.update(update, epoch_advantages, inner=inner).items():
+                    history[name].append(value)
+                advance(1)
+        if self.old:
+            self.old.follow(self.step)
+        metrics = self._gather_metrics(history)
+        self._warn_of_deviation(metrics)
+        return metrics
+
+    def update(self, rollouts: Sequence[Rollout], epoch_advantages: Advantages, *, inner: int) -> dict[str, float]:
+        """Take one optimizer step; it is skipped, on all ranks alike, if a gradient is not finite."""
+        config, values = self.config, epoch_advantages
+        metrics = {"lr": self._set_learning_rate()} | update_policy(
+            self._policy_loss(),
+            [Batch(rollout, values.value_B[rollout.row_B], values.used_B[rollout.row_B]) for rollout in rollouts],
+            runtime=self.runtime,
+            draw=(config.seed, self.epoch, inner),
+        )
+        norm = self.runtime.step(self.optimizer, self.parameters, max_norm=config.optimizer.max_grad_norm)
+        skipped = not math.isfinite(norm)
+        if skipped:
+            self._count_bad_step()
+        else:
+            self.bad_steps = 0
+            self.step += 1
+            self.average.follow(self.step)
+        return metrics | {"grad_norm": norm, "skipped": float(skipped)}
+
+    def _policy_loss(self) -> PolicyLoss:
+        return PolicyLoss(
+            self.policy,
+            self.sampler,
+            self.cache,
+            options=self.config.objective,
+            advantage_clip=self.config.advantages.clip,
+            old=self.old,
+        )
+
+    def _set_learning_rate(self) -> float:
+        options = self.config.optimizer
+        rate = learning_rate(
+            self.step,
+            peak=options.lr,
+            schedule=options.schedule,
+            warmup=options.warmup_steps,
+            total=self.total_steps,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _count_bad_step(self) -> None:
+        self.bad_steps += 1
+        if self.bad_steps >= self.config.optimizer.max_bad_steps:
+            self.save()
+            raise ValueError(
+                f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
+                "Lower optimizer.lr or look for a reward that is not finite"
+            )
+
+    def _gather_metrics(self, history: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """The mean over updates and ranks, each of which saw its own samples; of a ratio's deviation the first
+        update's, which replays the rollout's own policy: any deviation there is an error of arithmetic."""
+        own = {
+            name: values[0] if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
+            for name, values in history.items()
+        }
+        ranks = self.runtime.gather(own)
+        return {
+            name: max(rank[name] for rank in ranks)
+            if name.startswith(RATIO_DEVIATION)
+            else sum(rank[name] for rank in ranks) / len(ranks)
+            for name in own
+        }
+
+    def _warn_of_deviation(self, metrics: Mapping[str, float]) -> None:
+        """Say once that the ratio before an update is so far from 1 that clipping would feel it."""
+        worst = max((value for name, value in metrics.items() if name.startswith(RATIO_DEVIATION)), default=0.0)
+        tolerance = self.config.objective.ratio_tolerance
+        if worst > tolerance and RATIO_DEVIATION not in self.warned:
+            self.warned.add(RATIO_DEVIATION)
+            if self.runtime.is_main:
+                logger.warning(
+                    "epoch %d: before its first update the ratio deviates from 1 by %.1e, more than %.1e: training "
+                    "does not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or raise "
+                    "objective.clip_range",
+                    self.epoch + 1,
+                    worst,
+                    tolerance,
+                )
+
+    # --- evaluation, alarms, page and checkpoints --------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, float]:
+        """Sample the evaluation prompts at full size without noise, judge and log them.
+
+        Raises:
+            Exception: what a reward raised on any rank, on every rank, when the state is saved.
+        """
+        seconds_before = self.seconds["evaluation"]
+        small = self.config.sampling.size_at(max(0, self.epoch - 1))
+        # A fault leaves the average's weights first: what is saved is the trained adapter.
+        with self._saved_on_fault(), self.timed("evaluation"):
+            evaluation = self._evaluator().evaluate(small, epoch=self.epoch, trained_differs=self.step > 0)
+        evaluation.keep(self.logbook, f"evaluation-{self.epoch:06d}")
+        samples, metrics = evaluation.samples, dict(evaluation.metrics)
+        if self.extra_metrics:
+            metrics |= self.extra_metrics([s.prompt for s in samples], [s.image for s in samples])
+        metrics |= self._monitor("evaluation", [s.panel_statistics for s in samples if s.panel_statistics], metrics)
+        metrics["seconds/evaluation"] = self.seconds["evaluation"] - seconds_before
+        self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
+        self.evaluated, self.score = self.epoch, evaluation.score_by(self.config.best_by, metrics)
+        return metrics
+
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(
+            config=self.config,
+            runtime=self.runtime,
+            policy=self.policy,
+            cache=self.cache,
+            prompts=self.evaluation_prompts,
+            rewards=self.rewards,
+            held_out=self.held_out,
+            judge=self.judge,
+            average=self.average,
+            bars=self.bars,
+        )
+
+    def _evaluate_if_due(self) -> None:
+        """Before the first epoch, after the last, and every so many between; once each, also if the run was stopped
+        meanwhile."""
+        every = self.config.evaluation.every
+        due = self.epoch == 0 or self.finished or (every and self.epoch % every == 0)
+        if due and self.evaluated != self.epoch:
+            self.evaluate()
+
+    def _monitor_samples(self, rollouts: Sequence[Sequence[Rollout]], metrics: Mapping[str, float]) -> dict[str, float]:
+        batches = [rollout for update in rollouts for rollout in update]
+        own = [
+            panel_statistics(prompt, image)
+            for rollout in batches
+            for prompt, image in zip(rollout.prompts, rollout.images, strict=True)
+        ]
+        return self._monitor("epoch", [one for rank in self.runtime.gather(own) for one in rank], metrics)
+
+    def _monitor(
+        self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The signs of reward hacking and the alarms that they raise; every rank sees the same and comes to the same.
+
+        Alarms stay in `self.alarms` until `_raise_alarms`, when the epoch is evaluated and saved.
+        """
+        signs, raised = self.monitor.observe(kind, statistics, metrics)
+        self.alarms += raised
+        return signs
+
+    def _raise_alarms(self) -> None:
+        """Warn of each sign once. If a limit says stop, save and raise HackingSuspectedError."""
+        raised, self.alarms = self.alarms, []
+        for alarm in raised:
+            if alarm.sign not in self.warned:
+                self.warned.add(alarm.sign)
+                if self.runtime.is_main:
+                    logger.warning("reward hacking? after epoch %d: %s", self.epoch, alarm)
+        if stops := [alarm for alarm in raised if alarm.action == "stop"]:
+            self.save()
+            raise alarms.HackingSuspectedError(stops, epoch=self.epoch)
+
+    def _write_page_if_due(self) -> None:
+        """Build report.html with each evaluation and each checkpoint, on the main process.
+
+        A page that cannot be built is warned of; the run is worth more than its page.
+        """
+        due = self.evaluated == self.epoch or self.epoch % self.config.save_every == 0
+        if not due or not self.runtime.is_main:
+            return
+        try:
+            write_report(self.config.out)
+        except (OSError, ValueError) as fault:
+            logger.warning("report.html was not built after epoch %d: %s", self.epoch, fault)
+
+    def save(self) -> None:
+        """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+
+        Raises:
+            OSError: on all ranks, if the disk is full.
+        """
+        state = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "seed": self.config.seed,
+            "evaluated": self.evaluated,
+            # Only an evaluation of these very weights says how good they are.
+            "score": self.score if self.evaluated == self.epoch else None,
+            "best_by": self.config.best_by,
+            "bad_steps": self.bad_steps,
+            "log_lines": self.logbook.lines(),
+            "processes": self.runtime.world,
+        }
+        save_run(self._weights(), self.config, state, targets=builders.adapter_targets(self.config, self.policy))
+
+    def _restore(self, checkpoint: Path) -> int:
+        """Put a checkpoint's state in place; returns how many lines its log had."""
+        state = restore(self._weights(), checkpoint, seed=self.config.seed)
+        self.epoch, self.step, self.bad_steps = state["epoch"], state["step"], state["bad_steps"]
+        self.evaluated, self.score = state["evaluated"], state["score"]
+        return int(state["log_lines"])
+
+    def _weights(self) -> TrainedWeights:
+        return TrainedWeights(self.runtime, self.policy.transformer, self.optimizer, self.average, self.old)
+
+    @contextmanager
+    def _saved_on_fault(self) -> Iterator[None]:
+        """Within the block what any rank raised is raised on every rank, when the state is saved."""
+        try:
+            yield
+        except SharedFault as error:
+            self.save()
+            raise error.fault from None
+
+    # --- what follows from the state ---------------------------------------------------------------------------
+
+    @property
+    def judge(self) -> Judge | None:
+        """Who answers the rewards' questions; None if nothing asks it."""
+        return self._judges.rewards
+
+    @property
+    def objective(self) -> ObjectiveSpec:
+        """What is minimised."""
+        return OBJECTIVES[self.config.objective.name]
+
+    @property
+    def sampler(self) -> Sampler:
+        """How the epoch that comes next is sampled."""
+        config = self.config
+        return config.sampling.sampler(
+            self.epoch, seed=config.seed, spec=self.objective, evaluation_size=Size(*config.evaluation.size)
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        updates = self.config.optimizer.updates_per_epoch * self.config.objective.inner_epochs
+        planned = self.config.epochs * updates
+        return min(planned, self.config.max_steps or planned)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs, or all optimizer steps, are done."""
+        limit = self.config.max_steps
+        return self.epoch >= self.config.epochs or bool(limit and self.step >= limit)
+
+    @property
+    def bare(self) -> torch.nn.Module:
+        """The transformer without the launcher's wrapper."""
+        return self.runtime.unwrap(self.policy.transformer)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The weights that are trained."""
+        return [p for p in self.policy.transformer.parameters() if p.requires_grad]
+
+    def _sampling_metrics(self) -> dict[str, float]:
+        """What changes from epoch to epoch, if the config says that it does."""
+        sampling, metrics = self.config.sampling, {}
+        if sampling.window.kind != "fixed":
+            metrics["sampling/first_noise_step"] = float(self.sampler.sde_steps[0])
+        if sampling.curriculum:
+            metrics["sampling/height"] = float(sampling.size_at(self.epoch).height)
+        return metrics
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the block's time to a phase."""
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - started
 
 
-def _scores(training: Training, scorer: Scorer) -> dict[int, Scores]:
-    """Global row → one score per reward, from every rank. Saves, and raises on every rank, what a reward raised."""
-    try:
-        with training.timed("reward"), training.bars.phase("scoring", total=1):
-            return training.runtime.gather_rows(scorer.results)
-    except SharedFault as error:
-        save(training)
-        raise error.fault from None
-
-
-def _table(training: Training, scores: Mapping[int, Scores], rows: Sequence[Row]) -> RewardTable:
-    known = [[math.nan if value is None else value for value in scores[row.number]] for row in rows]
-    score_RB = torch.tensor(known, dtype=torch.float64).T
+def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tuple[str, ...]) -> RewardTable:
+    """The scores of an epoch in the order of its rows; a missing one is invalid, and never 0."""
+    columns = [[math.nan if value is None else value for value in scores[row.number]] for row in rows]
+    score_RB = torch.tensor(columns, dtype=torch.float64).T
     return RewardTable(
-        names=tuple(training.rewards),
+        names=names,
         score_RB=score_RB,
         valid_RB=score_RB.isfinite(),
         group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
@@ -385,135 +662,5 @@ def _share_not_finite(scores: Mapping[int, Scores]) -> float:
     return sum(values) / len(values)
 
 
-def _refuse_too_many_missing(training: Training, line: Mapping[str, float], scorer: Scorer) -> None:
-    """Saves and raises ValueError with the cause where the failure budget is spent."""
-    missing, budget = line["samples/missing"], training.config.advantages.max_missing
-    if missing <= budget:
-        return
-    errors = sorted({last_error for last_error in training.runtime.gather(scorer.last_error()) if last_error})
-    if line["samples/not_finite"]:
-        errors.append(f"{line['samples/not_finite']:.0%} were no finite numbers")
-    save(training)
-    raise ValueError(
-        f"{missing:.0%} of the scores of epoch {training.epoch + 1} are missing, and advantages.max_missing is "
-        f"{budget:.0%}; the state is saved. {'; '.join(errors) or 'The rewards gave no reason'}"
-    )
-
-
-def _sampling_facts(training: Training) -> dict[str, float]:
-    """What changes from epoch to epoch, where the config says that it does."""
-    sampling, facts = training.config.sampling, {}
-    if sampling.window.kind != "fixed":
-        facts["sampling/first_noise_step"] = float(training.sampler.sde_steps[0])
-    if sampling.curriculum:
-        facts["sampling/height"] = float(training.config.sampling.size_at(training.epoch).height)
-    return facts
-
-
-# --- updates ---------------------------------------------------------------------------------------------------
-
-
-def _learn(training: Training, rollouts: Sequence[Sequence[Rollout]], found: Advantages) -> dict[str, float]:
-    """The epoch's optimizer steps; returns their metrics."""
-    config = training.config
-    turns = [(inner, update) for inner in range(config.objective.inner_epochs) for update in rollouts]
-    metrics: dict[str, list[float]] = defaultdict(list)
-    with training.timed("update"), training.bars.phase("updating", total=len(turns)) as advance:
-        for inner, update in turns:
-            if config.max_steps and training.step >= config.max_steps:
-                break
-            for name, value in _update(training, update, found, inner=inner).items():
-                metrics[name].append(value)
-            advance(1)
-    if training.old:
-        training.old.follow(training.step)
-    own = {
-        # The first update replays the rollout's own policy: any deviation there is an error of arithmetic.
-        name: values[0] if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
-        for name, values in metrics.items()
-    }
-    parts = training.runtime.gather(own)  # each rank has seen its own samples
-    line = {}
-    for name in own:
-        several = [part[name] for part in parts]
-        line[name] = max(several) if name.startswith(RATIO_DEVIATION) else sum(several) / len(several)
-    _warn_of_deviation(training, line)
-    return line
-
-
-def _warn_of_deviation(training: Training, line: Mapping[str, float]) -> None:
-    """Says once where the ratio before an update is so far from 1 that clipping would feel it."""
-    worst = max((value for name, value in line.items() if name.startswith(RATIO_DEVIATION)), default=0.0)
-    tolerance = training.config.objective.ratio_tolerance
-    if worst > tolerance and RATIO_DEVIATION not in training.warned:
-        training.warned.add(RATIO_DEVIATION)
-        if training.runtime.is_main:
-            logger.warning(
-                "epoch %d: before its first update the ratio deviates from 1 by %.1e, more than %.1e: training does "
-                "not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or raise "
-                "objective.clip_range",
-                training.epoch + 1,
-                worst,
-                tolerance,
-            )
-
-
-def _update(training: Training, rollouts: Sequence[Rollout], found: Advantages, *, inner: int) -> dict[str, float]:
-    """One optimizer step; skipped, on all ranks alike, where a gradient is not finite."""
-    config = training.config
-    metrics = {"lr": _set_learning_rate(training)} | update_policy(
-        _learner(training),
-        [Batch(rollout, found.value_B[rollout.row_B], found.used_B[rollout.row_B]) for rollout in rollouts],
-        runtime=training.runtime,
-        draw=(config.seed, training.epoch, inner),
-    )
-    norm = training.runtime.step(training.optimizer, training.parameters, max_norm=config.optimizer.max_grad_norm)
-    metrics["grad_norm"] = norm
-    skipped = not math.isfinite(norm)
-    if skipped:
-        _count_bad_step(training)
-    else:
-        training.bad_steps = 0
-        training.step += 1
-        training.average.follow(training.step)
-    return metrics | {"skipped": float(skipped)}
-
-
-def _learner(training: Training) -> PolicyLoss:
-    config = training.config
-    return PolicyLoss(
-        training.policy,
-        training.sampler,
-        training.cache,
-        options=config.objective,
-        advantage_clip=config.advantages.clip,
-        old=training.old,
-    )
-
-
-def _set_learning_rate(training: Training) -> float:
-    wanted = training.config.optimizer
-    rate = learning_rate(
-        training.step,
-        peak=wanted.lr,
-        schedule=wanted.schedule,
-        warmup=wanted.warmup_steps,
-        total=training.total_steps,
-    )
-    for group in training.optimizer.param_groups:
-        group["lr"] = rate
-    return rate
-
-
-def _count_bad_step(training: Training) -> None:
-    training.bad_steps += 1
-    if training.bad_steps >= training.config.optimizer.max_bad_steps:
-        save(training)
-        raise ValueError(
-            f"{training.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
-            "Lower optimizer.lr or look for a reward that is not finite"
-        )
-
-
-def _note(line: Mapping[str, float]) -> str:
-    return "  ".join(f"{name.split('/')[1]} {value:.3f}" for name, value in line.items() if name.endswith("/mean"))
+def _note(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name.split('/')[1]} {value:.3f}" for name, value in metrics.items() if name.endswith("/mean"))

@@ -80,40 +80,40 @@ def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: li
 
 def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
     for line in lines(train_policy(load(small))):
-        assert {"watch/duplicates", "watch/blank", "watch/lattice"} <= set(line)
+        assert {"monitor/duplicates", "monitor/blank", "monitor/grid_artifact"} <= set(line)
         assert not any(name.startswith("alarm") for name in line)
 
 
 @pytest.mark.usefixtures("paints_nothing_from_epoch_two")
 def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        folder = train_policy(load([*small, "epochs=3", "watch.average=1", "evaluation.compare_sizes=false"]))
+        folder = train_policy(load([*small, "epochs=5", "evaluation.compare_sizes=false"]))
     epochs = [line for line in lines(folder) if line["kind"] == "epoch"]
-    assert ["alarm/blank" in line for line in epochs] == [False, True, True]
+    assert ["alarm/blank" in line for line in epochs] == [False, False, False, True, True]
     said = [record.getMessage() for record in caplog.records if "reward hacking?" in record.getMessage()]
-    assert len([text for text in said if "blank went from 0.000 to 1.000" in text]) == 1, "said once"
+    assert len([text for text in said if "blank went from 0.667 to 1.000" in text]) == 1, "said once"
 
 
 @pytest.mark.usefixtures("paints_nothing_from_epoch_two")
 def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
-    config = load([*small, "epochs=3", "watch.average=1", "watch.blank.action=stop", "save_every=100"])
+    config = load([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])
     with pytest.raises(
-        HackingSuspectedError, match=r"stopped after epoch 2, and saved: blank went from 0\.000 to 1\.0"
+        HackingSuspectedError, match=r"stopped after epoch 4, and saved: blank went from 0\.667 to 1\.0"
     ):
         train_policy(config)
-    assert [path.name for path in runtime.checkpoints(config.out / "checkpoints")] == ["step-000004"]
+    assert [path.name for path in runtime.checkpoints(config.out / "checkpoints")] == ["step-000008"]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
     several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
-    settings = [*small, *several, "watch.average=1", "watch.diversity.at=1e-9"]
-    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}", "epochs=2"]))
-    part = train_policy(load([*settings, f"out={tmp_path / 'part'}", "epochs=1", "evaluation.every=0"]))
-    train_policy(load([*settings, f"out={part}", "epochs=2", "evaluation.every=0"]), resume=True)
+    settings = [*small, *several, "monitor.diversity.at=1e-9"]
+    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}", "epochs=5"]))
+    part = train_policy(load([*settings, f"out={tmp_path / 'part'}", "epochs=2", "evaluation.every=0"]))
+    train_policy(load([*settings, f"out={part}", "epochs=5", "evaluation.every=0"]), resume=True)
     signs = [
         [
-            {k: v for k, v in line.items() if k.startswith(("watch/", "alarm/"))}
+            {k: v for k, v in line.items() if k.startswith(("monitor/", "alarm/"))}
             for line in lines(folder)
             if line["kind"] == "epoch"
         ]

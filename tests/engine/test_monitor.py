@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from pacorl.config.policy_run import MonitorConfig
+from pacorl.config.policy_run import LimitConfig, MonitorConfig
 from pacorl.core.grid import join
 from pacorl.data import characters
 from pacorl.data.characters import VALUES, Panel, all_panels, draw
@@ -18,15 +18,13 @@ from pacorl.engine.monitor import (
     SAME_DISTANCE,
     SIDE,
     HackingMonitor,
-    Limit,
     _distance,
     _pixels,
-    alarm_values,
     diversity,
+    grid_artifact_share,
     is_blank,
-    lattice_share,
-    look_at,
-    signs,
+    panel_statistics,
+    signs_of,
 )
 from pacorl.types import Grid, Prompt
 
@@ -60,8 +58,10 @@ def prompt(number: int = 0) -> Prompt:
 
 def test_copies_are_duplicates_and_the_smallest_redrawing_is_none() -> None:
     copies = [noisy(draw(PANELS[0], 64), 0.02, seed) for seed in range(4)]
-    assert look_at(prompt(), sheet(copies)).duplicates == 1.0
-    assert look_at(prompt(), sheet([*copies[:2], draw(PANELS[1], 64), draw(PANELS[2], 64)])).duplicates == 1 / 6
+    assert panel_statistics(prompt(), sheet(copies)).duplicates == 1.0
+    assert (
+        panel_statistics(prompt(), sheet([*copies[:2], draw(PANELS[1], 64), draw(PANELS[2], 64)])).duplicates == 1 / 6
+    )
     for panel in PANELS:
         for name, values in VALUES.items():
             for value in set(values) - {getattr(panel, name)}:
@@ -72,7 +72,7 @@ def test_copies_are_duplicates_and_the_smallest_redrawing_is_none() -> None:
 @pytest.mark.parametrize("colour", ["black", "white", "grey", (20, 24, 40)])
 def test_flat_and_dark_panels_are_blank(colour: str | tuple[int, int, int]) -> None:
     panel = noisy(Image.new("RGB", (64, 64), colour), 0.05)
-    look = look_at(prompt(), sheet([panel] * 4))
+    look = panel_statistics(prompt(), sheet([panel] * 4))
     assert (look.blank, look.duplicates) == (1.0, 1.0)
 
 
@@ -84,21 +84,23 @@ def test_drawings_are_not_blank() -> None:
 @pytest.mark.parametrize("period", [2, 4, 8])
 def test_a_fine_pattern_is_a_lattice(size: int, period: int) -> None:
     clean = [draw(panel, size) for panel in PANELS[:8]]
-    plain = np.mean([look_at(prompt(), image).lattice for image in map(sheet, (clean[:4], clean[4:]))])
+    plain = np.mean([panel_statistics(prompt(), image).grid_artifact for image in map(sheet, (clean[:4], clean[4:]))])
     covered = [patterned(panel, period=period, amount=0.1) for panel in clean]
-    found = np.mean([look_at(prompt(), image).lattice for image in map(sheet, (covered[:4], covered[4:]))])
-    assert found > plain + MonitorConfig().lattice.at, (plain, found)
+    found = np.mean(
+        [panel_statistics(prompt(), image).grid_artifact for image in map(sheet, (covered[:4], covered[4:]))]
+    )
+    assert found > plain + MonitorConfig().grid_artifact.at, (plain, found)
 
 
 def test_edges_textures_and_noise_are_no_lattice() -> None:
     rng = np.random.default_rng(0)
     for size in (32, 64, 128):
-        drawn = np.mean([lattice_share(_pixels(draw(panel, size)).mean(2)) for panel in PANELS])
+        drawn = np.mean([grid_artifact_share(_pixels(draw(panel, size)).mean(2)) for panel in PANELS])
         assert drawn < 0.04
-        assert lattice_share(rng.random((size, size))) < 0.02
+        assert grid_artifact_share(rng.random((size, size))) < 0.02
     soft = Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).filter(ImageFilter.GaussianBlur(1))
-    assert lattice_share(_pixels(soft).mean(2)) < 0.02
-    assert lattice_share(np.zeros((64, 64))) == 0.0
+    assert grid_artifact_share(_pixels(soft).mean(2)) < 0.02
+    assert grid_artifact_share(np.zeros((64, 64))) == 0.0
 
 
 # --- many sheets -----------------------------------------------------------------------------------------------
@@ -115,82 +117,101 @@ def sets(count: int, *, same: bool = False) -> list[tuple[Prompt, Image.Image]]:
 
 
 def test_one_picture_for_every_prompt_is_no_diversity() -> None:
-    healthy = diversity([look_at(*one) for one in sets(24)])
-    alike = diversity([look_at(*one) for one in sets(24, same=True)])
+    healthy = diversity([panel_statistics(*one) for one in sets(24)])
+    alike = diversity([panel_statistics(*one) for one in sets(24, same=True)])
     assert healthy is not None
     assert alike is not None
     assert alike < 0.5 * healthy
-    assert diversity([look_at(*one) for one in sets(3)] * 4) is None, "three prompts are too few"
+    assert diversity([panel_statistics(*one) for one in sets(3)] * 4) is None, "three prompts are too few"
 
 
 def test_diversity_is_between_prompts_not_within() -> None:
     image = sets(1)[0][1]
-    noise = [look_at(prompt(number % 4), noisy(image, 0.3, number)) for number in range(16)]
+    noise = [panel_statistics(prompt(number % 4), noisy(image, 0.3, number)) for number in range(16)]
     assert diversity(noise) == pytest.approx(0, abs=0.05)
 
 
-def test_a_healthy_world_has_low_signs() -> None:
-    found = signs([look_at(*one) for one in sets(24)])
+def test_a_healthy_world_has_low_signs_of() -> None:
+    found = signs_of([panel_statistics(*one) for one in sets(24)])
     assert found["duplicates"] < 0.02
     assert found["blank"] == 0.0
-    assert found["lattice"] < 0.05
+    assert found["grid_artifact"] < 0.05
 
 
 # --- over time -------------------------------------------------------------------------------------------------
 
 
 def test_a_rise_beyond_the_limit_is_an_alarm() -> None:
-    watch = HackingMonitor({"duplicates": Limit(0.2)}, average=2)
-    raised = [watch.see("epoch", {"watch/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
+    watch = HackingMonitor({"duplicates": LimitConfig(at=0.2)}, average=2)
+    raised = [watch.update("epoch", {"monitor/duplicates": value}) for value in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 1, 1]
     alarm = raised[4][0]
     assert (alarm.reference, alarm.now, alarm.action) == (pytest.approx(0.05), pytest.approx(0.275), "warn")
     assert "duplicates went from 0.050 to 0.275, beyond the limit of 0.2" in str(alarm)
-    assert alarm_values(raised[4]) == {"alarm/duplicates": 1.0}
 
 
 def test_a_fall_is_a_share_of_the_best() -> None:
-    watch = HackingMonitor({"diversity": Limit(0.4, "stop"), "held_out": Limit(0.2)})
-    first = {"watch/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
-    assert watch.see("evaluation", first) == []
-    assert watch.see("evaluation", {"watch/diversity": 0.31, "held_out/clip": 0.25}) == []
-    alarms = watch.see("evaluation", {"watch/diversity": 0.29, "held_out/clip": 0.23})
+    watch = HackingMonitor({"diversity": LimitConfig(at=0.4, action="stop"), "held_out": LimitConfig(at=0.2)})
+    first = {"monitor/diversity": 0.5, "held_out/clip": 0.30, "held_out/gemma": None}
+    assert watch.update("evaluation", first) == []
+    assert watch.update("evaluation", {"monitor/diversity": 0.31, "held_out/clip": 0.25}) == []
+    alarms = watch.update("evaluation", {"monitor/diversity": 0.29, "held_out/clip": 0.23})
     assert [(alarm.sign, alarm.action) for alarm in alarms] == [("diversity", "stop"), ("held_out/clip", "warn")]
 
 
 def test_what_was_gained_and_is_lost_again_is_an_alarm() -> None:
-    watch = HackingMonitor({"held_out": Limit(0.2), "blank": Limit(0.1)}, average=2)
-    raised = [watch.see("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
+    watch = HackingMonitor({"held_out": LimitConfig(at=0.2), "blank": LimitConfig(at=0.1)}, average=2)
+    raised = [watch.update("evaluation", {"held_out/clip": value}) for value in (0.3, 0.5, 0.41, 0.39, 0.45)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 1, 0]
     assert "held_out/clip went from 0.500 to 0.390" in str(raised[3][0])
     # A rise is one from the start, not from the lowest; means over two epochs: .2, .1, 0, .15, .3
-    raised = [watch.see("epoch", {"watch/blank": value}) for value in (0.2, 0.2, 0.0, 0.0, 0.3, 0.3)]
+    raised = [watch.update("epoch", {"monitor/blank": value}) for value in (0.2, 0.2, 0.0, 0.0, 0.3, 0.3)]
     assert [len(alarms) for alarms in raised] == [0, 0, 0, 0, 0, 0]
-    assert len(watch.see("epoch", {"watch/blank": 0.4})) == 1
+    assert len(watch.update("epoch", {"monitor/blank": 0.4})) == 1
 
 
 def test_training_and_evaluation_have_starts_of_their_own() -> None:
-    watch = HackingMonitor({"lattice": Limit(0.1)}, average=1)
-    assert watch.see("evaluation", {"watch/lattice": 0.0}) == []
-    assert watch.see("epoch", {"watch/lattice": 0.3}) == []
-    assert watch.see("epoch", {"watch/lattice": 0.35}) == []
-    assert len(watch.see("evaluation", {"watch/lattice": 0.35})) == 1
+    watch = HackingMonitor({"grid_artifact": LimitConfig(at=0.1)}, average=1)
+    assert watch.update("evaluation", {"monitor/grid_artifact": 0.0}) == []
+    assert watch.update("epoch", {"monitor/grid_artifact": 0.3}) == []
+    assert watch.update("epoch", {"monitor/grid_artifact": 0.35}) == []
+    assert len(watch.update("evaluation", {"monitor/grid_artifact": 0.35})) == 1
 
 
 def test_a_limit_that_is_off_raises_nothing() -> None:
-    watch = HackingMonitor({"blank": Limit(0.1, "off")}, average=1)
-    assert [watch.see("epoch", {"watch/blank": value}) for value in (0.0, 1.0)] == [[], []]
+    watch = HackingMonitor({"blank": LimitConfig(at=0.1, action="off")}, average=1)
+    assert [watch.update("epoch", {"monitor/blank": value}) for value in (0.0, 1.0)] == [[], []]
 
 
 def test_a_resumed_watch_goes_on() -> None:
-    lines = [{"kind": "epoch", "epoch": n, "watch/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
-    whole, resumed = (HackingMonitor({"blank": Limit(0.1)}, average=2) for _ in range(2))
+    lines = [{"kind": "epoch", "epoch": n, "monitor/blank": v} for n, v in enumerate((0.0, 0.0, 0.1, 0.3, 0.3))]
+    whole, resumed = (HackingMonitor({"blank": LimitConfig(at=0.1)}, average=2) for _ in range(2))
     for line in lines:
-        expected = whole.see("epoch", line)
-    resumed.recall(lines[:-1])
-    assert resumed.see("epoch", lines[-1]) == expected
+        expected = whole.update("epoch", line)
+    resumed.restore(lines[:-1])
+    assert resumed.update("epoch", lines[-1]) == expected
     assert expected
 
 
 def test_the_config_s_watch_knows_every_sign() -> None:
-    assert set(HackingMonitor.of(MonitorConfig()).limits) == {"duplicates", "blank", "lattice", "diversity", "held_out"}
+    assert set(HackingMonitor.of(MonitorConfig()).limits) == {
+        "duplicates",
+        "blank",
+        "grid_artifact",
+        "diversity",
+        "held_out",
+    }
+
+
+def test_what_the_log_holds_of_images_and_a_line_of_the_first_edition() -> None:
+    blank = Image.new("RGB", (64, 64))
+    monitor = HackingMonitor({"blank": LimitConfig(at=0.1), "grid_artifact": LimitConfig(at=0.1)})
+    monitor.restore([{"kind": "evaluation", "watch/blank": 0.0, "watch/lattice": 0.0}])
+    signs, raised = monitor.observe("evaluation", [panel_statistics(prompt(), blank)], {"loss": 1.0})
+    assert signs == {
+        "monitor/duplicates": 1.0,
+        "monitor/blank": 1.0,
+        "monitor/grid_artifact": 0.0,
+        "alarm/blank": 1.0,
+    }
+    assert [alarm.sign for alarm in raised] == ["blank"]
