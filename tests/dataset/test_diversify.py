@@ -7,21 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacorl.dataset.diversify import (
+from pacorl.dataset.diversify import compare, diversify, embedder, unit
+from pacorl.dataset.records import PromptRecord, read_prompts
+from pacorl.dataset.selections import (
     SELECTIONS,
     Goal,
     equal_quotas,
     facility_location,
     farthest_point,
     independent_set,
-    nearest_kept,
+    nearest_selected,
     neighbours,
     select,
     spread,
 )
-from pacorl.dataset.diversify_step import compare, diversify
-from pacorl.dataset.embed import embedder, unit
-from pacorl.dataset.records import PromptRecord, read_prompts
 from pacorl.types import Prompt
 
 pytest.importorskip("faiss", reason="faiss is not installed")
@@ -67,7 +66,7 @@ def test_farthest_point_is_within_twice_the_best():
 
 def test_farthest_point_stops_at_a_distance(vectors):
     kept = farthest_point(vectors, Goal(distance=0.3))
-    assert nearest_kept(vectors, kept).min() >= 0.3 - 1e-6
+    assert nearest_selected(vectors, kept).min() >= 0.3 - 1e-6
     left = sorted(set(range(300)) - set(kept))
     assert distances(vectors)[np.ix_(left, kept)].min(1).max() < 0.3 + 1e-6
 

@@ -46,7 +46,7 @@ def test_nothing_leaks_between_splits(ranked):
         assert not train & test
 
 
-def test_sharegpt_holds_every_pair_and_its_pictures(ranked):
+def test_sharegpt_holds_every_pair_and_its_images(ranked):
     counts = export(ranked, shares=SHARES)
     info = json.loads((ranked / "export/dataset_info.json").read_text())
     assert sorted(info) == ["consistency_test", "consistency_train"]
@@ -160,7 +160,7 @@ def test_other_reasons_are_another_export(ranked):
     assert list(after) == [*before, "explanations.jsonl"]
 
 
-def test_a_deleted_picture_is_named(ranked):
+def test_a_deleted_image_is_named(ranked):
     lost = read_pairs_after_label(ranked)[0].images[0]
     (ranked / lost).unlink()
     with pytest.raises(ValueError, match=lost):
@@ -208,7 +208,7 @@ def test_sharegpt_4o_image_comes_in_as_consistent(ranked, tmp_path):
         (
             {"messages": [{"role": "user", "content": "<image>Q"}, {"role": "assistant", "content": "No"}],
              "images": ["b.png"]},
-            "record 1: a pair shows two pictures, this has 1",
+            "record 1: a pair shows two images, this has 1",
         ),
         (
             {"messages": [{"role": "user", "content": "<image><image>Q"}, {"role": "assistant", "content": "Yes. R"}],
@@ -270,7 +270,7 @@ def test_a_dry_import_counts_and_writes_nothing(ranked, tmp_path, kind):
     counts = json.loads(done.stdout)
     assert json.loads(planned.stdout) == counts
     assert counts.get("pairs", 0) + counts.get("rankings", 0) > 0
-    assert counts["pictures"] == sum(path.is_file() for path in (other / "imported/theirs/files").rglob("*"))
+    assert counts["images"] == sum(path.is_file() for path in (other / "imported/theirs/files").rglob("*"))
     plan = json.loads((other / "manifests/import-theirs.json").read_text())["plan"]
     assert {Path(name).name for name in plan["inputs"]} == {
         "sharegpt": {"dataset_info.json", "consistency_train.json", "consistency_test.json"},
@@ -288,7 +288,7 @@ def test_an_import_again_repairs_it_and_changes_nothing(ranked, tmp_path):
         other, source, kind="sharegpt", name="theirs", progress=lambda done, total: heard.append((done, total))
     )
     assert again == counts
-    assert heard[-1] == (counts["pictures"], counts["pictures"])
+    assert heard[-1] == (counts["images"], counts["images"])
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
 
 

@@ -80,6 +80,9 @@ def test_recipes_name_options_as_the_first_edition_did(folder):
         "checkpoint": "tiny", "steps": 6, "guidance": 3.5, "text_tokens": 48, "dtype": "float32", "size": "64x64"
     }  # fmt: skip
     assert image_source("some/flux").generator["text_tokens"] == 512
+    guided = image_source("some/flux", true_cfg_scale=2.0, negative_prompt=None).generator
+    assert guided["true_cfg_scale"] == 2.0, "every option that changes the images belongs to the recipe"
+    assert "negative_prompt" not in guided
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_the_example_becomes_comparisons_that_a_judge_learns_from(tmp_path: Path
     images = [path for path in EXAMPLE.parent.rglob("*") if path.suffix in {".png", ".jpg"}]
     assert sum(path.stat().st_size for path in images) < 300_000
     counts = import_folder(tmp_path, EXAMPLE, kind="rankings")
-    assert counts == {"rankings": 12, "groups": 8, "annotators": 2, "pictures": len(images)}
+    assert counts == {"rankings": 12, "groups": 8, "annotators": 2, "images": len(images)}
     exported = export(tmp_path, shares={"train": 0.75, "test": 0.25})
     assert {name: split["groups"] for name, split in exported["splits"].items()} == {"train": 6, "test": 2}
     train, test = (load_comparisons(tmp_path / f"export/comparisons_{split}.jsonl") for split in ("train", "test"))
@@ -97,7 +98,7 @@ def test_copies_of_an_image_are_that_image(mine, tmp_path: Path) -> None:
     source = mine(line(0), line(1), line(2))
     (source.parent / "copy.png").write_bytes((source.parent / "0/2.png").read_bytes())
     source = mine(line(0), "1/0.png,1/1.png | copy.png,,", line(2))
-    assert import_folder(tmp_path, source, kind="rankings")["pictures"] == 10
+    assert import_folder(tmp_path, source, kind="rankings")["images"] == 10
     counts = export(tmp_path, shares=HALF)
     assert sorted(split["groups"] for split in counts["splits"].values()) == [1, 2]
     mine("0/0.png,0/2.png | copy.png,,")
@@ -194,7 +195,7 @@ def test_the_command_takes_a_file_of_any_name(mine, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*command, "--dry-run"], catch_exceptions=False).exit_code == 0
     assert not (tmp_path / "set").exists()
     result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.stdout == '{"rankings": 1, "groups": 1, "annotators": 1, "pictures": 4}\n'
+    assert json.loads(result.stdout) == {"rankings": 1, "groups": 1, "annotators": 1, "images": 4}
     assert (tmp_path / "set/imported/My-rankings/rankings.jsonl").is_file()
 
 

@@ -74,8 +74,8 @@ def test_dry_run_writes_nothing(dataset):
 
 def test_a_changed_grid_is_named(dataset):
     folder = dataset(prompts=1, grids=2, paired=False)
-    write_atomic(folder / "grids/0000/1.png", b"not a picture")
-    with pytest.raises(ValueError, match=r"grids/0000/1\.png is not the picture that was painted"):
+    write_atomic(folder / "grids/0000/1.png", b"not an image")
+    with pytest.raises(ValueError, match=r"grids/0000/1\.png is not the image that was generated"):
         pair(folder)
 
 
@@ -84,7 +84,7 @@ def test_a_changed_grid_is_named(dataset):
     [
         ({}, r"record 7: grid 0 of '0000' is already taken"),
         ({"number": 9, "file": "../secret.png"}, "leads out of"),
-        ({"sha256": None}, "is not the picture that was painted"),
+        ({"sha256": None}, "is not the image that was generated"),
     ],
 )
 def test_bad_lists_of_grids_are_named(dataset, change, message):

@@ -11,7 +11,7 @@ from pacorl.cli.dataset import app
 from pacorl.dataset.llm import ChatRefusedError, parse
 from pacorl.dataset.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
 from pacorl.dataset.records import read_prompts
-from pacorl.dataset.taxonomy import PAPER, TINY, Order, Subject, orders, read_taxonomy
+from pacorl.dataset.taxonomy import PAPER, TINY, PromptOrder, Subject, orders, read_taxonomy
 from pacorl.io.documents import read_jsonl
 from pacorl.types import Grid
 
@@ -40,7 +40,7 @@ def obedient(messages, number):
 
 
 def order(dimensions=("Identity",), grid=SQUARE):
-    return Order("k", Subject("Character", "Multi-pose", dimensions), grid, 0)
+    return PromptOrder("k", Subject("Character", "Multi-pose", dimensions), grid, 0)
 
 
 def run(folder, writer, count=12, **options):
@@ -223,10 +223,13 @@ def test_the_command_says_what_it_would_cost_and_what_it_took(tmp_path, llm):
     [
         (["prompts", "x", "--price", "2"], "--price '2' is not two numbers with a slash between them"),
         (["explain", "x", "--price", "a/b"], "--price 'a/b' is not two numbers"),
-        (["generate", "x", "--checkpoint", "tiny", "--dry-run", "--shard", "1"], "--shard '1' is not two numbers"),
+        (
+            ["generate", "x", "--checkpoint", "tiny", "--dry-run", "--shard", "1"],
+            "shard '1' is not of the form INDEX/COUNT",
+        ),
     ],
 )
-def test_options_of_two_numbers_are_named(words, message):
+def test_malformed_options_are_named(words, message):
     assert message in str(CliRunner().invoke(app, words).exception)
 
 

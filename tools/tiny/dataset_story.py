@@ -33,14 +33,14 @@ from pacorl.core.grid import parse_layout
 from pacorl.core.ranking import Floats, Indices, bootstrap
 from pacorl.data.characters import IDENTITY, KEPT, Panel
 from pacorl.data.comparisons import load_comparisons
-from pacorl.dataset.diversify import Goal
-from pacorl.dataset.diversify_step import diversify
+from pacorl.dataset.diversify import diversify
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
 from pacorl.dataset.generate import generate, image_source
 from pacorl.dataset.llm import ChatModel
 from pacorl.dataset.pair import pair
 from pacorl.dataset.prompts import make_writer, write_all
+from pacorl.dataset.selections import Goal
 from pacorl.dataset.taxonomy import TINY, read_taxonomy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image

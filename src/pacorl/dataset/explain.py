@@ -1,7 +1,7 @@
-"""Reasons for labelled pairs from a vision-language model that is told the label (`pacorl dataset explain`).
+"""Reasons for labelled pairs, by a vision-language model that knows the label (`pacorl dataset explain`).
 
-The judge is trained to say Yes or No and then why. An explanation that argues for the other label is asked for again,
-then flagged and left out; what failed is tried again by the next call.
+The judge is trained to say Yes or No and then why. An explanation that argues for the other label is requested again,
+then flagged and left out; the next call tries failed pairs again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pacorl.io.images import IMAGE_TYPES
 
 DIMENSIONS = ("style", "identity", "logic")
 TOKENS_PER_PAIR = (2500, 200)
-"""What a pair takes, prompt (two pictures) and completion, for the estimate of a dry run."""
+"""Of one pair, prompt (two images) and completion, for the estimate of a dry run."""
 
 
 class Explanation(BaseModel):
-    """What the model answers."""
+    """The answer of the model."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,23 +56,33 @@ def explain(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """pairs.jsonl → explanations.jsonl; returns how many are explained, flagged and failed, and what it cost.
+    """Explains labelled pairs: pairs.jsonl → explanations.jsonl.
 
-    price: per million prompt and completion tokens. Raises ChatRefusedError at once; all else is recorded per pair.
+    Args:
+        rule, question: see `export.label`.
+        attempts: how often a pair is asked for before it is flagged.
+        price: per million prompt and completion tokens.
+        limit: at most so many pairs.
+
+    Returns:
+        How many are explained, flagged and failed, and what that cost.
+
+    Raises:
+        ChatRefusedError: at once, if the server answers no request at all; other faults are recorded per pair.
     """
     labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
     path = folder / "explanations.jsonl"
     if dry_run:
-        known = read_journal(path)
-        missing = [pair for pair in pairs if not _settled(known, pair)]
+        recorded = read_journal(path)
+        missing = [pair for pair in pairs if not _is_settled(recorded, pair)]
         return {
             "pairs": len(pairs),
             "to_explain": len(missing),
             "estimate": estimate(len(missing), TOKENS_PER_PAIR, price),
         }
     journal = Journal(path)
-    missing = [pair for pair in pairs if not _settled(journal.items, pair)]
+    missing = [pair for pair in pairs if not _is_settled(journal.items, pair)]
     _explain_missing(folder, model, missing, journal, attempts=attempts, workers=workers, progress=progress)
     status = Counter(journal.items[pair.key]["status"] for pair in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
@@ -83,7 +93,7 @@ def explain(
     return step.finish(outputs=[path], counts={**counts, "usage": used})
 
 
-def _settled(journal: Mapping[str, Mapping[str, Any]], pair: LabelledPair) -> bool:
+def _is_settled(journal: Mapping[str, Mapping[str, Any]], pair: LabelledPair) -> bool:
     """Whether the journal has a final word on this pair with this label."""
     row = journal.get(pair.key)
     return row is not None and row["status"] != "failed" and row["consistent"] == pair.consistent
@@ -113,12 +123,12 @@ def _explain_missing(
 def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> dict[str, Any]:
     """One row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed` with its error."""
     row: dict[str, Any] = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
-    messages = [{"role": "user", "content": [*pictures(folder, pair), {"type": "text", "text": request_text(pair)}]}]
+    messages = [{"role": "user", "content": [*image_parts(folder, pair), {"type": "text", "text": request_text(pair)}]}]
     try:
         for _ in range(attempts):
-            found = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
-            if (found.answer == "Yes") == pair.consistent:
-                return row | {"status": "explained", "reasons": found.reasons}
+            explanation = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
+            if (explanation.answer == "Yes") == pair.consistent:
+                return row | {"status": "explained", "reasons": explanation.reasons}
             model.count_contradiction()
     except ChatError as error:
         model.count_failure()
@@ -127,7 +137,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts
 
 
 def request_text(pair: LabelledPair) -> str:
-    """What the model is asked, the label included."""
+    """The request for one pair, the label included."""
     verdict = "consistent" if pair.consistent else "not consistent"
     word = "Yes" if pair.consistent else "No"
     dimensions = ", ".join(f'"{name}": "<one or two sentences>"' for name in DIMENSIONS)
@@ -141,14 +151,18 @@ def request_text(pair: LabelledPair) -> str:
     )
 
 
-def pictures(folder: Path, pair: LabelledPair) -> list[dict[str, Any]]:
-    """The pair as parts of a chat message. Raises ValueError where a picture is gone."""
+def image_parts(folder: Path, pair: LabelledPair) -> list[dict[str, Any]]:
+    """The pair as parts of a chat message.
+
+    Raises:
+        ValueError: if an image is missing.
+    """
     return [{"type": "image_url", "image_url": {"url": data_url(inside(folder, name))}} for name in pair.images]
 
 
 def data_url(path: Path) -> str:
-    """A picture as it lies on the disk, inside a URL."""
+    """An image file as a data URL."""
     kind = IMAGE_TYPES.get(path.suffix.lower())
     if kind is None or not path.is_file():
-        raise ValueError(f"{path} is missing or no picture; put it back, or export without its rankings")
+        raise ValueError(f"{path} is missing or no image; put it back, or export without its rankings")
     return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

@@ -5,7 +5,7 @@
     data/SPLIT-00000-of-00001.parquet           Hugging Face datasets               `parquet`
     benchmark/                                  ConsistencyRank's layout, of `test` `consistency_rank`
 
-The folder stands alone: pictures are linked into it (copied where the file system cannot).
+The folder stands alone: images are linked into it, or copied if the file system has no links.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ SHARES = {"train": 0.9, "test": 0.1}
 
 
 class Export:
-    """What is written: pairs and rankings, by split."""
+    """The pairs and rankings to be written, by split."""
 
     def __init__(self, folder: Path, out: Path, *, pairs: list[LabelledPair], answers: list[Answer]) -> None:
         self.folder, self.out, self.pairs, self.answers = folder, out, pairs, answers
         self.split_of: dict[str, str] = {}
 
-    def deal(self, shares: Mapping[str, float], *, seed: int) -> None:
+    def assign_splits(self, shares: Mapping[str, float], *, seed: int) -> None:
         """Sends every group to a split; groups that share a theme or an image stay together.
 
-        Groups that were given with their rankings may share a theme. Raises ValueError if a split that has a share
-        gets nothing.
+        Groups that a file of rankings names may share a theme.
+
+        Raises:
+            ValueError: if a split that has a share gets nothing.
         """
-        given = {answer.group for answer in self.answers if answer.own_group}
-        asked = (
+        own_groups = {answer.group for answer in self.answers if answer.own_group}
+        questions = (
             (pair.group, pair.question)
             for pair in self.pairs
-            if pair.group not in given and _names_a_theme(pair.question)
+            if pair.group not in own_groups and _names_a_theme(pair.question)
         )
         shown = ((pair.group, image) for pair in self.pairs for image in pair.images)
-        ranked = ((one.group, image) for one in self.answers for image in (one.reference, *one.candidates))
-        self.split_of = split_groups(chain(asked, shown, ranked), shares=shares, seed=seed)
+        ranked = ((answer.group, image) for answer in self.answers for image in (answer.reference, *answer.candidates))
+        self.split_of = split_groups(chain(questions, shown, ranked), shares=shares, seed=seed)
         empty = [name for name, share in shares.items() if share > 0 and name not in self.split_of.values()]
         if empty:
             raise ValueError(
@@ -71,10 +73,10 @@ class Export:
         return mean_rankings([answer for answer in self.answers if self.split_of.get(answer.group) == "test"])
 
     def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
-        """Pairs as what a judge learns from, their pictures brought into the export."""
+        """Pairs as a judge's training data, their images brought into the export."""
         return [
             Comparison(
-                images=tuple(self.out / self.picture(name) for name in pair.images),
+                images=tuple(self.out / self.bring_image(name) for name in pair.images),
                 question=pair.question,
                 consistent=pair.consistent,
                 reasons=pair.reasons,
@@ -84,8 +86,8 @@ class Export:
             for pair in pairs
         ]
 
-    def picture(self, name: str) -> str:
-        """Brings a picture into the export; returns its path there."""
+    def bring_image(self, name: str) -> str:
+        """Links an image into the export; returns its path there."""
         source, target = inside(self.folder, name), self.out / name
         if not source.is_file():
             raise ValueError(
@@ -113,12 +115,12 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 def write_sharegpt(export: Export) -> list[Path]:
     """One JSON per split and dataset_info.json, as LLaMA-Factory reads them."""
-    named = {f"consistency_{split}": export.comparisons(pairs) for split, pairs in export.splits()}
-    return save_sharegpt(named, export.out)
+    comparisons = {f"consistency_{split}": export.comparisons(pairs) for split, pairs in export.splits()}
+    return save_sharegpt(comparisons, export.out)
 
 
 def write_comparisons(export: Export) -> list[Path]:
-    """The project's JSONL: one `Comparison` a line, pictures relative to the file."""
+    """The project's JSONL: one `Comparison` a line, images relative to the file."""
     written = []
     for split, pairs in export.splits():
         written.append(export.out / f"comparisons_{split}.jsonl")
@@ -127,7 +129,7 @@ def write_comparisons(export: Export) -> list[Path]:
 
 
 def write_parquet(export: Export) -> list[Path]:
-    """One parquet file per split, pictures inside, which `datasets.load_dataset(folder)` opens. Needs pyarrow."""
+    """One parquet file per split, images inside, which `datasets.load_dataset(folder)` opens. Needs pyarrow."""
     from pacorl.dataset.parquet import write_pairs_parquet
 
     written = []
@@ -157,7 +159,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
         folder = folders[answer.instance]
         # Candidates in the order of their names: the order in which they are listed must not give the answer away.
         names = {
-            name: _benchmark_picture(export, root, folder, name, files)
+            name: _benchmark_image(export, root, folder, name, files)
             for name in (answer.reference, *sorted(answer.candidates))
         }
         rows.append(
@@ -177,22 +179,23 @@ def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
     texts: dict[str, list[object]] = {}
     folders = {}
     for answer in rankings:
-        known = texts.setdefault(answer.group, [])
+        group_texts = texts.setdefault(answer.group, [])
         text = (answer.theme, answer.criteria)
-        if text not in known:
-            known.append(text)
-        number = known.index(text) + 1
+        if text not in group_texts:
+            group_texts.append(text)
+        number = group_texts.index(text) + 1
         folders[answer.instance] = answer.group if number == 1 else f"{answer.group}-{number}"
     return folders
 
 
-def _benchmark_picture(export: Export, root: Path, folder: str, name: str, files: dict[str, str]) -> str:
+def _benchmark_image(export: Export, root: Path, folder: str, name: str, files: dict[str, str]) -> str:
     """Brings an image into the benchmark's folder; returns its name there.
 
-    files: what each file of the benchmark shows so far. Images of one name from several folders get their whole path
-    as a name.
+    Args:
+        files: file of the benchmark → the image that it shows. Images of one name from several folders get their whole
+            path as a name.
     """
-    export.picture(name)
+    export.bring_image(name)
     short = Path(name).name
     if files.setdefault(f"{folder}/{short}", name) != name:
         short = name.replace("/", "__")
@@ -215,34 +218,39 @@ FORMATS: dict[str, Callable[[Export], list[Path]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
-    """What people and imports say."""
+class LabelledData:
+    """The pairs and rankings of people and imports."""
 
     pairs: list[LabelledPair]
     answers: list[Answer]
     balance: dict[str, int]
 
 
-def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dry_run: bool = False) -> Labelled:
-    """Rankings → pairs.jsonl, imported rankings and pairs included; a dry run writes nothing.
+def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dry_run: bool = False) -> LabelledData:
+    """Labels pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
 
     Control questions never become pairs: their answers are known beforehand.
+
+    Args:
+        rule: how a ranking becomes votes, one of RULES.
+        question: what the judge is asked, one of QUESTIONS.
+        dry_run: writes nothing.
     """
     answers = collect_answers(folder, dry_run=dry_run)
-    others = sorted(folder.glob("imported/*/*.jsonl"))
-    if not answers and not others:
+    imported_files = sorted(folder.glob("imported/*/*.jsonl"))
+    if not answers and not imported_files:
         raise ValueError(
             f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
             f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
         )
-    answers += [one for path in others if path.name == "rankings.jsonl" for one in read_answers(path)]
+    answers += [one for path in imported_files if path.name == "rankings.jsonl" for one in read_answers(path)]
     pairs, balance = label_pairs(answers, rule=rule, question=question)
-    imported = [one for path in others if path.name == "pairs.jsonl" for one in read_pairs(path)]
+    imported = [one for path in imported_files if path.name == "pairs.jsonl" for one in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance.as_dict(), "imported_yes": yes, "imported_no": len(imported) - yes}
-    labelled = Labelled([*pairs, *imported], answers, counts)
+    labelled = LabelledData([*pairs, *imported], answers, counts)
     if not dry_run:
-        sources = [path for path in (folder / "rankings.jsonl", *others) if path.is_file()]
+        sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
         step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
         if step.counts_if_done() is None:
             write_pairs(folder / "pairs.jsonl", labelled.pairs)
@@ -262,10 +270,20 @@ def export(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Writes every format of `formats`; returns counts per split and the balance of the labels.
+    """Writes labelled pairs and a held-out benchmark in every format of `formats`.
 
-    What an earlier export wrote there and this one does not is removed, so that no split of old lies beside the new
-    ones. `progress` hears of formats. Raises ValueError for unknown formats, no rankings, or pictures that are gone.
+    Args:
+        out: FOLDER/export unless named.
+        formats: of FORMATS.
+        shares: split → its share of the groups.
+        rule, question: see `label`.
+        progress: called after each format.
+
+    Returns:
+        Counts per split and the balance of the labels.
+
+    Raises:
+        ValueError: for unknown formats, no rankings, or images that are missing.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
@@ -274,7 +292,7 @@ def export(
     bundle = Export(
         folder, out or folder / "export", pairs=with_reasons(folder, labelled.pairs), answers=labelled.answers
     )
-    bundle.deal(shares, seed=seed)
+    bundle.assign_splits(shares, seed=seed)
     counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
     if "consistency_rank" in formats:
         ranked, tied = bundle.benchmark()
@@ -293,14 +311,15 @@ def export(
         options={"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)},
         seed=seed,
     )
-    for path in {*step.known_outputs()} - {*written}:
+    # Files of an earlier export go, so that no old split lies beside the new ones.
+    for path in {*step.last_outputs()} - {*written}:
         if path.is_relative_to(bundle.out):
             path.unlink(missing_ok=True)
     return step.finish(outputs=written, counts=counts)
 
 
 def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:
-    """The pairs with the reasons of explanations.jsonl, where they have some that do not contradict the label."""
+    """The pairs with their reasons from explanations.jsonl, unless these argue for the other label."""
     rows = read_journal(folder / "explanations.jsonl")
     reasons = {key: row["reasons"] for key, row in rows.items() if row["status"] == "explained"}
     labels = {key: row["consistent"] for key, row in rows.items()}

@@ -52,8 +52,13 @@ def generate(
 def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list[ImageJob]:
     """One job per grid, prompt by prompt; its key is GROUP/NUMBER."""
     return [
-        ImageJob(f"{one.idx}/{number}", one.prompt, f"grids/{one.idx}/{number}.png", _grid_seed(seed, one.idx, number))
-        for one in records
+        ImageJob(
+            f"{record.idx}/{number}",
+            record.prompt,
+            f"grids/{record.idx}/{number}.png",
+            _grid_seed(seed, record.idx, number),
+        )
+        for record in records
         for number in range(grids)
     ]
 
@@ -115,8 +120,9 @@ def image_source(
 
     kind = kind or kind_of(checkpoint)
     dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
-    chosen = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
-    recorded = {key: getattr(chosen, name) for name, key in RECIPE_KEYS.items() if hasattr(chosen, name)}
+    settings = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
+    recorded = {key: getattr(settings, name) for name, key in RECIPE_KEYS.items() if hasattr(settings, name)}
+    recorded |= {name: value for name, value in options.items() if name not in RECIPE_KEYS and value is not None}
     description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps, **recorded, "dtype": dtype}
     description |= {"size": str(size)} if size else {}
     description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}

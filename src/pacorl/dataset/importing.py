@@ -1,6 +1,6 @@
-"""What others published, and rankings of one's own, come into a dataset folder (`pacorl dataset import`).
+"""Published data and rankings of one's own come into a dataset folder (`pacorl dataset import`).
 
-Each import is a folder `imported/NAME/` with its pictures and either rankings.jsonl or pairs.jsonl; `export` reads
+Each import is a folder `imported/NAME/` with its images and either rankings.jsonl or pairs.jsonl; `export` reads
 them beside the folder's own.
 """
 
@@ -29,45 +29,45 @@ class Import:
     def __init__(self, folder: Path, source: Path, name: str) -> None:
         self.folder, self.source, self.name = folder, source, safe_name(name)
         self.root = source.parent if source.is_file() else source
-        """What image paths are relative to."""
+        """Image paths are relative to it."""
         self.target = folder / "imported" / name
-        self.pictures: dict[str, Path] = {}
-        """Inner name → file, of every picture that the records show."""
+        self.images: dict[str, Path] = {}
+        """Inner name → file, of every image that the records show."""
 
-    def picture(self, relative: str, *, where: str) -> str:
-        """Notes a picture that must come along; returns its path relative to the dataset folder."""
+    def add_image(self, relative: str, *, where: str) -> str:
+        """Adds an image to be brought in; returns its path relative to the dataset folder."""
         try:
             path = inside(self.root, relative)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if not path.is_file():
-            raise ValueError(f"{where}: the picture {self.root / relative} is missing")
+            raise ValueError(f"{where}: the image {self.root / relative} is missing")
         inner = path.relative_to(self.root.resolve()).as_posix()
-        self.pictures[inner] = path
+        self.images[inner] = path
         return f"imported/{self.name}/files/{inner}"
 
-    def bring(self, progress: Progress = silent) -> None:
-        """Links or copies the pictures that were noted."""
-        for done, (inner, path) in enumerate(self.pictures.items(), 1):
+    def bring_images(self, progress: Progress = silent) -> None:
+        """Links or copies the images that were added."""
+        for done, (inner, path) in enumerate(self.images.items(), 1):
             link_or_copy(path, self.target / "files" / inner)
-            progress(done, len(self.pictures))
+            progress(done, len(self.images))
 
 
 def import_benchmark(bundle: Import) -> Iterator[Answer]:
     """ConsistencyRank-Bench: images/FOLDER/i_j.png, prompt_data.jsonl, consistency_full_rank.jsonl."""
     prompts = read_keyed(bundle.source / "prompt_data.jsonl", key="idx")
-    path, known = bundle.source / "consistency_full_rank.jsonl", set()
+    path, seen = bundle.source / "consistency_full_rank.jsonl", set()
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"
         group, order = str(_key(row, "folder", where)), _key(row, "rank_images", where)
         if sorted(order) != sorted(_key(row, "comp_images", where)):
             raise ValueError(f"{where}: rank_images are not an order of comp_images")
         reference, *ranked = (
-            _benchmark_picture(bundle, group, name, where) for name in (_key(row, "ref_image", where), *order)
+            _benchmark_image(bundle, group, name, where) for name in (_key(row, "ref_image", where), *order)
         )
-        if (reference, *sorted(ranked)) in known:
+        if (reference, *sorted(ranked)) in seen:
             raise ValueError(f"{where}: the same reference and candidates as an earlier record")
-        known.add((reference, *sorted(ranked)))
+        seen.add((reference, *sorted(ranked)))
         yield Answer(
             instance=f"{bundle.name}:{number}",
             annotator=bundle.name,
@@ -78,12 +78,12 @@ def import_benchmark(bundle: Import) -> Iterator[Answer]:
         )
 
 
-def _benchmark_picture(bundle: Import, group: str, name: str, where: str) -> str:
+def _benchmark_image(bundle: Import, group: str, name: str, where: str) -> str:
     # The released loader joins images/FOLDER with a bare name; some copies carry the folder in the name.
     relative = (
         name if name.startswith("images/") else f"images/{name if name.startswith(f'{group}/') else f'{group}/{name}'}"
     )
-    return bundle.picture(relative, where=where)
+    return bundle.add_image(relative, where=where)
 
 
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
@@ -92,9 +92,9 @@ def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
         for number, one in enumerate(load_sharegpt(bundle.source, name), 1):
             where = f"{bundle.source}:{name}, record {number}"
             if len(one.images) != 2:
-                raise ValueError(f"{where}: a pair shows two pictures, this has {len(one.images)}")
+                raise ValueError(f"{where}: a pair shows two images, this has {len(one.images)}")
             names = [path.relative_to(bundle.source).as_posix() for path in one.images]
-            images = tuple(bundle.picture(picture, where=where) for picture in names)
+            images = tuple(bundle.add_image(name, where=where) for name in names)
             yield LabelledPair(
                 key=pair_key(*images) + question_suffix(one.question),
                 group=f"{bundle.name}:{one.group or Path(names[0]).parent.as_posix()}",
@@ -113,15 +113,15 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
     (from 1) a line, names those to take.
     """
     path = bundle.source / "text_and_image_to_image.json"
-    chosen = _verified(bundle.source / "verified.txt")
+    verified = _verified(bundle.source / "verified.txt")
     for number, row in enumerate(_json(path), 1):
-        if chosen is not None and number not in chosen:
+        if verified is not None and number not in verified:
             continue
         where = f"{path}, record {number}"
         sources, results = _names(row, "input_image", where), _names(row, "output_image", where)
         if len(sources) != 1 or len(results) != 1:
             continue  # several sources: not a pair
-        images = tuple(bundle.picture(name, where=where) for name in (sources[0], results[0]))
+        images = tuple(bundle.add_image(name, where=where) for name in (sources[0], results[0]))
         yield LabelledPair(
             key=pair_key(*images) + question_suffix(str(_key(row, "input_prompt", where))),
             group=f"{bundle.name}:{sources[0]}",
@@ -188,7 +188,7 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
     check_readable(bundle.root / name for name in lines)
     first: dict[str, str] = {}
     originals = {name: first.setdefault(digest(bundle.root / name), name) for name in lines}
-    return {name: bundle.picture(original, where=str(bundle.source)) for name, original in originals.items()}
+    return {name: bundle.add_image(original, where=str(bundle.source)) for name, original in originals.items()}
 
 
 def _is_file(bundle: Import, name: str, *, line: int) -> bool:
@@ -199,7 +199,7 @@ def _is_file(bundle: Import, name: str, *, line: int) -> bool:
 
 
 def _hint(name: str) -> str:
-    """What may be meant by a name that is no file's."""
+    """A guess at what is wrong with a name that is no file's."""
     if "\\" in name:
         return " (write folders with /)"
     return " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
@@ -266,11 +266,21 @@ def import_folder(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Brings `source`, a folder or, of rankings, a file, in as `imported/NAME`; returns counts.
+    """Brings a source in as `imported/NAME`.
 
-    A pair that stands there twice counts once, and one that stands there with both labels is left out. Raises
-    ValueError for an unknown kind, a name that another source has, or with file and record for what is malformed or
-    missing; then nothing has been written.
+    A pair that the source has twice counts once, and one that it has with both labels is left out.
+
+    Args:
+        source: a folder or, for rankings, a file.
+        kind: of SOURCES.
+        name: the source's own unless named.
+
+    Returns:
+        How many rankings or pairs and images came in.
+
+    Raises:
+        ValueError: for an unknown kind, a name that another source has, or with file and record for what is malformed
+            or missing; then nothing has been written.
     """
     if kind not in SOURCES:
         raise ValueError(f"unknown kind {kind!r}; there are {', '.join(SOURCES)}")
@@ -278,10 +288,10 @@ def import_folder(
     bundle = Import(folder, source, name or (_folder_name(source.stem) if source.is_file() else source.resolve().name))
     options = {"kind": kind, "source": str(source.resolve())}
     step = DatasetStep(folder, f"import-{bundle.name}", inputs=_existing(files_of(source)), options=options)
-    _refuse_another_source(step)
+    _check_source(step)
     items = list(read(bundle))
     rankings = [item for item in items if isinstance(item, Answer)]
-    pairs, lost = settle([item for item in items if isinstance(item, LabelledPair)])
+    pairs, lost = without_contradictions([item for item in items if isinstance(item, LabelledPair)])
     if rankings:
         counts = {
             "rankings": len(rankings),
@@ -290,21 +300,21 @@ def import_folder(
         }
     else:
         counts = {"pairs": len(pairs), "yes": sum(pair.consistent for pair in pairs), **lost}
-    counts["pictures"] = len(bundle.pictures)
+    counts["images"] = len(bundle.images)
     if dry_run:
         return counts
-    bundle.bring(progress)
+    bundle.bring_images(progress)
     path = bundle.target / ("rankings.jsonl" if rankings else "pairs.jsonl")
     write_answers(path, rankings) if rankings else write_pairs(path, pairs)
     return step.finish(outputs=[path], counts=counts)
 
 
-def settle(pairs: Sequence[LabelledPair]) -> tuple[list[LabelledPair], dict[str, int]]:
-    """Each pair once, but for those that have both labels, which are dropped as ties are; and how many were either."""
+def without_contradictions(pairs: Sequence[LabelledPair]) -> tuple[list[LabelledPair], dict[str, int]]:
+    """Each pair once, without those that have both labels (dropped as ties are); and how many were either."""
     first: dict[str, LabelledPair] = {}
     torn = {pair.key for pair in pairs if first.setdefault(pair.key, pair).consistent != pair.consistent}
-    kept = [pair for key, pair in first.items() if key not in torn]
-    return kept, {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
+    agreed = [pair for key, pair in first.items() if key not in torn]
+    return agreed, {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
 
 
 def _existing(paths: Sequence[Path]) -> Sequence[Path]:
@@ -314,15 +324,15 @@ def _existing(paths: Sequence[Path]) -> Sequence[Path]:
     return paths
 
 
-def _refuse_another_source(step: DatasetStep) -> None:
-    """The same folder may come in again, and the same files from elsewhere; others must not replace them."""
-    known, mine = step.known_plan(), step.plan()
-    if known is None or known["options"] == mine["options"]:
+def _check_source(step: DatasetStep) -> None:
+    """Raises ValueError if another source has the name; the same files may come in again, from elsewhere too."""
+    last, mine = step.last_plan(), step.plan()
+    if last is None or last["options"] == mine["options"]:
         return
-    same_files = sorted(known["inputs"].values()) == sorted(mine["inputs"].values())
-    if not same_files or known["options"]["kind"] != mine["options"]["kind"]:
-        taken = step.name.removeprefix("import-")
-        raise ValueError(f"{taken!r} is already the import of {known['options']['source']}; give this one a --name")
+    same_files = sorted(last["inputs"].values()) == sorted(mine["inputs"].values())
+    if not same_files or last["options"]["kind"] != mine["options"]["kind"]:
+        name = step.name.removeprefix("import-")
+        raise ValueError(f"{name!r} is already the import of {last['options']['source']}; give this one a --name")
 
 
 def _names(row: dict[str, Any], key: str, where: str) -> list[str]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pacorl.io.documents import blamed_on, parse_json
 
 Message = dict[str, Any]
-Answer = TypeVar("Answer", bound=BaseModel)
+Reply = TypeVar("Reply", bound=BaseModel)
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -33,7 +33,7 @@ class ChatRefusedError(ValueError):
 
 @dataclass(slots=True)
 class Usage:
-    """What was asked so far, and what it took."""
+    """The requests so far, and what they took."""
 
     calls: int = 0
     malformed: int = 0
@@ -62,7 +62,7 @@ class ChatModel:
     key_variable: str = KEY_VARIABLE
     """The environment variable that holds the key; servers without keys need none."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of a request, such as temperature; servers differ in what they take, so none is sent unless it is named."""
+    """Of a request, such as temperature; servers differ in what they take, so there is none by default."""
     timeout_seconds: float = 120.0
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
@@ -71,7 +71,12 @@ class ChatModel:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, messages: Sequence[Message]) -> str:
-        """The model's answer. Raises ChatError, or ChatRefusedError where no retry helps."""
+        """The model's answer.
+
+        Raises:
+            ChatError: if no usable answer comes.
+            ChatRefusedError: if no retry helps.
+        """
         import openai
 
         try:
@@ -89,11 +94,12 @@ class ChatModel:
         return str(text)
 
     def ask_json(
-        self, messages: Sequence[Message], schema: type[Answer], *, check: Callable[[Answer], None], attempts: int = 3
-    ) -> Answer:
+        self, messages: Sequence[Message], schema: type[Reply], *, check: Callable[[Reply], None], attempts: int = 3
+    ) -> Reply:
         """An answer by `schema` that passes `check` (which raises ValueError); its faults are sent back to the model.
 
-        Raises ChatError with the last fault after `attempts`.
+        Raises:
+            ChatError: with the last fault, after `attempts`.
         """
         talk, fault = list(messages), ""
         for _ in range(attempts):
@@ -144,13 +150,13 @@ class ChatModel:
 
 
 def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:
-    """What `count` questions would take and cost: `tokens` of each, `price` per million, prompt and completion."""
+    """The tokens and the cost of `count` requests: `tokens` of each, `price` per million, prompt and completion."""
     prompt, completion = (count * each for each in tokens)
     usage = Usage(prompt_tokens=prompt, completion_tokens=completion)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "cost": usage.cost(price)}
 
 
-def parse(text: str, schema: type[Answer]) -> Answer:
+def parse(text: str, schema: type[Reply]) -> Reply:
     """The JSON object in an answer, fences and chatter around it aside. Raises ValueError that says what is wrong."""
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:

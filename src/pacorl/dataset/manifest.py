@@ -1,4 +1,4 @@
-"""What every step of a dataset shares: a manifest that says whether its work is done, and files that are never torn.
+"""The manifest of a step: whether its work is done, and on which inputs.
 
 A step is done when its manifest names the same inputs (by content), options and seed, and its outputs are still what
 it wrote. Versions are recorded and not compared: a new release does not undo finished work.
@@ -17,18 +17,24 @@ from pacorl.io.documents import as_read_back, read_json, write_json
 from pacorl.io.files import digest
 
 Progress = Callable[[int, int], None]
-"""Hears of (done, total)."""
+"""Called with (done, total)."""
 
 RECORDED = ("pacorl", "numpy", "pillow", "torch", "transformers", "diffusers")
 
 
 def silent(done: int, total: int) -> None:
-    """Progress for those who do not watch."""
+    """A `Progress` that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetStep:
-    """One step's work on one dataset folder."""
+    """One step's work on one dataset folder.
+
+    Example:
+        step = DatasetStep(folder, "pair", inputs=[folder / "grids.jsonl"])
+        if step.counts_if_done() is None:
+            step.finish(outputs=[write_pairs()], counts={"pairs": 48})
+    """
 
     folder: Path
     name: str
@@ -41,21 +47,21 @@ class DatasetStep:
         return self.folder / "manifests" / f"{self.name}.json"
 
     def counts_if_done(self) -> dict[str, Any] | None:
-        """The counts of the finished step, or None where there is work to do."""
-        known = self._known()
-        if known is None or known["plan"] != self.plan() or not self._outputs_stand(known["outputs"]):
+        """The counts of the finished step, or None if there is work to do."""
+        manifest = self._manifest()
+        if manifest is None or manifest["plan"] != self.plan() or not self._outputs_stand(manifest["outputs"]):
             return None
-        return dict(known["counts"])
+        return dict(manifest["counts"])
 
-    def known_plan(self) -> dict[str, Any] | None:
-        """What the step's last finished work was: inputs by SHA-256, options and seed; None where there was none."""
-        known = self._known()
-        return None if known is None else dict(known["plan"])
+    def last_plan(self) -> dict[str, Any] | None:
+        """The plan of the last finished work: inputs by SHA-256, options and seed; None if there was none."""
+        manifest = self._manifest()
+        return None if manifest is None else dict(manifest["plan"])
 
-    def known_outputs(self) -> list[Path]:
-        """The files that the step's last finished work wrote, whether they are still there or not."""
-        known = self._known()
-        return [] if known is None else [self.folder / name for name in known["outputs"]]
+    def last_outputs(self) -> list[Path]:
+        """The files that the last finished work wrote, whether they are still there or not."""
+        manifest = self._manifest()
+        return [] if manifest is None else [self.folder / name for name in manifest["outputs"]]
 
     def finish(self, *, outputs: Sequence[Path], counts: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the manifest; returns the counts."""
@@ -70,7 +76,7 @@ class DatasetStep:
         return dict(counts)
 
     def plan(self) -> dict[str, Any]:
-        """What is wanted, in the form of the manifest."""
+        """What this step is to do, in the form of the manifest."""
         plan = {
             "inputs": {self._name(path): digest(path) for path in self.inputs},
             "options": dict(self.options),
@@ -78,21 +84,25 @@ class DatasetStep:
         }
         return dict(as_read_back(plan))
 
-    def _known(self) -> dict[str, Any] | None:
-        """The manifest on the disk. Raises ValueError where it is none, naming the file."""
+    def _manifest(self) -> dict[str, Any] | None:
+        """The manifest on the disk; None if there is none.
+
+        Raises:
+            ValueError: if the file is no manifest.
+        """
         if not self.path.is_file():
             return None
         try:
-            found = read_json(self.path)
+            manifest = read_json(self.path)
         except ValueError as error:
             raise ValueError(f"{self.path} is no manifest ({error}); delete it to do the step again") from None
-        if not isinstance(found, dict) or not {"plan", "outputs", "counts"} <= found.keys():
+        if not isinstance(manifest, dict) or not {"plan", "outputs", "counts"} <= manifest.keys():
             raise ValueError(f"{self.path} is no manifest; delete it to do the step again")
-        return found
+        return manifest
 
     def _outputs_stand(self, outputs: Mapping[str, str]) -> bool:
-        paths = {self.folder / name: known for name, known in outputs.items()}
-        return all(path.is_file() and digest(path) == known for path, known in paths.items())
+        paths = {self.folder / name: sha256 for name, sha256 in outputs.items()}
+        return all(path.is_file() and digest(path) == sha256 for path, sha256 in paths.items())
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
@@ -100,10 +110,10 @@ class DatasetStep:
 
 def versions() -> dict[str, str]:
     """The versions that a result may depend on."""
-    found = {"python": platform.python_version()}
+    recorded = {"python": platform.python_version()}
     for package in RECORDED:
         try:
-            found[package] = version(package)
+            recorded[package] = version(package)
         except PackageNotFoundError:  # run from a source tree, or an extra that is not installed
-            found[package] = "not installed"
-    return found
+            recorded[package] = "not installed"
+    return recorded

@@ -27,7 +27,8 @@ def panel_path(group: str, grid: int, position: int) -> str:
 def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
     """Every instance of one prompt: `grids` × positions × (positions − 1).
 
-    Raises ValueError where there is nothing to compare: fewer than two grids or positions.
+    Raises:
+        ValueError: if there are fewer than two grids or positions, so that nothing can be compared.
     """
     positions = record.prompt.grid.count
     if grids < 2 or positions < 2:
@@ -57,9 +58,13 @@ def _instance(record: PromptRecord, *, grid: int, position: int, other: int, gri
 def pair(
     folder: Path, *, prompts: str = "diverse.jsonl", dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, int]:
-    """Cuts every grid that grids.jsonl lists and writes instances.jsonl; returns counts.
+    """Cuts every grid that grids.jsonl lists, and writes instances.jsonl.
 
-    Raises ValueError for a prompt without grids, or a grid that is missing, changed, no picture, or too small to cut.
+    Returns:
+        How many prompts, panels and instances there are.
+
+    Raises:
+        ValueError: for a prompt without grids, or a grid that is missing, changed, no image, or too small to cut.
     """
     records = {record.idx: record for record in read_prompts(folder / prompts)}
     grids = grids_of(folder)
@@ -68,7 +73,9 @@ def pair(
         raise ValueError(
             f"{len(absent)} prompts have no grids yet, {absent[0]} first; run `pacorl dataset generate` to the end"
         )
-    instances = [one for idx, record in records.items() for one in instances_of(record, grids=len(grids[idx]))]
+    instances = [
+        instance for idx, record in records.items() for instance in instances_of(record, grids=len(grids[idx]))
+    ]
     panels = sum(len(grids[idx]) * record.prompt.grid.count for idx, record in records.items())
     counts = {"prompts": len(records), "panels": panels, "instances": len(instances)}
     step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
@@ -83,31 +90,32 @@ def pair(
 
 
 def grids_of(folder: Path) -> dict[str, list[str]]:
-    """group → its grids' files in order, of those that grids.jsonl lists and that are unchanged.
+    """group → its grids' files in order, as grids.jsonl lists them.
 
-    Raises ValueError for one that is malformed, listed twice, changed, gone, or outside of the folder.
+    Raises:
+        ValueError: for a grid that is malformed, listed twice, changed, gone, or outside of the folder.
     """
-    path, found = folder / "grids.jsonl", dict[str, dict[int, str]]()
+    path, files_of = folder / "grids.jsonl", dict[str, dict[int, str]]()
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"
         if not {"group", "number", "file", "sha256"} <= row.keys():
             raise ValueError(f"{where}: a grid has group, number, file and sha256, this has {', '.join(row)}")
         if digest(inside(folder, row["file"])) != row["sha256"]:
             raise ValueError(
-                f"{folder / row['file']} is not the picture that was painted; run `pacorl dataset generate` again"
+                f"{folder / row['file']} is not the image that was generated; run `pacorl dataset generate` again"
             )
-        files = found.setdefault(row["group"], {})
+        files = files_of.setdefault(row["group"], {})
         if row["number"] in files:
             raise ValueError(f"{where}: grid {row['number']} of {row['group']!r} is already taken by an earlier record")
         files[row["number"]] = row["file"]
-    return {group: [files[number] for number in sorted(files)] for group, files in found.items()}
+    return {group: [files[number] for number in sorted(files)] for group, files in files_of.items()}
 
 
 def cut(folder: Path, name: str, group: str, number: int, *, grid: Grid) -> None:
-    """Writes the sub-figures of one grid; those that are there already stay untouched."""
-    sheet = open_image(folder / name)
+    """Writes the sub-figures of one grid; equal ones on the disk stay untouched."""
+    image = open_image(folder / name)
     try:
-        panels = split(sheet, grid)
+        panels = split(image, grid)
     except ValueError as error:
         raise ValueError(f"{folder / name}: {error}") from None
     for position, panel in enumerate(panels):

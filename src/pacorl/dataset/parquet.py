@@ -1,4 +1,4 @@
-"""Labelled pairs as a parquet file that Hugging Face `datasets` opens with its pictures decoded. Needs pyarrow."""
+"""Labelled pairs as a parquet file that Hugging Face `datasets` opens with its images decoded. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from pacorl.dataset.records import LabelledPair
 from pacorl.io.files import inside, replacing
 
 ROWS_PER_GROUP = 100
-"""So many rows are in memory at a time, pictures included; also what the hub's viewer likes."""
+"""So many rows are in memory at a time, images included; the hub's viewer likes groups of this size too."""
 
 TEXTS = ("question", "reasons", "category", "group")
 
 
 def write_pairs_parquet(path: Path, pairs: Sequence[LabelledPair], *, root: Path) -> None:
-    """One row per pair, pictures inside the file. Raises ValueError where pyarrow or a picture is missing."""
+    """Writes one row per pair, images inside the file.
+
+    Raises:
+        ValueError: if pyarrow or an image is missing.
+    """
     pa, pq = arrow()
-    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     fields = [
-        ("image_1", picture),
-        ("image_2", picture),
+        ("image_1", image),
+        ("image_2", image),
         ("consistent", pa.bool_()),
         *((name, pa.string()) for name in TEXTS),
     ]

@@ -18,25 +18,25 @@ from pacorl.core.grid import panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
 from pacorl.dataset.llm import ChatError, ChatModel, estimate
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.taxonomy import Order, Subject, orders
+from pacorl.dataset.taxonomy import PromptOrder, Subject, orders
 from pacorl.io.documents import Journal, read_journal, write_jsonl
 from pacorl.types import Grid
 
 Record = dict[str, Any]
-Writer = Callable[[Order, Sequence[str]], Record]
-"""(order, themes that exist already) → a T2IS record without its idx. Raises ChatError where it cannot."""
+Writer = Callable[[PromptOrder, Sequence[str]], Record]
+"""(order, themes that exist already) → a T2IS record without its idx. Raises ChatError if there is no usable answer."""
 
 COUNT_WORDS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
 REMEMBERED_THEMES = 12
-"""How many themes of a subcategory the model is told not to repeat."""
+"""So many of a subcategory's themes are named to the model, as not to be repeated."""
 TOKENS_PER_RECORD = (600, 900)
-"""What a record takes, prompt and completion, for the estimate of a dry run."""
+"""Of one record, prompt and completion, for the estimate of a dry run."""
 
 Text = Annotated[str, Field(min_length=8, max_length=2000)]
 
 
 class Draft(BaseModel):
-    """What a language model answers."""
+    """The answer of a language model."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,8 +49,12 @@ class Draft(BaseModel):
     """dimension → name → what must hold over all panels."""
 
 
-def compose(draft: Draft, order: Order) -> Record:
-    """A draft as a T2IS record. Raises ValueError where it does not fit its order, or would not be read back."""
+def compose(draft: Draft, order: PromptOrder) -> Record:
+    """A draft as a T2IS record.
+
+    Raises:
+        ValueError: if the draft does not fit its order, or would be read back as something else.
+    """
     grid, dimensions = order.grid, order.subject.dimensions
     if len(draft.panels) != grid.count:
         raise ValueError(f"a {grid} layout needs {grid.count} panels, got {len(draft.panels)}")
@@ -58,9 +62,9 @@ def compose(draft: Draft, order: Order) -> Record:
         raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}, got {sorted(draft.criteria)}")
     panels = [sentence(panel) for panel in draft.panels]
     tags = panel_tags(grid)
-    told = " ".join(f"{tag}:{panel}" for tag, panel in zip(tags, panels, strict=True))
+    tagged = " ".join(f"{tag}:{panel}" for tag, panel in zip(tags, panels, strict=True))
     word = COUNT_WORDS[grid.count] if grid.count < len(COUNT_WORDS) else str(grid.count)
-    text = f"{word}-PANEL Images with a {grid} grid layout. {sentence(draft.shared)} {told}"
+    text = f"{word}-PANEL Images with a {grid} grid layout. {sentence(draft.shared)} {tagged}"
     if list(panel_texts(text)) != panels or parse_layout(text) != grid:
         raise ValueError("a text holds capitals before a colon after a sentence, which would be read as a panel's tag")
     return {
@@ -97,14 +101,14 @@ class LlmWriter:
         self._taken: set[str] = set()
         self._lock = Lock()
 
-    def __call__(self, order: Order, themes: Sequence[str]) -> Record:
-        known = {theme.casefold() for theme in themes}
+    def __call__(self, order: PromptOrder, themes: Sequence[str]) -> Record:
+        existing = {theme.casefold() for theme in themes}
 
         def check(draft: Draft) -> None:
             compose(draft, order)
             theme = draft.theme.casefold()
             with self._lock:  # another thread's answer may be the same
-                if theme in known | self._taken:
+                if theme in existing | self._taken:
                     raise ValueError("this theme exists already")
                 self._taken.add(theme)
 
@@ -112,8 +116,8 @@ class LlmWriter:
         return compose(self.model.ask_json(messages, Draft, check=check, attempts=self.attempts), order)
 
 
-def request_text(order: Order, themes: Sequence[str]) -> str:
-    """What the model is asked."""
+def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
+    """The request for one record."""
     subject, count = order.subject, order.grid.count
     dimensions = ", ".join(subject.dimensions)
     example = ", ".join(f'"{dimension}": {{"<short name>": "<what must hold>"}}' for dimension in subject.dimensions)
@@ -132,34 +136,38 @@ def request_text(order: Order, themes: Sequence[str]) -> str:
 
 
 class TinyWriter:
-    """Prompts of the tiny world, whose every panel the oracle can read."""
+    """Prompts of the tiny world; the oracle can read every panel."""
 
     def __init__(self, *, count: int, split: Split = "train", seed: int = 0) -> None:
         self._count, self._split, self._seed = count, split, seed
-        self._known: dict[Grid, list[Record]] = {}
+        self._records_of: dict[Grid, list[Record]] = {}
 
-    def __call__(self, order: Order, themes: Sequence[str]) -> Record:
+    def __call__(self, order: PromptOrder, themes: Sequence[str]) -> Record:
         subject = {"category": order.subject.category, "task_name": order.subject.name}
         return self._of(order.grid)[order.number] | subject
 
     def _of(self, grid: Grid) -> list[Record]:
-        if grid not in self._known:
+        if grid not in self._records_of:
             written = character_prompts(self._split, self._count, seed=self._seed, grid=grid)
-            self._known[grid] = [
+            self._records_of[grid] = [
                 {
                     "prompt": prompt.text,
                     "layout": str(grid),
                     "theme": prompt.theme,
-                    "criteria": {dimension: dict(named) for dimension, named in prompt.criteria.items()},
+                    "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
                     "from": "Tiny",
                 }
                 for prompt in written
             ]
-        return self._known[grid]
+        return self._records_of[grid]
 
 
 def make_writer(name: str, *, count: int, seed: int, chat: ChatModel | None) -> Writer:
-    """The writer of a name; `chat` is needed by `llm` alone. Raises ValueError for another name, or no model."""
+    """The writer of a name: `llm`, which needs `chat`, or `tiny`.
+
+    Raises:
+        ValueError: for another name, or if no language model is named.
+    """
     if name == "tiny":
         return TinyWriter(count=count, seed=seed)
     if name != "llm":
@@ -184,27 +192,39 @@ def write_all(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Fills prompts.jsonl with `count` records, going on where an earlier call stopped; returns counts.
+    """Fills prompts.jsonl with `count` records, going on where an earlier call stopped.
 
-    options: what the writer is, for the manifest. tokens, price: of a record, prompt and completion, and per million
-    of them, for the estimate of a dry run. A record that could not be written is reported under `failed` and
-    tried again by the next call; everything that was written is kept. Raises ChatRefusedError at once.
+    A record that could not be written is reported under `failed` and tried again by the next call; no written record
+    is lost.
+
+    Args:
+        options: names the writer in the manifest.
+        tokens: of one record, prompt and completion, for the estimate of a dry run.
+        price: per million of them.
+
+    Returns:
+        How many records there are, and how many of each category.
+
+    Raises:
+        ChatRefusedError: at once, if the server answers no request at all.
     """
-    wanted = orders(subjects, count=count, grids=grids)
+    planned = orders(subjects, count=count, grids=grids)
     plan = {"count": count, "grids": [str(grid) for grid in grids], **options}
     step = DatasetStep(folder, "prompts", options=plan, seed=seed)
-    known = step.counts_if_done()
-    if known is not None:
-        return known
+    finished = step.counts_if_done()
+    if finished is not None:
+        return finished
     path = folder / "manifests" / "prompts.journal.jsonl"
     if dry_run:
         done = read_journal(path)
-        missing = sum(order.key not in done for order in wanted)
+        missing = sum(order.key not in done for order in planned)
         return {"records": count, "to_write": missing, "estimate": estimate(missing, tokens, price)}
     journal = Journal(path)
-    failed = _write_missing(writer, wanted, journal, workers=workers, progress=progress)
+    failed = _write_missing(writer, planned, journal, workers=workers, progress=progress)
     rows = [
-        {"idx": f"{order.number:04d}", **journal.items[order.key]["record"]} for order in wanted if order.key in journal
+        {"idx": f"{order.number:04d}", **journal.items[order.key]["record"]}
+        for order in planned
+        if order.key in journal
     ]
     write_jsonl(folder / "prompts.jsonl", rows)
     counts = {"records": len(rows), "failed": failed, "by_category": _by_category(rows)}
@@ -212,20 +232,20 @@ def write_all(
 
 
 def _write_missing(
-    writer: Writer, wanted: Sequence[Order], journal: Journal, *, workers: int, progress: Progress
+    writer: Writer, planned: Sequence[PromptOrder], journal: Journal, *, workers: int, progress: Progress
 ) -> dict[str, str]:
-    """Writes what the journal lacks; returns key → fault of what could not be written."""
+    """Writes the records that the journal lacks; returns key → fault of those that could not be written."""
     failed: dict[str, str] = {}
     themes: dict[Subject, list[str]] = {}
-    for order in wanted:
+    for order in planned:
         if order.key in journal:
             themes.setdefault(order.subject, []).append(journal.items[order.key]["record"]["theme"])
-    missing = [order for order in wanted if order.key not in journal]
+    missing = [order for order in planned if order.key not in journal]
 
-    def write(order: Order) -> Record:
-        known = themes.setdefault(order.subject, [])
-        record = writer(order, tuple(known))  # those of now, when its turn has come
-        known.append(record["theme"])
+    def write(order: PromptOrder) -> Record:
+        earlier = themes.setdefault(order.subject, [])
+        record = writer(order, tuple(earlier))  # read when a thread is free, so that it holds all themes so far
+        earlier.append(record["theme"])
         return record
 
     with ThreadPoolExecutor(workers) as pool:

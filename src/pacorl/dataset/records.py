@@ -16,7 +16,7 @@ from pacorl.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
-    """One line of prompts.jsonl: the prompt, and the whole T2IS record, whose other keys travel along unread."""
+    """One line of prompts.jsonl: the prompt, and the whole T2IS record with the keys that nothing here reads."""
 
     idx: str
     """Names the prompt's folder of images, and is its group in every split."""
@@ -27,7 +27,7 @@ class PromptRecord:
 def read_prompts(path: Path) -> list[PromptRecord]:
     """The records of a T2IS JSONL file.
 
-    Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or no name for a folder.
+    Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or cannot name a folder.
     """
     prompts = load_prompts(path)
     records: dict[str, PromptRecord] = {}
@@ -78,7 +78,7 @@ class Instance:
 
 
 def read_instances(path: Path) -> list[Instance]:
-    """Raises ValueError with file and record where one is malformed or its id is taken."""
+    """Raises ValueError with file and record if one is malformed or its id is taken."""
     instances: dict[str, Instance] = {}
     for number, row in enumerate(read_jsonl(path), 1):
         instance = _instance(row, where=f"{path}, record {number}")
@@ -105,7 +105,7 @@ def _instance(row: Mapping[str, Any], *, where: str) -> Instance:
             f"{where}: an instance needs at least two different candidates, got {list(instance.candidates)}"
         )
     must = tuple((int(better), int(worse)) for better, worse in instance.must)
-    if any(not 0 <= place < count for pair in must for place in pair):
+    if any(not 0 <= index < count for pair in must for index in pair):
         raise ValueError(f"{where}: `must` names candidates beyond the {count} that there are: {list(must)}")
     return Instance(**{**row, "candidates": tuple(instance.candidates), "must": must})
 
@@ -127,18 +127,18 @@ class Answer:
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """dimension → name → text: what the candidates were ranked by, if that was written down."""
     own_group: bool = False
-    """Whether the group was given with the ranking; then a theme that other groups share is no tie between them."""
+    """Whether the ranking's file names its group; then a theme that other groups share is no tie between them."""
 
     @property
     def tiers(self) -> tuple[tuple[str, ...], ...]:
         """Best first; the candidates of one tier are tied."""
         ranks = self.ranks or range(len(self.candidates))
         ranked = zip(ranks, self.candidates, strict=True)
-        return tuple(tuple(name for _, name in tier) for _, tier in groupby(ranked, key=lambda one: one[0]))
+        return tuple(tuple(name for _, name in tier) for _, tier in groupby(ranked, key=lambda entry: entry[0]))
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Raises ValueError with file and record where one is malformed, or where a person answers an instance twice."""
+    """Raises ValueError with file and record if one is malformed, or a person answers an instance twice."""
     answers: dict[tuple[str, str], Answer] = {}
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"
@@ -173,7 +173,7 @@ class LabelledPair:
 
 
 def read_pairs(path: Path) -> list[LabelledPair]:
-    """Raises ValueError with file and record where one is malformed or its key is taken."""
+    """Raises ValueError with file and record if one is malformed or its key is taken."""
     pairs: dict[str, LabelledPair] = {}
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"

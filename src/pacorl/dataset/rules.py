@@ -48,7 +48,7 @@ def _by_theme(answer: Answer) -> str:
 
 def _by_criteria(answer: Answer) -> str:
     """All criteria in one question: people ranked by all of them, so a label says nothing about one alone."""
-    texts = [text.strip() for named in answer.criteria.values() for text in named.values()]
+    texts = [text.strip() for criteria in answer.criteria.values() for text in criteria.values()]
     if not texts:
         raise ValueError(
             f"ranking {answer.instance} by {answer.annotator} has no criteria to ask for; give it some, or ask for its "
@@ -66,12 +66,12 @@ QUESTIONS: dict[str, Callable[[Answer], str]] = {
     "criteria": _by_criteria,
     "plain": lambda answer: questions.consistent(),
 }
-"""What a judge is asked about a ranking's pairs. theme: its theme; without one its criteria; with neither, plainly."""
+"""The question about a ranking's pairs. theme: by its theme; without one by its criteria; with neither, plainly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What became of the votes."""
+    """The votes, and the labels that they gave."""
 
     rankings: int
     annotators: int
@@ -90,8 +90,10 @@ def label_pairs(
 ) -> tuple[list[LabelledPair], Balance]:
     """Every vote of every ranking goes to its question about its unordered pair; the majority labels it.
 
-    Pairs with as many votes for Yes as for No are dropped. Raises ValueError for an unknown rule or question, and for
-    rankings without criteria if these are to be asked for.
+    Pairs with as many votes for Yes as for No are dropped.
+
+    Raises:
+        ValueError: for an unknown rule or question, and for rankings without criteria if the question is `criteria`.
     """
     vote, ask = _choice(RULES, rule, "rule"), _choice(QUESTIONS, question, "question")
     votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
@@ -106,8 +108,8 @@ def label_pairs(
                 (key, text), LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
             )
     decided = [entry for entry in sorted(votes) if votes[entry][True] != votes[entry][False]]
-    asked = Counter(key for key, _ in votes)
-    pairs = [_labelled(first[entry], votes[entry], alone=asked[entry[0]] == 1) for entry in decided]
+    question_counts = Counter(key for key, _ in votes)
+    pairs = [_labelled(first[entry], votes[entry], alone=question_counts[entry[0]] == 1) for entry in decided]
     yes = sum(pair.consistent for pair in pairs)
     balance = Balance(
         rankings=len(answers),
@@ -132,7 +134,7 @@ def question_suffix(question: str) -> str:
 
 
 def pair_key(first: str, second: str) -> str:
-    """One name for both orders of a pair."""
+    """A name for both orders of a pair."""
     return sha256("\n".join(sorted((first, second))).encode()).hexdigest()[:24]
 
 
@@ -150,7 +152,7 @@ def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
     merged, dropped = [], 0
     for _, group in sorted(by_instance.items()):
         ranks = [mean_ranks(answer.tiers) for answer in group]
-        rank = {name: sum(one[name] for one in ranks) for name in group[0].candidates}
+        rank = {name: sum(person[name] for person in ranks) for name in group[0].candidates}
         if len(set(rank.values())) < len(rank):
             dropped += 1
             continue
@@ -162,9 +164,14 @@ def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
 def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float], seed: int = 0) -> dict[str, str]:
     """group → split, so that no tie runs between two splits.
 
-    ties: (group, anything it holds): groups that share a theme or a picture go to one split together.
-    shares: split → share of the groups; they sum to 1. A split with a share above 0 is empty only if there are too few
-    groups that may be parted. Deterministic, whatever the order of `ties`.
+    Deterministic, whatever the order of `ties`.
+
+    Args:
+        ties: (group, anything that it holds): groups that share a theme or an image go to one split together.
+        shares: split → share of the groups; they sum to 1.
+
+    Returns:
+        A split with a share above 0 is empty only if too few groups may be parted.
     """
     if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) < 0:
         raise ValueError(f"the shares of the splits {dict(shares)} must be positive and sum to 1")
@@ -181,7 +188,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         giver = max(dealt.values(), key=len)
         if len(giver) > 1:
             dealt[name].append(giver.pop(giver.index(min(giver, key=len))))
-    return {group: name for name, several in dealt.items() for cluster in several for group in cluster}
+    return {group: name for name, assigned in dealt.items() for cluster in assigned for group in cluster}
 
 
 def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
@@ -195,13 +202,13 @@ def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
             node = parent[node]
         return node
 
-    for group, thing in ties:
-        parent[root(("group", group))] = root(("thing", thing))
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for group, member in ties:
+        parent[root(("group", group))] = root(("thing", member))
+    clusters: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in sorted(parent):
         if node[0] == "group":
-            found[root(node)].append(node[1])
-    return list(found.values())
+            clusters[root(node)].append(node[1])
+    return list(clusters.values())
 
 
 def _choice(table: Mapping[str, Choice], name: str, what: str) -> Choice:

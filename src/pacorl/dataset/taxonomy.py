@@ -1,4 +1,4 @@
-"""What prompts are to be about: a YAML of categories, subcategories and the dimensions that a set must keep."""
+"""The subjects of prompts: a YAML of categories, subcategories and the dimensions that a set must keep."""
 
 from __future__ import annotations
 
@@ -25,32 +25,38 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """One prompt that is to be written."""
+class PromptOrder:
+    """One prompt to be written."""
 
     key: str
     subject: Subject
     grid: Grid
     number: int
-    """Counts all orders."""
+    """Its position among all orders."""
 
 
 def read_taxonomy(path: Path = PAPER) -> list[Subject]:
-    """Raises ValueError that names the file and the entry which is not `category: {subcategory: [dimensions]}`."""
+    """The subjects of a taxonomy.
+
+    Raises:
+        ValueError: that names the file and the entry which is not `category: {subcategory: [dimensions]}`.
+    """
     document = read_yaml(path)
-    subjects = [one for category, named in _items(document, path) for one in _subjects(category, named, path)]
+    subjects = [
+        subject for category, entries in _items(document, path) for subject in _subjects(category, entries, path)
+    ]
     if not subjects:
         raise ValueError(f"{path}: names no subcategories")
     return subjects
 
 
-def _subjects(category: str, named: Any, path: Path) -> list[Subject]:
-    found = []
-    for name, dimensions in _items(named, f"{path}: {category}"):
+def _subjects(category: str, entries: Any, path: Path) -> list[Subject]:
+    subjects = []
+    for name, dimensions in _items(entries, f"{path}: {category}"):
         if not isinstance(dimensions, list) or not dimensions or not set(dimensions) <= set(DIMENSIONS):
             raise ValueError(f"{path}: {category}: {name}: name some of {', '.join(DIMENSIONS)}, got {dimensions!r}")
-        found.append(Subject(category, name, tuple(dimensions)))
-    return found
+        subjects.append(Subject(category, name, tuple(dimensions)))
+    return subjects
 
 
 def _items(value: Any, where: object) -> list[tuple[str, Any]]:
@@ -59,17 +65,17 @@ def _items(value: Any, where: object) -> list[tuple[str, Any]]:
     return [(str(name), inner) for name, inner in value.items()]
 
 
-def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[Order]:
+def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[PromptOrder]:
     """`count` orders: categories share equally, and subcategories within them; layouts take turns."""
     by_category: dict[str, list[Subject]] = {}
     for subject in subjects:
         by_category.setdefault(subject.category, []).append(subject)
     categories = list(by_category.values())
-    result: list[Order] = []
+    planned: list[PromptOrder] = []
     for number in range(count):
-        round_, place = divmod(number, len(categories))
-        turn, which = divmod(round_, len(categories[place]))
-        subject = categories[place][which]
+        round_, category_index = divmod(number, len(categories))
+        turn, which = divmod(round_, len(categories[category_index]))
+        subject = categories[category_index][which]
         key = f"{subject.category}/{subject.name}/{turn}"
-        result.append(Order(key, subject, grids[(turn + number) % len(grids)], number))
-    return result
+        planned.append(PromptOrder(key, subject, grids[(turn + number) % len(grids)], number))
+    return planned

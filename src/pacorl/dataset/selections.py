@@ -1,0 +1,297 @@
+"""Selections of prompts that differ: a similarity graph over text embeddings, then a choice on it.
+
+The paper reduces 2,000 prompts to 708 by "graph-based diversification" and does not publish the algorithm. Three
+well-founded ones are offered, all deterministic:
+
+    independent_set    greedy maximal independent set of the graph "closer than d", fewest neighbours first: no two
+                       selected prompts are closer than d, and none can be added (Halldórsson & Radhakrishnan 1997)
+    farthest_point     always the prompt farthest from all selected ones: their nearest pair is at least half as far
+                       apart as in the best selection (Gonzalez 1985)
+    facility_location  lazy greedy: each prompt should have a selected one that is like it; at least 1 − 1/e of the best
+                       coverage on the k-nearest-neighbour graph (Nemhauser et al. 1978, Minoux 1978)
+
+Distance is 1 − cosine. N prompts, C dimensions, K neighbours, M selected.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]
+"""(N, C), each row of length 1."""
+Indices = NDArray[np.int64]
+
+NEIGHBOURS = 32
+EXACT_UP_TO = 20_000
+"""Vectors up to which neighbours are searched exhaustively; beyond, an inverted file is used."""
+BLOCK = 1024
+"""Rows compared at a time: bounds the memory at BLOCK × N floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When a selection is complete: at a number of prompts, or when none is `distance` from all selected ones."""
+
+    number: int | None = None
+    distance: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.number is None) == (self.distance is None):
+            raise ValueError("name either a number of prompts or a minimum distance, and not both")
+        if self.number is not None and self.number < 1:
+            raise ValueError(f"the number of prompts must be at least 1, got {self.number}")
+        if self.distance is not None and not 0 < self.distance < 2:
+            raise ValueError(f"the minimum distance is 1 − cosine and lies between 0 and 2, got {self.distance}")
+
+
+# --- the graph ---------------------------------------------------------------------------------------------------
+
+
+def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -> tuple[Vectors, Indices]:
+    """The `count` nearest others of each vector: cosine similarities and indices, both (N, K), nearest first."""
+    size = len(vectors_NC)
+    count = min(count, size - 1)
+    similarity, index = _search(vectors_NC, count + 1, seed)
+    # A vector finds itself, but not always first: duplicates are as near.
+    is_other = index != np.arange(size)[:, None]
+    is_other[is_other.all(1), -1] = False
+    return similarity[is_other].reshape(size, count), index[is_other].reshape(size, count)
+
+
+def _search(vectors_NC: Vectors, count: int, seed: int) -> tuple[Vectors, Indices]:
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError("diversify needs faiss; install it with `pip install 'pacorl[data]'`") from None
+    size, width = vectors_NC.shape
+    index = faiss.IndexFlatIP(width) if size <= EXACT_UP_TO else _inverted_file(faiss, vectors_NC, seed)
+    index.add(vectors_NC)
+    similarity, indices = index.search(vectors_NC, count)
+    # An inverted file that finds too few says −1: let that be anyone, at the least similarity.
+    missing = indices < 0
+    return np.where(missing, -1, similarity), np.where(missing, (np.arange(size)[:, None] + 1) % size, indices)
+
+
+def _inverted_file(faiss: Any, vectors_NC: Vectors, seed: int) -> Any:
+    size, width = vectors_NC.shape
+    cells = int(4 * np.sqrt(size))  # faiss' own rule of thumb
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
+    index.cp.seed, index.cp.max_points_per_centroid, index.nprobe = seed + 1, 64, max(8, cells // 32)
+    index.train(vectors_NC)
+    return index
+
+
+def nearest_selected(vectors_NC: Vectors, selected: Sequence[int]) -> Vectors:
+    """(M,): the exact distance of each selected prompt to its nearest other selected one."""
+    selected_MC = vectors_NC[np.asarray(selected)]
+    nearest_M = np.empty(len(selected_MC), np.float32)
+    for start in range(0, len(selected_MC), BLOCK):
+        similarity = selected_MC[start : start + BLOCK] @ selected_MC.T
+        rows = np.arange(len(similarity))
+        similarity[rows, rows + start] = -np.inf
+        nearest_M[start : start + BLOCK] = 1 - similarity.max(1)
+    return nearest_M
+
+
+# --- selections --------------------------------------------------------------------------------------------------
+
+
+def farthest_point(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[int]:
+    """Starts at the prompt nearest to the mean of all, then always takes the one farthest from those taken."""
+    del seed  # nothing is drawn: the argument is there for the table's sake
+    first = int(np.argmax(vectors_NC @ vectors_NC.mean(0)))
+    selected, distance_N = [first], 1 - vectors_NC @ vectors_NC[first]
+    while len(selected) < min(goal.number or len(vectors_NC), len(vectors_NC)):
+        distance_N[selected[-1]] = -np.inf
+        farthest = int(np.argmax(distance_N))
+        if goal.distance is not None and distance_N[farthest] < goal.distance:
+            break
+        selected.append(farthest)
+        np.minimum(distance_N, 1 - vectors_NC @ vectors_NC[farthest], out=distance_N)
+    return selected
+
+
+def independent_set(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[int]:
+    """A maximal set of prompts no two of which are closer than a distance; for a number, the distance is searched."""
+    similarity_NK, _ = neighbours(vectors_NC, seed=seed)
+    if goal.distance is not None:
+        return _independent(vectors_NC, _crowding(similarity_NK, goal.distance), goal.distance)
+    number = min(goal.number or 0, len(vectors_NC))
+    low, high = 0.0, 2.0
+    best = list(range(len(vectors_NC)))
+    for _ in range(24):
+        middle = (low + high) / 2
+        selected = _independent(vectors_NC, _crowding(similarity_NK, middle), middle, stop_at=number)
+        low, high, best = (middle, high, selected) if len(selected) >= number else (low, middle, best)
+    return best[:number]
+
+
+def _crowding(similarity_NK: Vectors, distance: float) -> Indices:
+    """The order of visits: prompts with the fewest neighbours within `distance` first, then by their own order."""
+    return np.argsort((similarity_NK > 1 - distance).sum(1), kind="stable")
+
+
+def _independent(vectors_NC: Vectors, order: Indices, distance: float, *, stop_at: int | None = None) -> list[int]:
+    """Visits in `order` and selects what is at least `distance` from all selected so far; every comparison is exact."""
+    selected_MC = np.empty((len(order), vectors_NC.shape[1]), np.float32)
+    selected: list[int] = []
+    for start in range(0, len(order), BLOCK):
+        rows = order[start : start + BLOCK]
+        block = vectors_NC[rows]
+        free = np.asarray((block @ selected_MC[: len(selected)].T <= 1 - distance).all(1))  # all of none is True
+        near = np.asarray(block @ block.T > 1 - distance)
+        for row in np.flatnonzero(free):
+            if free[row]:
+                selected_MC[len(selected)] = block[row]
+                selected.append(int(rows[row]))
+                free[row:] &= ~near[row, row:]
+                if len(selected) == stop_at:
+                    return selected
+    return selected
+
+
+def facility_location(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[int]:
+    """Maximises Σ_i max_{j selected} similarity(i, j) over the k-nearest-neighbour graph by lazy greedy choice."""
+    if goal.number is None:
+        raise ValueError("facility_location selects a number of prompts; for a minimum distance use independent_set")
+    reach = _reach(vectors_NC, seed)
+    covered_N = np.zeros(len(vectors_NC), np.float32)
+    # (−gain, prompt): a stale gain is an upper bound, so the first whose fresh gain stays on top is the best.
+    queue = [(-float(similarity.sum()), prompt) for prompt, (_, similarity) in enumerate(reach)]
+    heapq.heapify(queue)
+    selected: list[int] = []
+    while queue and len(selected) < goal.number:
+        stale, prompt = heapq.heappop(queue)
+        members, similarity = reach[prompt]
+        gain = float(np.maximum(similarity - covered_N[members], 0).sum())
+        if queue and -gain > queue[0][0]:
+            heapq.heappush(queue, (-gain, prompt))
+            continue
+        assert -gain >= stale - 1e-3  # submodular: gains only shrink
+        selected.append(prompt)
+        covered_N[members] = np.maximum(covered_N[members], similarity)
+    return selected
+
+
+def _reach(vectors_NC: Vectors, seed: int) -> list[tuple[Indices, Vectors]]:
+    """For each prompt, whom it is among the nearest of, and how similar (itself included)."""
+    similarity_NK, index_NK = neighbours(vectors_NC, seed=seed)
+    size, count = index_NK.shape
+    member = np.concatenate([np.repeat(np.arange(size), count), np.arange(size)])
+    facility = np.concatenate([index_NK.ravel(), np.arange(size)])
+    weight = np.concatenate([np.maximum(similarity_NK.ravel(), 0), np.ones(size, np.float32)])
+    order = np.argsort(facility, kind="stable")
+    bounds = np.searchsorted(facility[order], np.arange(1, size))
+    return list(zip(np.split(member[order], bounds), np.split(weight[order], bounds), strict=True))
+
+
+SELECTIONS: dict[str, Callable[..., list[int]]] = {
+    "independent_set": independent_set,
+    "farthest_point": farthest_point,
+    "facility_location": facility_location,
+}
+
+
+def select(
+    vectors_NC: Vectors, goal: Goal, *, method: str = "independent_set", categories: Sequence[str] = (), seed: int = 0
+) -> list[int]:
+    """Selects prompts by their vectors.
+
+    Args:
+        method: one of SELECTIONS.
+        categories: of each prompt; then every category gets as equal a share as it can fill.
+
+    Returns:
+        The indices of the selected prompts, ascending.
+
+    Raises:
+        ValueError: for an unknown method, or fewer than two prompts.
+    """
+    if method not in SELECTIONS:
+        raise ValueError(f"unknown method {method!r}; there are {', '.join(SELECTIONS)}")
+    if len(vectors_NC) < 2:
+        raise ValueError(f"{len(vectors_NC)} prompts are too few to select from; at least two are needed")
+    if not categories:
+        return sorted(SELECTIONS[method](vectors_NC, goal, seed=seed))
+    members = {name: np.flatnonzero(np.asarray(categories) == name) for name in sorted(set(categories))}
+    goals = _goals_per_category({name: len(rows) for name, rows in members.items()}, goal)
+    selected: list[int] = []
+    for name, rows in members.items():
+        if len(rows) <= 1 or goals[name] is None:
+            selected += rows[: len(rows) if goals[name] else 0].tolist()
+        else:
+            selected += rows[SELECTIONS[method](vectors_NC[rows], goals[name], seed=seed)].tolist()
+    return sorted(selected)
+
+
+def _goals_per_category(available: dict[str, int], goal: Goal) -> dict[str, Goal | None]:
+    if goal.number is None:
+        return dict.fromkeys(available, goal)
+    quotas = equal_quotas(available, goal.number)
+    return {name: Goal(number=quota) if quota else None for name, quota in quotas.items()}
+
+
+def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
+    """As equal shares of `total` as the categories can fill; what a small one cannot take goes to the others."""
+    quotas = dict.fromkeys(available, 0)
+    for _ in range(min(total, sum(available.values()))):
+        open_ones = [name for name in available if quotas[name] < available[name]]
+        quotas[min(open_ones, key=lambda name: quotas[name])] += 1
+    return quotas
+
+
+# --- measurement ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far apart selected prompts are, and how well they stand for all. Distances are 1 − cosine."""
+
+    kept: int
+    nearest: float
+    """Between the nearest two."""
+    mean_nearest: float
+    """Mean over the selected of the distance to their nearest other."""
+    coverage: float
+    """Mean over all prompts of the similarity to the most similar selected one."""
+    farthest: float
+    """From any prompt to its nearest selected one, at most."""
+    pair: tuple[int, int]
+    """The nearest two."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:
+    """Measures a selection, exactly.
+
+    Raises:
+        ValueError: if fewer than two prompts are selected.
+    """
+    if len(selected) < 2:
+        raise ValueError(
+            f"{len(selected)} prompts are selected, and a spread needs two; raise the number or lower the distance"
+        )
+    nearest_M = nearest_selected(vectors_NC, selected)
+    first = int(np.argmin(nearest_M))
+    selected_MC = vectors_NC[np.asarray(selected)]
+    to_first = selected_MC @ selected_MC[first]
+    to_first[first] = -np.inf
+    similar_N = np.concatenate(
+        [(vectors_NC[start : start + BLOCK] @ selected_MC.T).max(1) for start in range(0, len(vectors_NC), BLOCK)]
+    )
+    return Spread(
+        kept=len(selected),
+        nearest=float(nearest_M.min()),
+        mean_nearest=float(nearest_M.mean()),
+        coverage=float(similar_N.mean()),
+        farthest=float(1 - similar_N.min()),
+        pair=(int(selected[first]), int(selected[int(np.argmax(to_first))])),
+    )
