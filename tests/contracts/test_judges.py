@@ -13,7 +13,7 @@ from PIL import Image
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.io.documents import parse_yaml, read_object
-from pacorl.judges import JUDGES, open_judge
+from pacorl.judges import JUDGES, judge_from, open_judge
 from pacorl.judges.judge import (
     FIRST_EDITION_KEYS,
     InProcessOptions,
@@ -25,6 +25,7 @@ from pacorl.judges.judge import (
 )
 from pacorl.judges.local import LocalJudge
 from pacorl.judges.pairwise import ask_pairs
+from pacorl.score.reward import PacoReward
 from pacorl.types import Question
 
 SERVED: dict[str, dict[str, Any]] = {"http": {"model": "judge"}}
@@ -65,6 +66,15 @@ def test_a_judge_elsewhere_counts_and_closes(options: JudgeOptions) -> None:
         assert counts_of(judge).get("requests", 0) == (0 if JUDGES[options.backend].in_process else 1)
     finally:
         close_judge(judge)
+
+
+def test_a_person_names_it_in_one_word(options: JudgeOptions) -> None:
+    judge, name = judge_from(options.checkpoint, model=getattr(options, "model", ""))
+    close_judge(judge)
+    assert name == options.name
+    opened = open_judge(options, device="cpu")
+    close_judge(opened)
+    assert type(judge) is type(opened)
 
 
 @pytest.mark.parametrize("name", JUDGES)
@@ -121,7 +131,12 @@ class CoinOptions(JudgeOptions):
     heads: float = 0.5
 
 
-COIN = JudgeSpec(options=CoinOptions, open=lambda options, **place: LocalJudge.from_pretrained("tiny"))
+COIN = JudgeSpec(
+    options=CoinOptions,
+    open=lambda options, **place: LocalJudge.from_pretrained("tiny"),
+    from_source=lambda source, **access: (LocalJudge.from_pretrained("tiny"), "a coin"),
+    claims=lambda source: source == "coin",
+)
 
 
 def test_a_third_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,5 +145,7 @@ def test_a_third_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     run = load(PolicyRun, None, ["judge={backend: coin, heads: 0.7}"])
     assert run.judge == CoinOptions(heads=0.7)
     assert isinstance(open_judge(run.judge, device="cpu"), LocalJudge)
+    with PacoReward.from_pretrained("coin") as reward:
+        assert reward.name == "a coin"
     with pytest.raises(ConfigError, match=r"judge\.heads"):
         load(PolicyRun, None, ["judge={backend: coin, heads: many}"])

@@ -190,7 +190,11 @@ class ToyJudge:
         return f"The colours lie {_distance(question):.3f} apart."
 
 
-TOY_JUDGE = JudgeSpec(options=LocalOptions, open=lambda options, **place: ToyJudge())
+TOY_JUDGE = JudgeSpec(
+    options=LocalOptions,
+    open=lambda options, **place: ToyJudge(),
+    from_source=lambda source, **access: (ToyJudge(), "toy"),
+)
 """The one toy judge; a checkpoint's name and a config's options do not change it."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -42,6 +42,21 @@ def open_judge(options: JudgeOptions, *, device: str | torch.device, processes: 
         OSError: if nobody answers at an address.
     """
     return JUDGES[options.backend].open(options, device=device, processes=processes)
+
+
+def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
+    """The judge that a person names in one word: a folder, a hub name, a server's URL, an endpoints YAML, `tiny`.
+
+    Args:
+        access: adapter, model, api_key_env, temperature, variants, decline, as in `PacoReward.from_pretrained`.
+
+    Returns:
+        The judge and what to call it.
+    """
+    others = (name for name in JUDGES if name != JUDGE.default)
+    # The default's file brings torch, which a judge elsewhere needs not wait for.
+    backend = next((name for name in others if JUDGES[name].claims(source)), JUDGE.default)
+    return JUDGES[backend].from_source(source, **access)
 
 
 def default_judge() -> JudgeOptions:

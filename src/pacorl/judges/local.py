@@ -207,9 +207,21 @@ def open_local(options: LocalOptions, *, device: torch.device, processes: int = 
     )
 
 
+def named_local(
+    source: str, *, adapter: str = "", model: str = "", api_key_env: str = "", **options: Any
+) -> tuple[LocalJudge, str]:
+    """A judge of this process by its checkpoint, at its best place; `model` and `api_key_env` mean nothing to it."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one would be drawn for the weights, between a command's own lines
+    judge = LocalJudge.from_pretrained(source, adapter=adapter, **options, **placement(source))
+    return judge, f"{source} + {adapter}" if adapter else source
+
+
 SPEC = JudgeSpec(
     options=LocalOptions,
     open=open_local,
+    from_source=named_local,
     base="Qwen2.5-VL-7B",
     architecture=Path(__file__).with_name("qwen2_5_vl_7b.json"),
     tiny=TINY_JUDGE,

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pacorl.io.net import open_source
+from pacorl.judges import judge_from
 from pacorl.score.scores import Scores, questions_about, rank, score_set
 from pacorl.types import Question
 
@@ -47,30 +48,31 @@ class PacoReward:
         variants: bool = False,
         decline: bool = True,
     ) -> PacoReward:
-        """A judge from a transformers folder or hub name (with a PEFT `adapter`), the URL of a server, or an
-        endpoints YAML (`model` is its name there). "tiny" is the embedded one, of the tiny world only. `variants` adds
-        up the spellings of Yes and of No, as EditReward-Bench does. `decline`: images outside of what the judge knows
-        get no score, if its checkpoint says what it knows (`judges.domain`).
+        """A judge by its name.
 
-        Raises ValueError if it cannot be what was asked for; for a server, before any question.
+        Args:
+            source: A transformers folder, a hub name, the URL of a server, an endpoints YAML, or "tiny" for the
+                embedded judge, which knows the tiny world only.
+            adapter: A PEFT LoRA on top of a checkpoint.
+            model: The judge's name at a server.
+            api_key_env: The environment variable that holds a server's key.
+            temperature: Divides the Yes − No logit.
+            variants: Adds up the spellings of Yes and of No, as EditReward-Bench does.
+            decline: Images outside of what the judge knows get no score, if its checkpoint says what it knows.
+
+        Raises:
+            ValueError: if it cannot be what was asked for; for a server, before any question.
         """
-        text = str(source)
-        if not text.startswith(("http://", "https://")) and not text.endswith((".yaml", ".yml")):
-            local = _local(text, adapter=adapter, temperature=temperature, variants=variants, decline=decline)
-            return cls(local, name=_local_name(text, adapter))
-        from pacorl.judges.http.judge import connected
-
-        if adapter:
-            raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
-        judge = connected(
-            text,
+        judge, name = judge_from(
+            str(source),
+            adapter=adapter,
             model=model,
             api_key_env=api_key_env,
             temperature=temperature,
             variants=variants,
             decline=decline,
         )
-        return cls(judge, name=judge.model)
+        return cls(judge, name=name)
 
     @property
     def note(self) -> str:
@@ -131,19 +133,6 @@ class PacoReward:
     ) -> Scores:
         opened = [_as_image(image) for image in images]
         return how(self.judge, opened, questions=questions_about(theme, criteria), **options)
-
-
-def _local(checkpoint: str, *, adapter: str, **options: Any) -> Judge:
-    from transformers.utils import logging
-
-    from pacorl.judges.local import LocalJudge, placement
-
-    logging.disable_progress_bar()  # one would be drawn for the weights, between a command's own lines
-    return LocalJudge.from_pretrained(checkpoint, adapter=adapter, **options, **placement(checkpoint))
-
-
-def _local_name(checkpoint: str, adapter: str) -> str:
-    return f"{checkpoint} + {adapter}" if adapter else checkpoint
 
 
 def _as_image(image: Image | Path | str) -> Image:

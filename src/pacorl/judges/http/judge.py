@@ -346,4 +346,18 @@ def how_to_serve(options: HttpOptions) -> str:
     return f" (nobody listens at {ports}: `pacorl serve {served} --backend vllm`)"
 
 
-SPEC = JudgeSpec(options=HttpOptions, open=open_http, remedy=how_to_serve)
+def named_http(source: str, *, adapter: str = "", **options: Any) -> tuple[HttpJudge, str]:
+    """A judge by its address, after it shook hands."""
+    if adapter:
+        raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
+    judge = connected(source, **options)
+    return judge, judge.model
+
+
+SPEC = JudgeSpec(
+    options=HttpOptions,
+    open=open_http,
+    from_source=named_http,
+    claims=lambda source: is_url(source) or is_endpoints_file(source),
+    remedy=how_to_serve,
+)
