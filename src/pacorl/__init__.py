@@ -14,19 +14,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pacorl.config.judge_run import RewardRun
+    from pacorl.config.policy_run import PolicyRun
     from pacorl.data.records import load_prompts
     from pacorl.judges.http.judge import HttpJudge
     from pacorl.judges.local import LocalJudge
     from pacorl.score.reward import PacoReward
+    from pacorl.train.trainer import PolicyTrainer
     from pacorl.train_judge.run import JudgeTrainer
 
 __version__ = "0.1.0"
 
-__all__ = ["HttpJudge", "JudgeTrainer", "LocalJudge", "PacoReward", "RewardRun", "__version__", "load_prompts"]
+__all__ = [
+    "HttpJudge",
+    "JudgeTrainer",
+    "LocalJudge",
+    "PacoReward",
+    "PolicyRun",
+    "PolicyTrainer",
+    "RewardRun",
+    "__version__",
+    "load_prompts",
+]
 
 _HOMES = {
     "HttpJudge": "pacorl.judges.http.judge",
     "JudgeTrainer": "pacorl.train_judge.run",
+    "PolicyRun": "pacorl.config.policy_run",
+    "PolicyTrainer": "pacorl.train.trainer",
     "RewardRun": "pacorl.config.judge_run",
     "PacoReward": "pacorl.score.reward",
     "LocalJudge": "pacorl.judges.local",

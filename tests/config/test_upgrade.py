@@ -34,12 +34,14 @@ def test_a_dropped_key_may_only_say_what_it_always_said() -> None:
 
 
 def test_a_retired_key_may_have_any_value_and_says_what_happens_now() -> None:
-    document = {"advantages": {"min_valid": 4, "clip": 3.0}, "report_every": 0}
+    document = {"advantages": {"min_valid": 4, "clip": 3.0}, "report_every": 0, "watch": {"average": 1}}
     assert upgrade(document, "PolicyRun") == [
+        "watch is now called monitor",
         "advantages.min_valid is no longer a setting: groups with fewer than 2 judged samples are dropped",
+        "monitor.average is no longer a setting: an epoch's signs are averaged over 3 epochs",
         "report_every is no longer a setting: report.html is built with each evaluation and each checkpoint",
     ]
-    assert document == {"advantages": {"clip": 3.0}}
+    assert document == {"advantages": {"clip": 3.0}, "monitor": {}}
 
 
 @pytest.mark.parametrize("document", [{"model": None}, {"model": [1]}, {"adapter": "text"}, {}])

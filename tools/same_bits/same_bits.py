@@ -27,7 +27,15 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
-RENAMED: dict[str, str] = {"text_tokens": "max_sequence_length", "painted": "generated"}
+RENAMED: dict[str, str] = {
+    "text_tokens": "max_sequence_length",
+    "painted": "generated",
+    "watch/duplicates": "monitor/duplicates",
+    "watch/blank": "monitor/blank",
+    "watch/diversity": "monitor/diversity",
+    "watch/lattice": "monitor/grid_artifact",
+    "alarm/lattice": "alarm/grid_artifact",
+}
 """First edition's key of a record or metric → today's."""
 
 VOLATILE = re.compile(
