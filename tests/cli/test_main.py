@@ -38,11 +38,41 @@ def test_a_fault_is_one_line_and_debug_shows_where() -> None:
     assert "Traceback" in debug.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("score", "--colour"), "pacorl: No such option: --colour; see pacorl score --help"),
+        (("skore",), "pacorl: No such command 'skore'"),
+        (("benchmark", "t2is"), "pacorl: Missing argument 'data'; see pacorl benchmark t2is --help"),
+    ],
+)
+def test_a_wrong_word_is_one_line(
+    words: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pacorl", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.count("\n")) == (2, 1)
+    assert said.startswith(line)
+
+
+@pytest.mark.parametrize("words", [(), ("dataset",)])
+def test_no_words_are_a_question_for_help(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pacorl", *words])
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = capsys.readouterr()
+    assert "Usage:" in shown.out + shown.err
+
+
 @pytest.mark.parametrize("fault", [SafetensorError("no space"), OSError("no space"), ValueError("no space")])
 def test_what_a_user_can_cause_is_one_line(
     fault: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise fault
 
     monkeypatch.setattr(cli, "app", fail)
@@ -53,7 +83,7 @@ def test_what_a_user_can_cause_is_one_line(
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise KeyError("gone")
 
     monkeypatch.setattr(cli, "app", fail)

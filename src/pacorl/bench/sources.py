@@ -39,21 +39,18 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict
     """What the images depend on, for their recipes and the results' settings; an adapter by its content."""
     if options.images:
         return {"images": str(options.images)}
-    further = {
-        name: value
-        for name in ("true_cfg_scale", "negative_prompt", "max_sequence_length")
-        if (value := getattr(options, name)) is not None
-    }
+    chosen = {name: value for name, value in options.policy_options.items() if value is not None}
+    guidance = chosen.pop("guidance_scale", None)
     # The keys of the first edition: images and results of its runs stay valid.
     return {
         "model": options.model,
         "adapter": adapter_digest(options.adapter),
         "size": str(options.size or ""),
         "steps": options.steps,
-        "guidance": options.guidance_scale,
+        "guidance": guidance,
         "panel": panel,
         "seed": options.seed,
-    } | further
+    } | chosen
 
 
 def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
@@ -63,10 +60,7 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
         options.model,
         kind=kind,
         adapter=options.adapter,
-        guidance_scale=options.guidance_scale,
-        true_cfg_scale=options.true_cfg_scale,
-        negative_prompt=options.negative_prompt,
-        max_sequence_length=options.max_sequence_length,
+        **options.policy_options,
         device=_own_device(),
     )
     generator.batch = options.image_batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from typing import Any
 
 import typer
 
@@ -64,7 +65,7 @@ def options(
 
 
 def main() -> None:
-    """Runs the command line; faults become one line and exit code 1."""
+    """Runs the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # torchvision is not missed
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
@@ -72,13 +73,26 @@ def main() -> None:
         return
     warnings.formatwarning = _one_line
     try:
-        app()
+        code = app(standalone_mode=False, prog_name="pacorl")
     except Exception as error:
+        if hasattr(error, "format_message"):  # typer's own: a wrong option, argument or command
+            sys.exit(_refuse(error))
         if not _is_users(error):
             raise
         message = str(error).strip() or type(error).__name__
         print(f"pacorl: {message}", file=sys.stderr)
         sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(error: Any) -> int:
+    """Prints a wrong use of the command line; returns the exit code."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "pacorl --help"
+        print(f"pacorl: {' '.join(error.format_message().split()).removesuffix('.')}; see {command}", file=sys.stderr)
+    return int(error.exit_code)
 
 
 def _is_users(error: Exception) -> bool:

@@ -201,10 +201,7 @@ def _load(options: GeneratorOptions, *, edits: bool) -> Generator:
         options.model,
         kind=options.kind or kind_of(options.model, edits=edits),
         adapter=options.adapter,
-        guidance_scale=options.guidance_scale,
-        true_cfg_scale=options.true_cfg_scale,
-        negative_prompt=options.negative_prompt,
-        max_sequence_length=options.max_sequence_length,
+        **options.policy_options,
     )
 
 

@@ -135,6 +135,16 @@ class GeneratorOptions(ModelOptions):
     )
     seed: int = option(0, "Of the first image; the next ones count on from it.", least=0)
 
+    @property
+    def policy_options(self) -> dict[str, Any]:
+        """The options of a kind, as `Generator.load` takes them; None is the checkpoint's default."""
+        return {
+            "guidance_scale": self.guidance_scale,
+            "true_cfg_scale": self.true_cfg_scale,
+            "negative_prompt": self.negative_prompt,
+            "max_sequence_length": self.max_sequence_length,
+        }
+
 
 def with_adapter(model: str, adapter: str) -> str:
     """`MODEL + ADAPTER`, or the model alone."""
