@@ -21,12 +21,11 @@ from pacorl.cli.benchmark import INCOMPLETE, app
 from pacorl.core.ranking import Interval
 from pacorl.data.characters import character_prompts
 from pacorl.data.leaks import trained_on
-from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
 from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judges.local import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
-from pacorl.types import Prompt, Question, Verdict
+from pacorl.types import Question, Verdict
 
 
 def command(*arguments: object) -> Result:
@@ -207,35 +206,6 @@ def test_records_name_their_case(tmp_path: Path) -> None:
 def test_neither_generator_nor_pictures(t2is_folder: Path, tmp_path: Path) -> None:
     done = command(t2is_folder, "--out", tmp_path / "run")
     assert "name a generator with --model, or a folder of finished images with --images" in str(done.exception)
-
-
-# --- painting ------------------------------------------------------------------------------------------------------
-
-
-def grey(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image.Image]:
-    return [Image.new("L", (8, 8), seed % 256) for seed in seeds]
-
-
-def test_processes_paint_what_one_would(tmp_path: Path) -> None:
-    jobs = [ImageJob(f"case{number}", Prompt(number, "a hat"), f"sheets/{number}.png") for number in range(5)]
-    loads: list[int] = []
-
-    def load() -> Any:
-        loads.append(1)
-        return grey
-
-    studio = ImageSource(load, {"model": "grey"}, seed=3, batch=2)
-    assert generate_missing(jobs, tmp_path / "one", studio) == 5
-    counts = [generate_missing(jobs, tmp_path / "two", studio, shard=Shard(index, 2)) for index in (0, 1)]
-    assert counts == [3, 2]
-    for job in jobs:
-        assert (tmp_path / "one" / job.file).read_bytes() == (tmp_path / "two" / job.file).read_bytes()
-    assert generate_missing(jobs, tmp_path / "one", studio) == 0
-    assert len(loads) == 3  # nothing to paint, nothing loaded
-    other = ImageSource(load, {"model": "grey"}, seed=4, batch=2)
-    assert generate_missing(jobs, tmp_path / "one", other) == 5  # another recipe is another picture
-    (tmp_path / "one" / jobs[2].file).write_bytes(b"torn")
-    assert generate_missing(jobs, tmp_path / "one", other) == 1
 
 
 # --- leaks ---------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def krippendorff_alpha(units: Sequence[Sequence[int]]) -> float | None:
     if len(values) < 2:
         return None
     coincidence = _coincidences(compared, values)
-    totals = coincidence.sum(1)
+    totals = coincidence.sum(1)  # n_c: how often each value was given, in units that can be compared
     distance = _ordinal_distance(totals)
     expected = np.outer(totals, totals) - np.diag(totals)
     observed_part, expected_part = (coincidence * distance).sum(), (expected * distance).sum() / (totals.sum() - 1)

@@ -56,6 +56,7 @@ def share_out(
         raise ValueError("nobody is there to rank; name at least one annotator")
     rng = random.Random(sharing.seed)
     questions = [instance.id for instance in instances if not instance.is_control]
+    # Shuffled first: the shared part is then a random sample of all prompts.
     rng.shuffle(questions)
     shared = round(sharing.overlap * len(questions))
     load: dict[str, list[str]] = {person: [] for person in people}
@@ -108,5 +109,6 @@ def _with_foreigner(instance: Instance, groups: Mapping[str, Sequence[Instance]]
     candidates = list(instance.candidates)
     candidates[position] = rng.choice(other.candidates)
     must = tuple((better, position) for better in range(len(candidates)) if better != position)
+    # The id follows from the images, so that a later start finds the same control question in the database.
     name = hashlib.sha256("\n".join([instance.reference, *candidates]).encode()).hexdigest()[:16]
     return replace(instance, id=f"control:{name}", candidates=tuple(candidates), must=must)

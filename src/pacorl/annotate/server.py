@@ -163,7 +163,7 @@ def image_path(folder: Path, name: str) -> Path:
 def missing_images(folder: Path, instances: Sequence[Instance]) -> list[str]:
     """The images that the instances name and that cannot be served: checked before a server starts."""
     missing = []
-    for name in sorted({name for one in instances for name in (one.reference, *one.candidates)}):
+    for name in sorted({name for instance in instances for name in (instance.reference, *instance.candidates)}):
         try:
             image_path(folder, name)
         except RefusedError:

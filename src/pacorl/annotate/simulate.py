@@ -136,6 +136,7 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
         addresses = (task["reference"], *task["candidates"])
         reference, *candidates = (read_panel(client.image(address)) for address in addresses)
         scores = [
+            # The last term breaks ties by chance, also without noise.
             shared_attributes(reference, candidate, attend=attend) + rng.gauss(0, noise) + 1e-6 * rng.random()
             for candidate in candidates
         ]

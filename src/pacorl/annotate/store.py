@@ -100,6 +100,7 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            # IMMEDIATE takes the write lock at once: a transaction that reads first could not be upgraded later.
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -174,6 +175,7 @@ class Store:
 
         The same instances, people and sharing again change nothing.
         """
+        # An answer that arrives between this plan and the transaction keeps its person: `_assign` reads again.
         plan = share_out(instances, self.people(), sharing, answered=self.answered())
         with self._transaction() as db:
             stored = {row[0]: row[1] for row in db.execute("SELECT id, content FROM instances")}
@@ -214,7 +216,7 @@ class Store:
             limit,
         )
         instances = [stored_instance(content) for (content,) in rows]
-        return [Task(one, shown_order(person, one), self._undone(person, one)) for one in instances]
+        return [Task(instance, shown_order(person, instance), self._undone(person, instance)) for instance in instances]
 
     def _undone(self, person: str, instance: Instance) -> tuple[int, ...] | None:
         rows = self._all(
@@ -382,6 +384,7 @@ def only_server(database: Path, *, url: str) -> Iterator[None]:
 def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
     """The candidates in this person's order: the same at every visit, another for everyone."""
     order = list(range(len(instance.candidates)))
+    # From the names, not from the database: a restored copy shows the same order.
     random.Random(f"{person}\n{instance.id}").shuffle(order)
     return tuple(order)
 

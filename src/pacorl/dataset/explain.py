@@ -116,6 +116,7 @@ def _explain_missing(
                 journal.add(future.result())
                 progress(done, len(missing))
         except BaseException:
+            # A refused key or Ctrl-C: requests that wait would each cost time and money for nothing.
             pool.shutdown(cancel_futures=True)
             raise
 
@@ -127,6 +128,7 @@ def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts
     try:
         for _ in range(attempts):
             explanation = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
+            # The model may say that the label is wrong. A reason for the other label would teach the judge a lie.
             if (explanation.answer == "Yes") == pair.consistent:
                 return row | {"status": "explained", "reasons": explanation.reasons}
             model.count_contradiction()

@@ -106,6 +106,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     if target.is_file() and target.samefile(source):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    # A hard link shares its content: writing through it would change the source, so an old target goes first.
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -149,8 +150,8 @@ def write_consistency_rank(export: Export) -> list[Path]:
     write_jsonl(
         root / "prompt_data.jsonl",
         [
-            {"idx": folder, "prompt": one.theme, "criteria": one.criteria or criteria.get(one.group, {})}
-            for folder, one in prompts.items()
+            {"idx": folder, "prompt": answer.theme, "criteria": answer.criteria or criteria.get(answer.group, {})}
+            for folder, answer in prompts.items()
         ],
     )
     rows: list[dict[str, Any]] = []
@@ -243,14 +244,15 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dr
             f"{folder} has no rankings and nothing imported; rank with `pacorl dataset annotate` first, or bring yours "
             f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
         )
-    answers += [one for path in imported_files if path.name == "rankings.jsonl" for one in read_answers(path)]
+    answers += [answer for path in imported_files if path.name == "rankings.jsonl" for answer in read_answers(path)]
     pairs, balance = label_pairs(answers, rule=rule, question=question)
-    imported = [one for path in imported_files if path.name == "pairs.jsonl" for one in read_pairs(path)]
+    imported = [pair for path in imported_files if path.name == "pairs.jsonl" for pair in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance.as_dict(), "imported_yes": yes, "imported_no": len(imported) - yes}
     labelled = LabelledData([*pairs, *imported], answers, counts)
     if not dry_run:
         sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
+        # A step of its own: `explain` and `export` both label, and the second must not rewrite the first one's file.
         step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
         if step.counts_if_done() is None:
             write_pairs(folder / "pairs.jsonl", labelled.pairs)

@@ -89,20 +89,20 @@ def _benchmark_image(bundle: Import, group: str, name: str, where: str) -> str:
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
     """LLaMA-Factory's sharegpt JSON beside a dataset_info.json: PaCo-Dataset's folder, or one of our exports."""
     for name in sharegpt_names(bundle.source):
-        for number, one in enumerate(load_sharegpt(bundle.source, name), 1):
+        for number, comparison in enumerate(load_sharegpt(bundle.source, name), 1):
             where = f"{bundle.source}:{name}, record {number}"
-            if len(one.images) != 2:
-                raise ValueError(f"{where}: a pair shows two images, this has {len(one.images)}")
-            names = [path.relative_to(bundle.source).as_posix() for path in one.images]
+            if len(comparison.images) != 2:
+                raise ValueError(f"{where}: a pair shows two images, this has {len(comparison.images)}")
+            names = [path.relative_to(bundle.source).as_posix() for path in comparison.images]
             images = tuple(bundle.add_image(name, where=where) for name in names)
             yield LabelledPair(
-                key=pair_key(*images) + question_suffix(one.question),
-                group=f"{bundle.name}:{one.group or Path(names[0]).parent.as_posix()}",
+                key=pair_key(*images) + question_suffix(comparison.question),
+                group=f"{bundle.name}:{comparison.group or Path(names[0]).parent.as_posix()}",
                 images=images,
-                consistent=one.consistent,
-                question=one.question.replace(IMAGE_TAG, "").strip(),
-                category=one.category,
-                reasons=one.reasons.strip(),
+                consistent=comparison.consistent,
+                question=comparison.question.replace(IMAGE_TAG, "").strip(),
+                category=comparison.category,
+                reasons=comparison.reasons.strip(),
             )
 
 
@@ -187,6 +187,7 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
         )
     check_readable(bundle.root / name for name in lines)
     first: dict[str, str] = {}
+    # By content: a copy under another name in another split would leak.
     originals = {name: first.setdefault(digest(bundle.root / name), name) for name in lines}
     return {name: bundle.add_image(original, where=str(bundle.source)) for name, original in originals.items()}
 
@@ -289,6 +290,7 @@ def import_folder(
     options = {"kind": kind, "source": str(source.resolve())}
     step = DatasetStep(folder, f"import-{bundle.name}", inputs=_existing(files_of(source)), options=options)
     _check_source(step)
+    # Everything is read and checked before the first file is brought in: a fault leaves the folder as it was.
     items = list(read(bundle))
     rankings = [item for item in items if isinstance(item, Answer)]
     pairs, lost = without_contradictions([item for item in items if isinstance(item, LabelledPair)])

@@ -101,6 +101,7 @@ class ChatModel:
         Raises:
             ChatError: with the last fault, after `attempts`.
         """
+        # Only the last faulty answer is sent back: a growing conversation costs more each time.
         talk, fault = list(messages), ""
         for _ in range(attempts):
             text = self.ask(talk)
@@ -158,6 +159,7 @@ def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) ->
 
 def parse(text: str, schema: type[Reply]) -> Reply:
     """The JSON object in an answer, fences and chatter around it aside. Raises ValueError that says what is wrong."""
+    # Models wrap JSON into code fences and courtesies; the outermost braces hold the answer.
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:
         raise ValueError(f"it holds no JSON object: {text[:60]!r}")

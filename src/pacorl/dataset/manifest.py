@@ -19,6 +19,7 @@ from pacorl.io.files import digest
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 
+# These decide what a model computes; all of pip's list would differ on every machine and tell nothing.
 RECORDED = ("pacorl", "numpy", "pillow", "torch", "transformers", "diffusers")
 
 

@@ -79,6 +79,7 @@ def pair(
     panels = sum(len(grids[idx]) * record.prompt.grid.count for idx, record in records.items())
     counts = {"prompts": len(records), "panels": panels, "instances": len(instances)}
     step = DatasetStep(folder, "pair", inputs=[folder / prompts, folder / "grids.jsonl"])
+    # The manifest vouches for the instances, not for the panels, which a copied folder may lack: these are looked for.
     if dry_run or (step.counts_if_done() == counts and _all_cut(folder, instances)):
         return counts
     for done, record in enumerate(records.values(), 1):
@@ -120,6 +121,7 @@ def cut(folder: Path, name: str, group: str, number: int, *, grid: Grid) -> None
         raise ValueError(f"{folder / name}: {error}") from None
     for position, panel in enumerate(panels):
         path, content = folder / panel_path(group, number, position), png_bytes(panel)
+        # Rewriting an equal panel would change its time stamp, and with it what a backup or a server copies again.
         if not path.is_file() or path.read_bytes() != content:
             write_atomic(path, content)
 

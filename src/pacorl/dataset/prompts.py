@@ -65,6 +65,7 @@ def compose(draft: Draft, order: PromptOrder) -> Record:
     tagged = " ".join(f"{tag}:{panel}" for tag, panel in zip(tags, panels, strict=True))
     word = COUNT_WORDS[grid.count] if grid.count < len(COUNT_WORDS) else str(grid.count)
     text = f"{word}-PANEL Images with a {grid} grid layout. {sentence(draft.shared)} {tagged}"
+    # Readers find panels by their tags: a model's own capitals before a colon would be taken for one.
     if list(panel_texts(text)) != panels or parse_layout(text) != grid:
         raise ValueError("a text holds capitals before a colon after a sentence, which would be read as a panel's tag")
     return {
@@ -261,6 +262,7 @@ def _write_missing(
                     journal.add({"key": order.key, "record": record})
                 progress(done, len(missing))
         except BaseException:
+            # A refused key or Ctrl-C: requests that wait would each cost time and money for nothing.
             pool.shutdown(cancel_futures=True)
             raise
     return failed

@@ -107,6 +107,7 @@ def label_pairs(
             first.setdefault(
                 (key, text), LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
             )
+    # Sorted, so that the pairs do not depend on the order in which people answered.
     decided = [entry for entry in sorted(votes) if votes[entry][True] != votes[entry][False]]
     question_counts = Counter(key for key, _ in votes)
     pairs = [_labelled(first[entry], votes[entry], alone=question_counts[entry[0]] == 1) for entry in decided]
@@ -175,6 +176,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
     """
     if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) < 0:
         raise ValueError(f"the shares of the splits {dict(shares)} must be positive and sum to 1")
+    # Sorted before the shuffle: the splits depend on the groups and the seed, not on the order of the answers.
     clusters = sorted(_clusters(ties))
     random.Random(seed).shuffle(clusters)
     total = sum(map(len, clusters))

@@ -125,6 +125,7 @@ def independent_set(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list[i
     number = min(goal.number or 0, len(vectors_NC))
     low, high = 0.0, 2.0
     best = list(range(len(vectors_NC)))
+    # 24 halvings of [0, 2] fix the distance to 1e-7, below what float32 cosines tell apart.
     for _ in range(24):
         middle = (low + high) / 2
         selected = _independent(vectors_NC, _crowding(similarity_NK, middle), middle, stop_at=number)
@@ -187,6 +188,7 @@ def _reach(vectors_NC: Vectors, seed: int) -> list[tuple[Indices, Vectors]]:
     facility = np.concatenate([index_NK.ravel(), np.arange(size)])
     weight = np.concatenate([np.maximum(similarity_NK.ravel(), 0), np.ones(size, np.float32)])
     order = np.argsort(facility, kind="stable")
+    # One stable sort groups the edges by their facility; `bounds` are the ends of the groups.
     bounds = np.searchsorted(facility[order], np.arange(1, size))
     return list(zip(np.split(member[order], bounds), np.split(weight[order], bounds), strict=True))
 

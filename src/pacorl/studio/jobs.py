@@ -108,6 +108,7 @@ class JobQueue:
     def cancel(self, job: Job) -> None:
         """A job that waits ends at once, one that runs at its next step; one that has ended stays as it is."""
         job.is_cancelled = True
+        # One that runs ends at its next `check`: a thread cannot be stopped from outside.
         if job.status == "queued":
             job.status = "cancelled"
 
@@ -148,6 +149,7 @@ def _do(job: Job, work: Work) -> None:
     except CancelledError:
         job.status = "cancelled"
     except Exception as error:
+        # These say in one line what the user can change; anything else is a fault of ours and goes to the log in full.
         if not isinstance(error, ValueError | OSError | RuntimeError):
             logging.getLogger(__name__).exception("a job of the studio failed")
         job.error = str(error).strip() or type(error).__name__

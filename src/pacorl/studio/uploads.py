@@ -50,6 +50,7 @@ class Uploads:
         name = " ".join(name.split())[:120] or "image"
         image = open_image(data, name=name, max_pixels=MAX_PIXELS)
         upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size)
+        # Decoding took its time outside of the lock, so the count is checked here, where nothing can come between.
         with self._lock:
             if len(self._uploads) >= MAX_IMAGES:
                 raise ValueError(f"{name}: {MAX_IMAGES} images are here already; take one away first")

@@ -1,0 +1,90 @@
+"""The queue of images: what is generated, what is not generated again, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.engine.image_queue import (
+    RECIPE,
+    GenerateImages,
+    ImageJob,
+    ImageSource,
+    Shard,
+    generate_missing,
+    missing_jobs,
+)
+from pacorl.engine.rollout import seed_of
+from pacorl.io.images import png_text
+from pacorl.types import Prompt
+
+JOBS = [ImageJob(f"case{number}", Prompt(number, "a hat"), f"images/{number}.png") for number in range(5)]
+
+
+def grey(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image.Image]:
+    return [Image.new("L", (8, 8), seed % 256) for seed in seeds]
+
+
+def source(*, seed: int = 3, load=lambda: grey) -> ImageSource:
+    return ImageSource(load, {"model": "grey"}, seed=seed, batch=2)
+
+
+def test_processes_generate_what_one_would(tmp_path: Path) -> None:
+    loads: list[int] = []
+
+    def load() -> GenerateImages:
+        loads.append(1)
+        return grey
+
+    assert generate_missing(JOBS, tmp_path / "one", source(load=load)) == 5
+    counts = [generate_missing(JOBS, tmp_path / "two", source(load=load), shard=Shard(index, 2)) for index in (0, 1)]
+    assert counts == [3, 2]
+    for job in JOBS:
+        assert (tmp_path / "one" / job.file).read_bytes() == (tmp_path / "two" / job.file).read_bytes()
+    assert generate_missing(JOBS, tmp_path / "one", source(load=load)) == 0
+    assert len(loads) == 3  # nothing is missing, nothing is loaded
+
+
+def test_another_recipe_is_another_image(tmp_path: Path) -> None:
+    generate_missing(JOBS, tmp_path, source())
+    assert len(missing_jobs(JOBS, tmp_path, source(seed=4))) == 5
+    assert generate_missing(JOBS, tmp_path, source(seed=4)) == 5
+    (tmp_path / JOBS[2].file).write_bytes(b"torn")
+    assert missing_jobs(JOBS, tmp_path, source(seed=4)) == [JOBS[2]]
+
+
+def test_a_job_may_bring_its_own_seed(tmp_path: Path) -> None:
+    own = ImageJob("case0", Prompt(0, "a hat", sources=(Path("some/where/cat.png"),)), "images/0.png", seed=77)
+    generate_missing([own, JOBS[1]], tmp_path, source())
+    recipes = [json.loads(png_text(tmp_path / job.file, RECIPE) or "") for job in (own, JOBS[1])]
+    assert recipes[0] == {"generator": {"model": "grey"}, "prompt": "a hat", "seed": 77, "sources": ["cat.png"]}
+    assert recipes[1] == {"generator": {"model": "grey"}, "prompt": "a hat", "seed": seed_of(3, "case1")}
+
+
+def test_panels_are_there_before_their_image(tmp_path: Path) -> None:
+    """A kill between the two leaves a missing image, which is generated again, and never an image without panels."""
+
+    def killed(job: ImageJob, image: Image.Image) -> None:
+        assert not (tmp_path / job.file).exists()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate_missing(JOBS, tmp_path, source(), save_panels=killed)
+    assert len(missing_jobs(JOBS, tmp_path, source())) == 5
+
+
+def test_progress_counts_what_is_missing(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    generate_missing(JOBS[:2], tmp_path, source())
+    generate_missing(JOBS, tmp_path, source(), progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(2, 3), (3, 3)]
+
+
+@pytest.mark.parametrize("text", ["1", "2/2", "-1/2", "a/b", "0/0", ""])
+def test_impossible_shards(text: str) -> None:
+    with pytest.raises(ValueError, match=r"shard.*(is not of the form INDEX/COUNT|count from 0 to)"):
+        Shard.parse(text)
