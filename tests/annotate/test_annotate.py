@@ -451,7 +451,7 @@ def test_large_bodies_are_refused_unread(running):
 
 
 def test_pages_ask_nothing_of_other_machines(running):
-    for path in ("/", "/admin", "/page/page.js", "/page/admin.js", "/page/style.css"):
+    for path in ("/", "/admin", "/page/page.js", "/page/admin.js", "/page/style.css", "/page/base.css"):
         status, content, headers = running.ask("GET", path)
         assert status == 200
         assert not re.search(rb"https?://|//[a-z]+\.", content)

@@ -228,7 +228,7 @@ def test_nothing_without_the_token(server):
 
 def test_every_answer_forbids_foreign_requests(server):
     client, _ = server
-    for path in ("/", "/page/page.js", "/page/style.css", "/api/state", "/nowhere"):
+    for path in ("/", "/page/page.js", "/page/style.css", "/page/base.css", "/api/state", "/nowhere"):
         policy = client.get(path).headers["content-security-policy"]
         assert policy.startswith("default-src 'self';")
         assert "frame-ancestors 'none'" in policy

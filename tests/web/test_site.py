@@ -57,6 +57,7 @@ def client(tmp_path):
         ("/people", "text/html"),
         ("/page/page.js", "text/javascript"),
         ("/page/style.css", "text/css"),
+        ("/page/base.css", "text/css"),
     ],
 )
 def test_pages_and_their_files_come_with_a_strict_policy(client, path, kind):

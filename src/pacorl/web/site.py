@@ -25,6 +25,7 @@ from pacorl.web.guards import BodyLimit, RefusedError
 Route = tuple[str, str, Callable[..., Any]]
 """(method, path, endpoint)."""
 
+SHARED_FILES = Path(__file__).parent / "page"
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -50,7 +51,7 @@ class Site:
 
     title: str
     folder: Path
-    """index.html is served as `/`, NAME.html as `/NAME`, scripts and styles as `/page/NAME`."""
+    """index.html is served as `/`, NAME.html as `/NAME`, scripts and styles as `/page/NAME`, and `/page/base.css`."""
     cookie: str
     sign_in: Callable[[str], Session]
     """Raises RefusedError for a token that opens nothing."""
@@ -82,8 +83,9 @@ class Site:
         yield "GET", "/join/{token}", self._join
 
     def _page_file(self, name: str) -> Response:
-        # By the folder's own listing, so that no name can lead out of it.
-        files = {path.name: path for path in self.folder.iterdir() if path.suffix in FILE_TYPES}
+        # By the folders' own listings, so that no name can lead out of them.
+        folders = (SHARED_FILES, self.folder)
+        files = {path.name: path for folder in folders for path in folder.iterdir() if path.suffix in FILE_TYPES}
         if name not in files:
             raise RefusedError("there is no such file", status=404)
         return FileResponse(files[name], media_type=FILE_TYPES[files[name].suffix])
