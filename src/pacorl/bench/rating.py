@@ -60,16 +60,16 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     """Reads `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError where one is not usable."""
     content = read_text(path)
     document = parse_yaml(content, name=str(path))
-    held = document if isinstance(document, dict) else {}
+    texts = document if isinstance(document, dict) else {}
     for name in ("semantics", "quality"):
-        if not isinstance(held.get(name), str) or not held[name].strip():
+        if not isinstance(texts.get(name), str) or not texts[name].strip():
             raise ValueError(f"{path}: {name!r} must be a text; see the rubric that comes with pacorl")
-    if INSTRUCTION not in held["semantics"]:
+    if INSTRUCTION not in texts["semantics"]:
         raise ValueError(f"{path}: 'semantics' must hold {INSTRUCTION}, or the rater never learns what was asked for")
-    scale = held.get("scale", 10)
+    scale = texts.get("scale", 10)
     if not isinstance(scale, int | float) or not scale > 0:
         raise ValueError(f"{path}: 'scale' must be a number above 0, got {scale!r}")
-    return Rubric(held["semantics"], held["quality"], float(scale), hashlib.sha256(content.encode()).hexdigest()[:16])
+    return Rubric(texts["semantics"], texts["quality"], float(scale), hashlib.sha256(content.encode()).hexdigest()[:16])
 
 
 def rate(judge: Judge, rubric: Rubric, *, before: Image, after: Image, instruction: str) -> Rating:
@@ -110,9 +110,9 @@ def read_scores(answer: str, *, scale: float) -> tuple[tuple[float, float], str]
     if not isinstance(document, dict):
         raise _UnreadableError(f"it holds no JSON object: {answer[:60]!r}")
     scores = document.get("score")
-    if not isinstance(scores, list) or len(scores) != 2 or not all(_on_scale(one, scale) for one in scores):
+    if not isinstance(scores, list) or len(scores) != 2 or not all(_on_scale(score, scale) for score in scores):
         raise _UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
-    first, second = (float(one) * 10 / scale for one in scores)
+    first, second = (float(score) * 10 / scale for score in scores)
     return (first, second), str(document.get("reasoning", ""))[:500]
 
 

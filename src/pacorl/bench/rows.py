@@ -69,9 +69,9 @@ class ParquetRows:
         rows: list[dict[str, Any]] = []
         for file in self.files:
             table = _parquet(file)
-            held = [name for name in columns if name in table.schema_arrow.names]
+            present = [name for name in columns if name in table.schema_arrow.names]
             empty = dict.fromkeys(columns)
-            rows += [empty | row for row in table.read(columns=held).to_pylist()]
+            rows += [empty | row for row in table.read(columns=present).to_pylist()]
         return rows
 
     def row(self, number: int) -> Mapping[str, Any]:

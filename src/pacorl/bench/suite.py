@@ -133,28 +133,28 @@ def run(
 def claim(out: Path, settings: Mapping[str, Any]) -> None:
     """Makes `out` the folder of these settings. Raises ValueError where it is another's, naming what differs."""
     path = out / "settings.json"
-    wanted = as_read_back(settings)
+    requested = as_read_back(settings)
     if not path.is_file():
-        write_json(path, wanted)
+        write_json(path, requested)
         return
-    known = read_object(path, fix="name another folder with --out")
-    differing = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
+    stored = read_object(path, fix="name another folder with --out")
+    differing = sorted(key for key in {*stored, *requested} if stored.get(key) != requested.get(key))
     if differing:
         first = differing[0]
         raise ValueError(
             f"{out} holds results of other settings: {', '.join(differing)} differ "
-            f"({first} was {known.get(first)!r} and is {wanted.get(first)!r}); name another folder with --out"
+            f"({first} was {stored.get(first)!r} and is {requested.get(first)!r}); name another folder with --out"
         )
 
 
 def gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str]) -> Outcome:
     """The figures of everything that all processes have measured; each item counts once."""
-    wanted = benchmark.keys()
-    held = read_results(out)
-    rows = [held[key] for key in wanted if key in held]
+    keys = benchmark.keys()
+    row_of = read_results(out)
+    rows = [row_of[key] for key in keys if key in row_of]
     good = [row for row in rows if "error" not in row]
     bad = {row["key"]: str(row["error"]) for row in rows if "error" in row}
-    skipped = {key: why for key, why in bad.items() if held[key].get("skipped")}
+    skipped = {key: why for key, why in bad.items() if row_of[key].get("skipped")}
     leaked = {key: what for key, what in trained_on.items() if key in {row["key"] for row in good}}
     lines = [Line(name, tuple(benchmark.figures(good)))] if good else []
     if leaked:
@@ -162,7 +162,7 @@ def gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[st
         lines += [Line(f"{name}, without what it was trained on", tuple(benchmark.figures(rest)))] if rest else []
     return Outcome(
         folder=out,
-        wanted=len(wanted) + len(benchmark.refused),
+        wanted=len(keys) + len(benchmark.refused),
         measured=len(good),
         missing={key: why for key, why in bad.items() if key not in skipped},
         skipped=dict(benchmark.refused) | skipped,
@@ -192,9 +192,9 @@ def _main_table(benchmark: Benchmark, lines: Sequence[Line]) -> Table:
 
 def _to_do(benchmark: Benchmark, out: Path, shard: Shard) -> list[str]:
     """This shard's items without a judgement in any process's file; failures are tried again."""
-    held = read_results(out)
+    row_of = read_results(out)
     mine = benchmark.keys()[shard.index :: shard.count]
-    return [key for key in mine if key not in held or "error" in held[key]]
+    return [key for key in mine if key not in row_of or "error" in row_of[key]]
 
 
 def _measure(
@@ -207,10 +207,10 @@ def _measure(
     progress: Callable[[int, int], None],
 ) -> None:
     for start in range(0, len(keys), batch):
-        part = keys[start : start + batch]
-        for row in _rows(benchmark, part, skip_bad=skip_bad):
+        chunk = keys[start : start + batch]
+        for row in _rows(benchmark, chunk, skip_bad=skip_bad):
             journal.add(row)
-        progress(start + len(part), len(keys))
+        progress(start + len(chunk), len(keys))
 
 
 def _rows(benchmark: Benchmark, keys: Sequence[str], *, skip_bad: bool) -> list[Row]:
@@ -300,9 +300,9 @@ def remarks_of(outcome: Outcome) -> list[str]:
     lines = []
     if not outcome.complete:
         lines.append(f"Incomplete: {outcome.measured} of {outcome.wanted} items are measured.")
-    for held, what in ((outcome.missing, "without a judgement"), (outcome.skipped, "left out, unusable")):
-        if held:
-            lines.append(f"{len(held)} items {what}, such as {_first(held)}.")
+    for items, what in ((outcome.missing, "without a judgement"), (outcome.skipped, "left out, unusable")):
+        if items:
+            lines.append(f"{len(items)} items {what}, such as {_first(items)}.")
     if outcome.trained_on:
         lines.append(
             f"Leak: {len(outcome.trained_on)} of {outcome.measured} items are among the training data, "
@@ -311,8 +311,8 @@ def remarks_of(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _first(held: Mapping[str, str]) -> str:
-    key, why = next(iter(held.items()))
+def _first(items: Mapping[str, str]) -> str:
+    key, why = next(iter(items.items()))
     return f"{key} ({why.removesuffix('.')})"
 
 

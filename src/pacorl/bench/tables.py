@@ -5,7 +5,6 @@ A row that was measured here has intervals; a row that was copied from the paper
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +66,7 @@ def markdown(table: Table) -> str:
     """A heading, a GitHub-flavoured table and its notes."""
     rows = [["", "source", *table.columns], ["---"] * (2 + len(table.columns))]
     rows += [_cells(line, table.digits) for line in table.lines]
-    text = "\n".join("| " + " | ".join(_escaped(one) for one in row) + " |" for row in rows)
+    text = "\n".join("| " + " | ".join(_escaped(text) for text in row) + " |" for row in rows)
     return "\n\n".join([f"## {table.title}", text, *table.footnotes])
 
 
@@ -116,8 +115,3 @@ def _number(value: float, digits: int) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def interval_lines(name: str, intervals: Sequence[Interval]) -> Line:
-    """A measured row."""
-    return Line(name, tuple(intervals))
