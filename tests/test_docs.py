@@ -23,6 +23,7 @@ from pacorl.config.judge_run import RewardRun
 from pacorl.config.one_of import OneOf
 from pacorl.config.policy_run import PolicyRun
 from pacorl.config.upgrade import upgrade
+from pacorl.core.metric_names import MONITOR, SIGN_MEANINGS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
@@ -240,6 +241,11 @@ def test_a_key_that_is_not_there_is_seen() -> None:
     assert has_key(RewardRun, "trainer.deepspeed")
     assert not has_key(PolicyRun, "evaluation.reward")
     assert len(yaml_blocks()) >= 3
+
+
+def test_the_signs_of_the_page_are_those_of_the_monitor() -> None:
+    page = (ROOT / "docs" / "rewards.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+/)(\w+)` ", page, flags=re.MULTILINE) == [(MONITOR, sign) for sign in SIGN_MEANINGS]
 
 
 # --- links ----------------------------------------------------------------------------------------------------------
