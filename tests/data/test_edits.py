@@ -48,7 +48,7 @@ def test_several_sources_are_kept_in_order(tmp_path: Path) -> None:
     [
         ({"image": "a.png"}, "'instruction' must be the text of an edit, got None"),
         ({"image": "a.png", "instruction": " "}, "'instruction' must be"),
-        ({"instruction": "Paint it."}, "'image' must be a picture's path or a list of paths, got None"),
+        ({"instruction": "Paint it."}, "'image' must be an image's path or a list of paths, got None"),
         ({"image": [], "instruction": "Paint it."}, "'image' must be"),
         ({"image": "gone.png", "instruction": "Paint it."}, r"image 'gone\.png' cannot be read \(No such file"),
         ({"image": "text.png", "instruction": "Paint it."}, r"text\.png: not an image"),
@@ -107,5 +107,5 @@ def test_grades_count_attributes(tmp_path: Path, oracle: Oracle) -> None:
 def test_a_prompt_without_truth_is_not_graded(tmp_path: Path, oracle: Oracle) -> None:
     draw(PANEL, 64).save(tmp_path / "a.png")
     prompt = Prompt(3, "Give the hero a cap.", sources=(tmp_path / "a.png",))
-    with pytest.raises(ValueError, match=r"prompt 3 .* does not say what the edited picture is to show"):
+    with pytest.raises(ValueError, match=r"prompt 3 .* does not say what the edited image is to show"):
         grade_edits([prompt], [draw(PANEL, 64)], oracle=oracle)

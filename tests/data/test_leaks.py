@@ -49,8 +49,8 @@ def test_edits_leak_by_their_picture(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     bench = edits(tmp_path / "bench", ("red", "把它变成蓝色"))
     leaks = find_leaks(train, {"GEdit": bench})
-    assert [(leak.prompt.id, leak.why) for leak in leaks] == [(0, "picture")]
-    assert "the same picture to edit" in leak_report(leaks, total=2)
+    assert [(leak.prompt.id, leak.why) for leak in leaks] == [(0, "image")]
+    assert "the same image to edit" in leak_report(leaks, total=2)
 
 
 def test_the_report_counts_and_shows() -> None:

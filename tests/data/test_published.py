@@ -88,8 +88,8 @@ def test_pictures_are_written_once(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"instruction": "  "}, r"gedit\.parquet, row 2: the instruction is missing"),
-        ({"input_image": {"bytes": None, "path": "x"}}, "row 2: the picture has no bytes"),
-        ({"input_image": {"bytes": b"junk", "path": "x"}}, "row 2, its picture: not an image"),
+        ({"input_image": {"bytes": None, "path": "x"}}, "row 2: the image has no bytes"),
+        ({"input_image": {"bytes": b"junk", "path": "x"}}, "row 2, its image: not an image"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:

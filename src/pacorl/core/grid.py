@@ -1,4 +1,4 @@
-"""A set's sheet: parsing its layout and its panels' texts, cutting it apart and joining it again."""
+"""A set's grid image: parsing its layout and its panels' texts, cutting it apart and joining it again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PANEL_TAG = re.compile(r"[.\"]\s+[A-Z0-9\-\[\]]+:")
 def parse_layout(text: str) -> Grid:
     """The first `RxC` in `text`.
 
-    Raises ValueError where there is none or a side is 0.
+    Raises ValueError if there is none or a side is 0.
     """
-    found = LAYOUT.search(text)
-    if found is None:
+    layout = LAYOUT.search(text)
+    if layout is None:
         raise ValueError(f"no layout such as '2x2' in {text[:80]!r}")
-    return Grid(rows=int(found[1]), cols=int(found[2]))
+    return Grid(rows=int(layout[1]), cols=int(layout[2]))
 
 
 def panel_texts(prompt: str) -> tuple[str, ...]:
-    """The texts behind the panel tags of a T2IS prompt, in order; empty where it has no tags."""
+    """The texts behind the panel tags of a T2IS prompt, in order; empty if it has no tags."""
     tags = list(PANEL_TAG.finditer(prompt))
     ends = [*(tag.start() + 1 for tag in tags[1:]), len(prompt)]
     return tuple(prompt[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=bool(tags)))
@@ -41,16 +41,16 @@ def shared_text(prompt: str) -> str:
     return (prompt if first is None else prompt[: first.start() + 1]).strip()
 
 
-def split(sheet: Image.Image, grid: Grid) -> list[Image.Image]:
-    """Cuts a sheet into its panels, row-major, by integer division; a remainder at the right or bottom is lost.
+def split(image: Image.Image, grid: Grid) -> list[Image.Image]:
+    """Cut a grid image into its panels, row-major, by integer division; a remainder at the right or bottom is lost.
 
-    Raises ValueError where the sheet has fewer pixels than panels along a side.
+    Raises ValueError if the image has fewer pixels than panels along a side.
     """
-    height, width = sheet.height // grid.rows, sheet.width // grid.cols
+    height, width = image.height // grid.rows, image.width // grid.cols
     if height == 0 or width == 0:
-        raise ValueError(f"a {sheet.width}x{sheet.height} image cannot be cut into {grid} panels")
+        raise ValueError(f"a {image.width}x{image.height} image cannot be cut into {grid} panels")
     corners = [(row * height, col * width) for row in range(grid.rows) for col in range(grid.cols)]
-    return [sheet.crop((left, top, left + width, top + height)) for top, left in corners]
+    return [image.crop((left, top, left + width, top + height)) for top, left in corners]
 
 
 def join(panels: Sequence[Image.Image], grid: Grid) -> Image.Image:
@@ -59,8 +59,8 @@ def join(panels: Sequence[Image.Image], grid: Grid) -> Image.Image:
     if len(panels) != grid.count or len(sizes) != 1:
         raise ValueError(f"a {grid} grid needs {grid.count} panels of one size, got {len(panels)} of {sorted(sizes)}")
     width, height = panels[0].size
-    sheet = Image.new("RGB", (width * grid.cols, height * grid.rows))
+    image = Image.new("RGB", (width * grid.cols, height * grid.rows))
     for index, panel in enumerate(panels):
         row, col = divmod(index, grid.cols)
-        sheet.paste(panel, (col * width, row * height))
-    return sheet
+        image.paste(panel, (col * width, row * height))
+    return image

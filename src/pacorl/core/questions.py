@@ -46,7 +46,7 @@ def shows_text(text: str) -> str:
 
 
 def shows_grid(rows: int, cols: int) -> str:
-    """A whole sheet against its layout (ours: the released reward takes the layout for granted)."""
+    """A whole grid image against its layout (ours: the released reward takes the layout for granted)."""
     return (
         f"Is this image one sheet of exactly {rows * cols} separate pictures, laid out as a grid of {rows} "
         f"{'row' if rows == 1 else 'rows'} and {cols} {'column' if cols == 1 else 'columns'}? Please answer Yes or No."

@@ -24,7 +24,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure and its bootstrap interval; the ends are None where too little was measured for one."""
+    """A figure and its bootstrap interval; the ends are None if too little was measured for one."""
 
     mean: float
     low: float | None = None
@@ -57,11 +57,11 @@ def order_of(scores: Sequence[float]) -> tuple[int, ...]:
     values = np.asarray(scores, dtype=float)
     if not np.isfinite(values).all():
         raise ValueError(f"scores {list(scores)} cannot be ordered; each must be a finite number")
-    return tuple(int(place) for place in np.argsort(values, kind="stable")[::-1])
+    return tuple(int(candidate) for candidate in np.argsort(values, kind="stable")[::-1])
 
 
 def ranks_of(order: Sequence[int]) -> tuple[int, ...]:
-    """The place of each candidate in an order, 0 for the best. Raises ValueError where it is no permutation."""
+    """The place of each candidate in an order, 0 for the best. Raises ValueError if it is no permutation."""
     if sorted(order) != list(range(len(order))):
         raise ValueError(f"{list(order)} is no order of {len(order)} candidates: each index must appear once")
     ranks = [0] * len(order)
@@ -71,7 +71,7 @@ def ranks_of(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def rank_agreement(predicted: Sequence[int], true: Sequence[int]) -> RankAgreement:
-    """Compares two orders of the same candidates, two or more. Raises ValueError where they are not that."""
+    """Compare two orders of the same candidates, two or more. Raises ValueError if they are not that."""
     ranks, true_ranks = ranks_of(predicted), ranks_of(true)
     if len(ranks) != len(true_ranks) or len(ranks) < 2:
         raise ValueError(f"orders of {len(ranks)} and {len(true_ranks)} candidates cannot be compared")
@@ -110,28 +110,28 @@ def bootstrap(
 ) -> list[Interval]:
     """Percentile intervals of a statistic, with whole groups drawn with replacement (Efron & Tibshirani 1993, ch. 13).
 
-    groups: the group of each item; items of one group share pictures or a prompt, and so do not vary by themselves.
-    statistic: indices of items (with repetition) → (M,) figures, NaN where they say nothing. Returns M intervals;
-    without ends where there are fewer than two groups.
+    groups: the group of each item; items of one group share images or a prompt, and so do not vary by themselves.
+    statistic: indices of items (with repetition) → (M,) figures, NaN if they say nothing. Returns M intervals;
+    without ends if there are fewer than two groups.
     """
     places: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         places.setdefault(group, []).append(index)
-    members = [np.asarray(held, dtype=np.int64) for held in places.values()]
+    members = [np.asarray(indices, dtype=np.int64) for indices in places.values()]
     full = statistic(np.arange(len(groups)))
     if len(members) < 2:
         return [Interval(float(value)) for value in full]
     random = np.random.default_rng(seed)
-    chosen = random.integers(len(members), size=(draws, len(members)))
-    figures = np.stack([statistic(np.concatenate([members[one] for one in row])) for row in chosen])
+    rows_DG = random.integers(len(members), size=(draws, len(members)))
+    figures = np.stack([statistic(np.concatenate([members[group] for group in row])) for row in rows_DG])
     return [
         _interval(float(value), column, tail=(1 - level) / 2) for value, column in zip(full, figures.T, strict=True)
     ]
 
 
 def _interval(mean: float, drawn: Floats, *, tail: float) -> Interval:
-    known = drawn[~np.isnan(drawn)]
-    if np.isnan(mean) or not len(known):
+    finite = drawn[~np.isnan(drawn)]
+    if np.isnan(mean) or not len(finite):
         return Interval(mean)
-    low, high = np.quantile(known, [tail, 1 - tail])
+    low, high = np.quantile(finite, [tail, 1 - tail])
     return Interval(mean, float(low), float(high))

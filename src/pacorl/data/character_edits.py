@@ -59,12 +59,12 @@ def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
 
 def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
     """An edit of `panel` to another value of `attribute`."""
-    others = [value for value in VALUES[attribute] if value != getattr(panel, attribute)]
-    return Edit(panel, attribute, rng.choice(others))
+    values = [value for value in VALUES[attribute] if value != getattr(panel, attribute)]
+    return Edit(panel, attribute, rng.choice(values))
 
 
 def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int = 64) -> Path:
-    """Draws each source as `folder/name/0000.png` and writes `folder/name.jsonl`, which names them."""
+    """Draw each source as `folder/name/0000.png` and writes `folder/name.jsonl`, which names them."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     rows = []
     for number, edit in enumerate(edits):
@@ -80,10 +80,10 @@ def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int =
 def edit_of(prompt: Prompt, before: Panel) -> Edit:
     """The edit that a prompt of `write_edits` asks for, of a source that shows `before`.
 
-    Raises ValueError where the prompt does not say what the edited picture is to show, or that is no single change.
+    Raises ValueError if the prompt does not say what the edited image is to show, or that is no single change.
     """
     if len(prompt.panels) != 1:
-        raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not say what the edited picture is to show")
+        raise ValueError(f"prompt {prompt.id} ({prompt.text!r}) does not say what the edited image is to show")
     after = Panel.parse(prompt.panels[0])
     changed = [name for name in VALUES if getattr(after, name) != getattr(before, name)]
     if len(changed) != 1:
@@ -92,10 +92,10 @@ def edit_of(prompt: Prompt, before: Panel) -> Edit:
 
 
 def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: Oracle) -> dict[str, float]:
-    """The EDIT_GRADES of edited pictures, each in 0..1, means over pictures.
+    """The EDIT_GRADES of edited images, each in 0..1, means over images.
 
     kept: share of the other five attributes that are as in the source. followed: whether the attribute that was to
-    change has its new value. edited_well: both, entirely. valid: share of pictures that show anything of this world;
+    change has its new value. edited_well: both, entirely. valid: share of images that show anything of this world;
     an invalid one keeps and follows nothing.
     """
     sources = oracle.nearest([open_image(prompt.sources[0]) for prompt in prompts])
@@ -109,6 +109,11 @@ def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: O
 def _grade(edit: Edit, seen: Panel | None) -> dict[str, float]:
     if seen is None:
         return dict.fromkeys(EDIT_GRADES, 0.0)
-    kept = float(np.mean([getattr(seen, name) == getattr(edit.before, name) for name in edit.others]))
+    kept_share = float(np.mean([getattr(seen, name) == getattr(edit.before, name) for name in edit.others]))
     followed = float(getattr(seen, edit.attribute) == edit.value)
-    return {"kept": kept, "followed": followed, "edited_well": float(kept == 1 and followed == 1), "valid": 1.0}
+    return {
+        "kept": kept_share,
+        "followed": followed,
+        "edited_well": float(kept_share == 1 and followed == 1),
+        "valid": 1.0,
+    }

@@ -1,7 +1,7 @@
 """The tiny world: procedurally drawn characters whose truth is known, so that everything here can be graded.
 
 A panel shows one hero. Four attributes should stay the same over a set, its identity (colour, shape, hat) and its
-style (palette); two are free to change from panel to panel, its scene (pose, prop). `draw` paints a panel,
+style (palette); two are free to change from panel to panel, its scene (pose, prop). `draw` draws a panel,
 `character_prompts` writes prompts in the T2IS form with every attribute named, and the `Oracle` reads a panel back.
 The oracle grades and is never rewarded.
 """
@@ -90,7 +90,7 @@ class Panel:
 
     @classmethod
     def parse(cls, text: str) -> Panel:
-        """The inverse of `text`. Raises ValueError where `text` is not a panel of this world."""
+        """The inverse of `text`. Raises ValueError if `text` is not a panel of this world."""
         try:
             subject, hat, palette, pose, prop = text.strip().rstrip(".").split(", ")
             colour, shape, _ = subject.split(" ")
@@ -120,16 +120,16 @@ Colour = tuple[int, int, int]
 
 def draw(panel: Panel, size: int) -> Image.Image:
     """Paints a panel as an RGB image of `size` × `size` pixels."""
-    sheet = Image.new("RGB", (CANVAS, CANVAS))
-    pen = ImageDraw.Draw(sheet)
+    canvas = Image.new("RGB", (CANVAS, CANVAS))
+    pen = ImageDraw.Draw(canvas)
     _draw_place(pen, palette=panel.palette)
     _draw_prop(pen, prop=panel.prop)
     _draw_hero(pen, panel)
-    return sheet.resize((size, size), Image.Resampling.BOX)
+    return canvas.resize((size, size), Image.Resampling.BOX)
 
 
 def draw_grid(panels: Sequence[Panel], grid: Grid, panel_size: int) -> Image.Image:
-    """Paints a whole sheet."""
+    """Draw a grid image."""
     return join([draw(panel, panel_size) for panel in panels], grid)
 
 
@@ -249,7 +249,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
 
 
 def set_of(kept: Sequence[str], count: int, rng: random.Random) -> list[Panel]:
-    """`count` panels of one subject in different scenes (scenes repeat only where there are too few)."""
+    """`count` panels of one subject in different scenes (scenes repeat only if there are too few)."""
     scenes = [scene for _ in range(-(-count // len(SCENES))) for scene in rng.sample(SCENES, len(SCENES))]
     return [Panel(*kept, *scene) for scene in scenes[:count]]  # type: ignore[call-arg]
 
@@ -277,7 +277,7 @@ def _panel_tags(grid: Grid) -> list[str]:
 
 
 def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> list[Panel]:
-    """The panels as an unreliable painter would make them: each kept attribute redrawn with probability `chance`."""
+    """The panels as an unreliable generator would make them: each kept attribute redrawn with probability `chance`."""
     return [
         replace(panel, **{name: rng.choice(VALUES[name]) for name in KEPT if rng.random() < chance}) for panel in panels
     ]
@@ -319,7 +319,7 @@ GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 
 
 class Oracle:
-    """Reads panels back by their nearest template, and grades sets. It is used to measure, never as a reward."""
+    """Read panels back by their nearest template, and grades sets. It is used to measure, never as a reward."""
 
     @cached_property
     def templates(self) -> NDArray[np.float32]:
@@ -327,7 +327,7 @@ class Oracle:
         return np.stack([_pixels(draw(panel, TEMPLATE_SIZE)) for panel in all_panels()])
 
     def read(self, images: Sequence[Image.Image]) -> list[Panel | None]:
-        """The panel that each image shows, None where it is farther than VALID_DISTANCE from every template."""
+        """The panel that each image shows, None if it is farther than VALID_DISTANCE from every template."""
         return [panel if distance <= VALID_DISTANCE else None for panel, distance in self.nearest(images)]
 
     def nearest(self, images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
@@ -367,13 +367,13 @@ def grade(wanted: Sequence[Panel], seen: Sequence[Panel | None]) -> dict[str, fl
 def diversity(sets: Sequence[Sequence[Panel | None]]) -> float:
     """Mean over the kept attributes of the normalised entropy, over sets, of a set's majority value.
 
-    1 where all values are equally common as a set's majority, 0 where every set shows the same value.
+    1 if all values are equally common as a set's majority, 0 if every set shows the same value.
     """
     return evenness([majority(panels) for panels in sets])
 
 
 Majority = tuple[str | None, ...]
-"""The commonest value of each kept attribute among a set's valid panels; None where there are none."""
+"""The commonest value of each kept attribute among a set's valid panels; None if there are none."""
 
 
 def majority(panels: Sequence[Panel | None]) -> Majority:

@@ -60,7 +60,7 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
     """The comparisons of a source; at most `limit` of them, evenly spread.
 
     `scratch` is the folder in which pairs of the tiny world are drawn. Raises ValueError for an unknown source, for
-    what `load_comparisons` and `load_sharegpt` refuse, and where images are missing.
+    what `load_comparisons` and `load_sharegpt` refuse, and for missing images.
     """
     comparisons = _source(source, scratch)
     if not comparisons:
@@ -117,7 +117,9 @@ def missing_file(source: str) -> Path | None:
 
 def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
     """Raises MissingImagesError that lists the images that are not there."""
-    missing = [path for path in dict.fromkeys(p for one in comparisons for p in one.images) if not path.is_file()]
+    missing = [
+        path for path in dict.fromkeys(p for comparison in comparisons for p in comparison.images) if not path.is_file()
+    ]
     if missing:
         shown = "".join(f"\n  {path}" for path in missing[:SHOWN_FAULTS])
         more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
@@ -125,7 +127,7 @@ def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
 
 
 def answer_text(comparison: Comparison) -> str:
-    """The whole answer: word for word where the data gives it, else the label and the reasons."""
+    """The whole answer: word for word if the data gives it, else the label and the reasons."""
     return comparison.answer or f"{'Yes' if comparison.consistent else 'No'}. {comparison.reasons}".strip()
 
 
@@ -145,18 +147,18 @@ def load_comparisons(path: str | Path) -> list[Comparison]:
 
 
 def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Writes comparisons that `load_comparisons` reads back; images must lie below the file's folder."""
+    """Write comparisons that `load_comparisons` reads back; images must lie below the file's folder."""
     rows = []
-    for one in comparisons:
+    for comparison in comparisons:
         row = {
-            "images": [image.relative_to(path.parent).as_posix() for image in one.images],
-            "question": one.question,
-            "consistent": one.consistent,
-            "reasons": one.reasons,
-            "category": one.category,
-            "group": one.group,
+            "images": [image.relative_to(path.parent).as_posix() for image in comparison.images],
+            "question": comparison.question,
+            "consistent": comparison.consistent,
+            "reasons": comparison.reasons,
+            "category": comparison.category,
+            "group": comparison.group,
         }
-        rows.append(row | ({"answer": one.answer} if one.answer else {}))
+        rows.append(row | ({"answer": comparison.answer} if comparison.answer else {}))
     write_jsonl(path, rows)
 
 
@@ -188,7 +190,7 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
 
 
 def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
-    """An entry of a folder's dataset_info.json, by its name or file name; the only one where `name` is empty.
+    """An entry of a folder's dataset_info.json, by its name or file name; the only one if `name` is empty.
 
     A record is a user's turn and the assistant's answer, with one `<image>` for each image. Its `category`, if it has
     none of its own, is the entry's name. Raises ValueError that names file and record, and one that lists missing
@@ -211,32 +213,32 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     return comparisons
 
 
-def save_sharegpt(named: Mapping[str, Sequence[Comparison]], folder: Path) -> list[Path]:
-    """Writes NAME.json for each name and one dataset_info.json, which `load_sharegpt` and LLaMA-Factory read.
+def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) -> list[Path]:
+    """Write NAME.json for each name and one dataset_info.json, which `load_sharegpt` and LLaMA-Factory read.
 
     Images must lie below `folder`. Group and category go along under keys that LLaMA-Factory does not look at.
     Returns the files.
     """
     described = {"formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
     written = []
-    for name, comparisons in named.items():
+    for name, comparisons in datasets.items():
         written.append(folder / f"{name}.json")
         write_json(written[-1], [_sharegpt_row(comparison, folder) for comparison in comparisons], indent=1)
-    info = {name: {"file_name": f"{name}.json", **described} for name in named}
+    info = {name: {"file_name": f"{name}.json", **described} for name in datasets}
     write_json(folder / "dataset_info.json", info)
     return [*written, folder / "dataset_info.json"]
 
 
-def _sharegpt_row(one: Comparison, folder: Path) -> dict[str, Any]:
-    leading = "" if IMAGE_TAG in one.question else IMAGE_TAG * len(one.images)
+def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
+    leading = "" if IMAGE_TAG in comparison.question else IMAGE_TAG * len(comparison.images)
     return {
         "messages": [
-            {"role": "user", "content": leading + one.question},
-            {"role": "assistant", "content": answer_text(one)},
+            {"role": "user", "content": leading + comparison.question},
+            {"role": "assistant", "content": answer_text(comparison)},
         ],
-        "images": [image.relative_to(folder).as_posix() for image in one.images],
-        "category": one.category,
-        "group": one.group,
+        "images": [image.relative_to(folder).as_posix() for image in comparison.images],
+        "category": comparison.category,
+        "group": comparison.group,
     }
 
 
@@ -266,15 +268,15 @@ def _entry(folder: Path, name: str) -> tuple[str, Mapping[str, Any]]:
         described = {"file_name": name, "formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
         return Path(name).stem, described
     info = _info(path)
-    named = {key: entry for key, entry in info.items() if name in ("", key, entry.get("file_name"))}
-    if len(named) != 1:
+    matching = {key: entry for key, entry in info.items() if name in ("", key, entry.get("file_name"))}
+    if len(matching) != 1:
         fault = f"{name!r} is not in it" if name else f"it has {len(info)} entries"
         raise ValueError(f"{path}: {fault}; name one as {folder}:NAME, of {', '.join(info) or 'none'}")
-    return next(iter(named.items()))
+    return next(iter(matching.items()))
 
 
 def _entry_of(path: Path) -> str:
-    """A file's entry is looked up by the file's name; where nothing describes it, it is read as PaCo-Dataset's are."""
+    """A file's entry is looked up by the file's name; if nothing describes it, it is read as PaCo-Dataset's are."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; give {SOURCES}")
     return path.name
@@ -291,9 +293,9 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError(f"{columns['messages']!r} must be a list of messages, got {str(messages)[:60]!r}")
     roles = [message.get(tags["role_tag"]) for message in messages]
-    wanted = [tags["user_tag"], tags["assistant_tag"]]
-    if roles != wanted:
-        raise ValueError(f"its turns are {roles}, and must be {wanted}: a question and its answer")
+    turns = [tags["user_tag"], tags["assistant_tag"]]
+    if roles != turns:
+        raise ValueError(f"its turns are {roles}, and must be {turns}: a question and its answer")
     question, answer = (text_field(message, tags["content_tag"]) for message in messages)
     images = _images(record.get(columns["images"]), folder)
     _check_tags(question, images, tags_required=True)
@@ -311,10 +313,10 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
 
 def _decision(answer: str) -> tuple[bool, str]:
     """Whether an answer says Yes, and what follows."""
-    found = DECISION.match(answer)
-    if not found:
+    decision = DECISION.match(answer)
+    if not decision:
         raise ValueError(f"the answer must begin with Yes or No, it is {answer[:40]!r}")
-    return found[1] == "Yes", answer[found.end() :]
+    return decision[1] == "Yes", answer[decision.end() :]
 
 
 def _check_tags(question: str, images: Sequence[Path], *, tags_required: bool) -> None:
@@ -346,7 +348,7 @@ def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
 
 
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
-    """Draws pairs of panels into `folder` and asks whether they show one hero; half of the answers are Yes.
+    """Draw pairs of panels into `folder` and asks whether they show one hero; half of the answers are Yes.
 
     The palette is drawn anew for each panel and must be overlooked, which the committed judge has not learned. The
     category is the attribute in question, the reasons say what is seen.
@@ -356,10 +358,10 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
     drawn = []
     for number, (name, consistent) in zip(range(count), cycle(product(IDENTITY, (True, False))), strict=False):
         first = rng.choice(pool)
-        second = replace(rng.choice(pool), **{kept: getattr(first, kept) for kept in IDENTITY})
+        second = replace(rng.choice(pool), **{attribute: getattr(first, attribute) for attribute in IDENTITY})
         if not consistent:
             second = with_another(second, name, rng)
-        paths = tuple(folder / f"{number:05d}-{place}.png" for place in "ab")
+        paths = tuple(folder / f"{number:05d}-{letter}.png" for letter in "ab")
         for path, panel in zip(paths, (first, second), strict=True):
             characters.draw(panel, TINY_SIDE).save(path)
         differs = f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}."

@@ -1,7 +1,7 @@
 """Keeping what a run is measured on out of what it is trained on: finding shared prompts, and splits without them.
 
-Two prompts are one where their texts differ only in case, spaces and punctuation, or, on request, where they share
-most of their word triples. Two edits are one where they start from one picture, whatever the instruction: GEdit-Bench
+Two prompts are one if their texts differ only in case, spaces and punctuation, or, on request, if they share
+most of their word triples. Two edits are one if they start from one image, whatever the instruction: GEdit-Bench
 asks for each of its edits in two languages. The released recipes train on 150 prompts of T2IS-Bench, and on most of
 GEdit-Bench; so a benchmark also looks at what a run was trained on, and gives its figures with and without that.
 """
@@ -25,8 +25,8 @@ from pacorl.io.documents import read_jsonl, read_yaml, write_jsonl
 from pacorl.io.files import digest
 from pacorl.types import Prompt
 
-Why = Literal["text", "near", "picture"]
-WORDS = {"text": "the same text", "near": "nearly the same text", "picture": "the same picture to edit"}
+Why = Literal["text", "near", "image"]
+WORDS = {"text": "the same text", "near": "nearly the same text", "image": "the same image to edit"}
 SHOWN = 3
 """How many examples a message gives."""
 SHINGLE = 3
@@ -65,7 +65,7 @@ def find_leaks(
 
 
 def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
-    """How many training prompts leak, into what, and the first few. Empty where none does."""
+    """How many training prompts leak, into what, and the first few. Empty if none does."""
     if not leaks:
         return ""
     counts = Counter((leak.against, leak.why) for leak in leaks)
@@ -90,9 +90,9 @@ def check_leaks(
     action: Literal["refuse", "warn", "off"],
     near: float | None = None,
 ) -> str:
-    """What a run should be told about its prompts; empty where none leaks.
+    """What a run should be told about its prompts; empty if none leaks.
 
-    Raises ValueError with the report and the fix where one does and `action` is "refuse".
+    Raises ValueError with the report and the fix if one does and `action` is "refuse".
     """
     if action == "off":
         return ""
@@ -114,10 +114,10 @@ def split_prompts(
     keep_out: Mapping[str, Sequence[Prompt]] | None = None,
     near: float | None = None,
 ) -> tuple[list[Prompt], list[Prompt], list[Leak]]:
-    """(training, test, what was kept out). Prompts of one text or one picture go to one side, together.
+    """(training, test, what was kept out). Prompts of one text or one image go to one side, together.
 
     test: about how many prompts to hold out, drawn by `seed`; the last family drawn may exceed it. What `keep_out`
-    holds goes to neither side. Raises ValueError where nothing would be left to train on.
+    holds goes to neither side. Raises ValueError if nothing would be left to train on.
     """
     leaks = find_leaks(prompts, keep_out or {}, near=near)
     dropped = {id(leak.prompt) for leak in leaks}
@@ -136,7 +136,7 @@ def split_prompts(
 
 
 def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
-    """Writes edits as JSONL that `load_prompts` reads back, their pictures copied into a folder beside it."""
+    """Write edits as JSONL that `load_prompts` reads back, their images copied into a folder beside it."""
     folder = path.parent / f"{path.stem}_pictures"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -160,7 +160,7 @@ def id_text(name: str) -> str:
 def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     """Item → the text or id that it shares with the training data of a run's folder.
 
-    texts: item → its texts (`Benchmark.texts`). Raises ValueError where the folder, or the data that its config
+    texts: item → its texts (`Benchmark.texts`). Raises ValueError if the folder, or the data that its config
     names, is not there: what cannot be compared must not count as clean.
     """
     known = {plain(text) for text in trained_texts(run)} - {""}
@@ -213,15 +213,15 @@ def _hit(prompt: Prompt, known: Mapping[str, Prompt], resembling: _Resembling | 
     keys = _keys(prompt)
     for key in keys:
         if key in known:
-            return known[key], "picture" if prompt.sources else "text"
+            return known[key], "image" if prompt.sources else "text"
     if resembling is not None and not prompt.sources and (other := resembling.nearest(prompt)):
         return other, "near"
     return None
 
 
 def _keys(prompt: Prompt) -> list[str]:
-    """What makes two prompts one: an edit's pictures, else the text."""
-    return [f"picture {digest(source)}" for source in prompt.sources] or [f"text {plain(prompt.text)}"]
+    """What makes two prompts one: an edit's images, else the text."""
+    return [f"image {digest(source)}" for source in prompt.sources] or [f"text {plain(prompt.text)}"]
 
 
 def _index(prompts: Iterable[Prompt]) -> dict[str, Prompt]:
@@ -262,7 +262,7 @@ class _Resembling:
                 self.holders[shingle].append(number)
 
     def nearest(self, prompt: Prompt) -> Prompt | None:
-        """The nearest one, where it shares at least the least share."""
+        """The nearest one, if it shares at least the least share."""
         own = _shingles(prompt.text)
         shared = Counter(number for shingle in own for number in self.holders.get(shingle, ()))
         scored = [

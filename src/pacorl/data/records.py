@@ -4,7 +4,7 @@
     prompts[0].grid.rows, prompts[0].panels
 
 A T2IS record has `prompt`, and may have `layout`, `theme`, `criteria`, `category`, `task_name`, `height` and `width`;
-its other keys (`idx`, `from`, …) say nothing about what to paint and are left unread. A record of `image` and
+its other keys (`idx`, `from`, …) say nothing about what to generate and are left unread. A record of `image` and
 `instruction` is an edit (`data.edits`). A fault names file and line.
 """
 
@@ -84,7 +84,7 @@ def load_prompts(path: str | Path) -> list[Prompt]:
 
 
 def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
-    """Writes prompts as T2IS records that `load_prompts` reads back, ids aside: an id is the position in the file.
+    """Write prompts as T2IS records that `load_prompts` reads back, ids aside: an id is the position in the file.
 
     Panels that the text does not spell out behind tags go under `panels`, which is ours. The file appears whole or
     not at all. Raises ValueError for an edit, whose sources the form cannot hold, and OSError from the disk.
@@ -158,14 +158,14 @@ def _criteria(record: Record) -> dict[str, dict[str, str]]:
     dimensions = record.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"'criteria' must map dimensions to named texts, got {dimensions!r}")
-    kept = {dimension: _named_texts(dimension, named) for dimension, named in dimensions.items()}
-    return {dimension: named for dimension, named in kept.items() if named}
+    criteria = {dimension: _texts_by_name(dimension, texts) for dimension, texts in dimensions.items()}
+    return {dimension: texts for dimension, texts in criteria.items() if texts}
 
 
-def _named_texts(dimension: str, named: Any) -> dict[str, str]:
-    if not isinstance(named or {}, dict):
-        raise ValueError(f"'criteria.{dimension}' must map names to texts, got {named!r}")
-    texts = {name: text for name, text in (named or {}).items() if text is not None}
+def _texts_by_name(dimension: str, value: Any) -> dict[str, str]:
+    if not isinstance(value or {}, dict):
+        raise ValueError(f"'criteria.{dimension}' must map names to texts, got {value!r}")
+    texts = {name: text for name, text in (value or {}).items() if text is not None}
     for name, text in texts.items():
         if not isinstance(text, str):
             raise ValueError(f"'criteria.{dimension}.{name}' must be a text or null, got {text!r}")
@@ -188,7 +188,7 @@ def _record(prompt: Prompt) -> dict[str, Any]:
         record |= {"height": prompt.size.height, "width": prompt.size.width}
     record |= {"layout": str(prompt.grid), "theme": prompt.theme}
     record |= {"category": prompt.category, "task_name": prompt.task}
-    record["criteria"] = {dimension: dict(named) for dimension, named in prompt.criteria.items()}
+    record["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
     if prompt.panels != panel_texts(prompt.text):
         record["panels"] = list(prompt.panels)
     return record

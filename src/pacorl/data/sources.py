@@ -38,14 +38,14 @@ def tiny_source(source: str, *, counts: Mapping[Split, int]) -> tuple[Split, int
     Raises:
         ValueError: there is no such split, or the count is not a whole number above 0.
     """
-    _, name, *rest = source.split(":")
-    if name not in SPLITS or len(rest) > 1:
+    _, name, *counted = source.split(":")
+    if name not in SPLITS or len(counted) > 1:
         raise ValueError(
             f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, or one with a count, "
             "e.g. tiny:dev:12"
         )
     split = SPLITS[name]
-    count = rest[0] if rest else str(counts[split])
+    count = counted[0] if counted else str(counts[split])
     if not count.isascii() or not count.isdigit() or int(count) < 1:
         raise ValueError(f"{source!r}: the count {count!r} must be a whole number above 0")
     return split, int(count)

@@ -4,7 +4,7 @@
     config = read_yaml(Path("run.yaml"))
     write_json(folder / "summary.json", summary)
 
-Every fault is a ValueError that begins with the file and its line. `fix`, where a reader takes it, ends the message:
+Every fault is a ValueError that begins with the file and its line. `fix`, if a reader takes it, ends the message:
 only the caller knows what the user should do about a file that cannot be used.
 """
 

@@ -52,7 +52,7 @@ def is_url(source: object) -> bool:
 
 
 def open_source(source: Path | str, *, name: str = "", allow_private: bool | None = None) -> Image:
-    """Reads a file, or fetches an http(s) URL, as an upright RGB image.
+    """Read a file, or fetches an http(s) URL, as an upright RGB image.
 
     Raises:
         ImageError: it cannot be fetched, or is no image that can be used; the message names it and says what to do.
@@ -137,7 +137,7 @@ def _checked(url: str) -> SplitResult:
 
 
 def _get(parts: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> bytes | _Redirect:
-    """One request: the body, or where it is to be had instead."""
+    """One request: the body, or the URL that has it instead."""
     host, secure = (parts.hostname or "").encode("idna").decode(), parts.scheme.lower() == "https"
     port = parts.port or (443 if secure else 80)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -200,7 +200,7 @@ def _connected(address: str, port: int, deadline: float) -> Iterator[socket.sock
         connection.close()
         descriptor.close()
     if expired.is_set():
-        raise TimeoutError  # a body without a length ends where the connection does
+        raise TimeoutError  # a body without a length ends with its connection
 
 
 def _remaining(deadline: float) -> float:
@@ -259,7 +259,7 @@ def is_public(address: str) -> bool:
         inner = [ip.ipv4_mapped, ip.sixtofour, *(teredo or ())]
         if ip in NAT64:
             inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
-        if any(one is not None and not is_public(str(one)) for one in inner):
+        if any(address is not None and not is_public(str(address)) for address in inner):
             return False
         if ip.ipv4_mapped is not None:
             return True

@@ -62,7 +62,7 @@ def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
     """The processor of a checkpoint folder or hub name, whichever files it was saved in.
 
-    Raises ValueError where it has no chat template.
+    Raises ValueError if it has no chat template.
     """
     tokenizer = AutoTokenizer.from_pretrained(source, **hub)
     image_processor = Qwen2VLImageProcessorPil.from_pretrained(source, **hub)

@@ -192,12 +192,12 @@ def thinned(points: Points) -> Points:
     """The points themselves, or the lowest and the highest of each bucket if there are too many, and both ends."""
     if len(points) <= 2 * BUCKETS:
         return points
-    chosen = {0, len(points) - 1}
+    indices = {0, len(points) - 1}
     for bucket in range(BUCKETS):
-        indices = range(bucket * len(points) // BUCKETS, (bucket + 1) * len(points) // BUCKETS)
-        finite = [(value, index) for index in indices if (value := points[index][1]) is not None]
-        chosen |= {min(finite)[1], max(finite)[1]} if finite else {indices[0]}
-    return [points[index] for index in sorted(chosen)]
+        bucket_range = range(bucket * len(points) // BUCKETS, (bucket + 1) * len(points) // BUCKETS)
+        finite = [(value, index) for index in bucket_range if (value := points[index][1]) is not None]
+        indices |= {min(finite)[1], max(finite)[1]} if finite else {bucket_range[0]}
+    return [points[index] for index in sorted(indices)]
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------------

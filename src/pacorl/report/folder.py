@@ -1,4 +1,4 @@
-"""Reads a run's folder into plain records; only metrics.jsonl must be there.
+"""Read a run's folder into plain records; only metrics.jsonl must be there.
 
 A last line without its line break is still being written and is left for the next time; every other line that
 cannot be read is an error with file and line.

@@ -115,8 +115,8 @@ def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
 
 def choose(pairs: Sequence[Pair], *, count: int = SHOWN) -> list[Set]:
     """At most `count` of the sorted pairs at evenly spread ranks: the largest change, the smallest, and between."""
-    chosen = spread(len(pairs), count=count)
-    return [Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index])) for index in chosen]
+    indices = spread(len(pairs), count=count)
+    return [Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index])) for index in indices]
 
 
 def spread(length: int, *, count: int) -> list[int]:

@@ -13,7 +13,7 @@ from pacorl.io.documents import dump_yaml, read_jsonl, read_object, read_yaml
 from pacorl.io.files import write_atomic
 
 CARD = "README.md"
-PARTS = ("adapter", "merged")
+FOLDERS = ("adapter", "merged")
 """Folders of a run that are worth sharing, first come first."""
 LICENCES = {
     "black-forest-labs/FLUX.1-dev": ("other", "flux-1-dev-non-commercial-license"),
@@ -28,22 +28,22 @@ PRIVATE = ("out", "api_key_env", "key_env")
 
 
 def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ()) -> Path:
-    """Writes the card into the run's adapter folder; returns the folder.
+    """Write the card into the run's adapter folder; returns the folder.
 
-    licence: an identifier of the hub's; needed where the base is not known. benchmarks: folders of
-    `pacorl benchmark`, whose main tables go into the card. Raises ValueError where a file is absent.
+    licence: an identifier of the hub's; needed if the base is not known. benchmarks: folders of
+    `pacorl benchmark`, whose main tables go into the card. Raises ValueError if a file is absent.
     """
-    folder = next((run / part for part in PARTS if (run / part).is_dir()), None)
+    folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
     config = _config(run)
     base = str((config.get("model") or {}).get("checkpoint") or "")
-    header = _header(base, licence, is_judge="data" in config, is_adapter=folder.name == PARTS[0])
+    header = _header(base, licence, is_judge="data" in config, is_adapter=folder.name == FOLDERS[0])
     body = [
         f"# {run.resolve().name}",
         *_description(base, config),
         *_measured(run),
-        *(text for one in benchmarks for text in _benchmark(one)),
+        *(text for benchmark in benchmarks for text in _benchmark(benchmark)),
         "## Config",
         f"```yaml\n{dump_yaml(_public(config))}```",
     ]
@@ -53,7 +53,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
 
 
 def push(folder: Path, repository: str, *, private: bool) -> str:
-    """Uploads the folder to the hub as the user who is logged in there; returns the address."""
+    """Upload the folder to the hub as the user who is logged in there; returns the address."""
     from huggingface_hub import HfApi
 
     if not (folder / CARD).is_file():
@@ -76,10 +76,10 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dict[str, Any]:
-    known, name = LICENCES.get(base, ("", ""))
-    if not (licence or known):
+    known_licence, name = LICENCES.get(base, ("", ""))
+    if not (licence or known_licence):
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one with --licence")
-    header: dict[str, Any] = {"license": licence or known}
+    header: dict[str, Any] = {"license": licence or known_licence}
     header |= {"license_name": name} if name and not licence else {}
     header |= {} if base in ("", "tiny") else {"base_model": base}
     header |= {"library_name": ("peft" if is_judge else "diffusers") if is_adapter else "transformers"}
@@ -121,17 +121,17 @@ def _measured(run: Path) -> Iterator[str]:
 def _last_evaluation(run: Path) -> dict[str, float]:
     path = run / "metrics.jsonl"
     rows = read_jsonl(path) if path.is_file() else []
-    found = [{k: v for k, v in row.items() if "eval" in k and isinstance(v, int | float)} for row in rows]
-    return next((row for row in reversed(found) if row), {})
+    scores = [{k: v for k, v in row.items() if "eval" in k and isinstance(v, int | float)} for row in rows]
+    return next((row for row in reversed(scores) if row), {})
 
 
 def _figure(value: Any) -> str:
-    """`0.512 [0.480, 0.544]`; – where there is nothing."""
-    held = value if isinstance(value, Mapping) else {"mean": value}
-    if not isinstance(held.get("mean"), int | float):
+    """`0.512 [0.480, 0.544]`; – if there is nothing."""
+    interval = value if isinstance(value, Mapping) else {"mean": value}
+    if not isinstance(interval.get("mean"), int | float):
         return "–"
-    low, high = held.get("low"), held.get("high")
-    return f"{held['mean']:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
+    low, high = interval.get("low"), interval.get("high")
+    return f"{interval['mean']:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -146,9 +146,9 @@ def _benchmark(folder: Path) -> Iterator[str]:
         raise ValueError(f"{path} is missing; name a folder of `pacorl benchmark`")
     document = read_object(path)
     table = document["tables"][0]
-    own = [row for row in table["rows"] if row["source"] == "measured"]
+    measured = [row for row in table["rows"] if row["source"] == "measured"]
     yield f"## {table['title']}"
-    yield _table(("", *table["columns"]), [(row["name"], *map(_figure, row["values"].values())) for row in own])
+    yield _table(("", *table["columns"]), [(row["name"], *map(_figure, row["values"].values())) for row in measured])
     if not document["complete"]:
         yield f"Over {document['measured']} of {document['wanted']} items."
 
@@ -156,7 +156,7 @@ def _benchmark(folder: Path) -> Iterator[str]:
 def _public(value: Any) -> Any:
     """A config without what is about a machine: its folders, and the names of its keys."""
     if isinstance(value, Mapping):
-        return {key: _public(held) for key, held in value.items() if key not in PRIVATE}
+        return {key: _public(inner) for key, inner in value.items() if key not in PRIVATE}
     if isinstance(value, list):
-        return [_public(held) for held in value]
+        return [_public(item) for item in value]
     return _name_of(value) if isinstance(value, str) else value

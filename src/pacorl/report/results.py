@@ -144,7 +144,7 @@ def provenance(summary: Record) -> list[tuple[str, str]]:
 
 
 def section(summary: Record, key: str) -> Mapping[str, Any]:
-    """A section of the summary, empty where it is not there (or null)."""
+    """A section of the summary, empty if it is not there (or null)."""
     values = summary.get(key) or {}
     if not isinstance(values, Mapping):
         raise ValueError(f"summary.json: {key!r} should be an object, it is a {type(values).__name__}")

@@ -46,7 +46,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
         self.logbook, self.evaluates = logbook, evaluates
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         if state.global_step >= state.max_steps:
             control.should_log = control.should_save = True
@@ -59,7 +59,7 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, float] | None = None,
-        **rest: Any,
+        **kwargs: Any,
     ) -> None:
         logs = logs or {}
         measured = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
@@ -84,7 +84,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]
     def __init__(self, sums: LossSums, *, keep: int) -> None:
         self.sums, self.keep = sums, keep
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         sums = self.sums.over_ranks(args.device)
         PartialState().wait_for_everyone()
         if not state.is_world_process_zero:
@@ -119,7 +119,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
                 signal.signal(number, handler)
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         # A signal may reach one process only, and all have to stop at the same step: the next one is a collective.
         if reduce(torch.tensor(float(self.requested), device=args.device), "sum").item():
@@ -136,7 +136,7 @@ class SkipBadSteps(TrainerCallback):  # type: ignore[misc]
         self.limit, self.in_a_row, self.failure = limit, 0, ""
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **rest: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
@@ -148,7 +148,7 @@ class SkipBadSteps(TrainerCallback):  # type: ignore[misc]
             parameter.grad = None  # AdamW passes over it: neither weights nor moments move
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         if self.in_a_row >= self.limit:
             self.failure = (
@@ -168,7 +168,7 @@ class Progress(ProgressCallback):  # type: ignore[misc]
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, float] | None = None,
-        **rest: Any,
+        **kwargs: Any,
     ) -> None:
         if self.training_bar is not None and logs and "loss" in logs:
             self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}", accuracy=f"{logs['decision_accuracy']:.3f}")

@@ -75,7 +75,7 @@ class Collator:
 
     `answer` (B, L) is True at the tokens that are learned, `index` (B,) and `consistent` (B,) say which rows these are;
     everything else goes to the model. Prompts are those of `LocalJudge`: the chat template over the images and the
-    question, up to where the answer begins.
+    question, up to the beginning of the answer.
     """
 
     def __init__(self, processor: Any, *, target: Target) -> None:
@@ -105,10 +105,10 @@ class Collator:
         text = self.processor.apply_chat_template(
             [{"role": "user", "content": _content(comparison)}], add_generation_prompt=True, tokenize=False
         )
-        first, *rest = text.split(self.processor.image_token)
-        for count, piece in zip(image_tokens, rest, strict=True):
-            first += self.processor.image_token * count + piece
-        return list(self.processor.tokenizer(first).input_ids)
+        prompt, *pieces = text.split(self.processor.image_token)
+        for count, piece in zip(image_tokens, pieces, strict=True):
+            prompt += self.processor.image_token * count + piece
+        return list(self.processor.tokenizer(prompt).input_ids)
 
     def answer_ids(self, comparison: Comparison) -> list[int]:
         """The answer in tokens, the end of turn included; its first is "Yes" or "No" alone.

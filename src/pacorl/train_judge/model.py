@@ -111,19 +111,19 @@ def _start_from(adapted: Any, config: Any, state: Mapping[str, Tensor], options:
         weight.copy_(state[name])
 
 
-def lora_targets(model: Any, wanted: Sequence[str] = (), *, vision: bool = False) -> list[str]:
-    """The suffixes of the linear layers of the language model, and of the vision tower with `vision`; or `wanted`.
+def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False) -> list[str]:
+    """The suffixes of the linear layers of the language model, and of the vision tower with `vision`; or `names`.
 
     Raises:
-        ValueError: one of `wanted` is not among them.
+        ValueError: one of `names` is not among them.
     """
     towers = [model.model.language_model, *([getattr(model.model, VISION)] if vision else [])]
     linear = [name for tower in towers for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
-    for target in wanted:
+    for target in names:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             raise ValueError(f"tuning.targets names {target!r}, which no trained linear layer of the judge is called; "
                              f"there are {', '.join(sorted(set(map(_suffix, linear))))}")  # fmt: skip
-    return list(wanted) or sorted(set(map(_suffix, linear)))
+    return list(names) or sorted(set(map(_suffix, linear)))
 
 
 def _suffix(name: str) -> str:

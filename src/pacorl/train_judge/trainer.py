@@ -225,16 +225,16 @@ def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = Fa
         "ddp_find_unused_parameters": False,
         "disable_tqdm": not sys.stderr.isatty(),
     }
-    _check_extra(config.trainer, taken=ours)
+    _check_extra(config.trainer, reserved=ours)
     return TrainingArguments(**ours, **(defaults | config.trainer))
 
 
-def _check_extra(extra: Mapping[str, Any], *, taken: Mapping[str, Any]) -> None:
+def _check_extra(extra: Mapping[str, Any], *, reserved: Mapping[str, Any]) -> None:
     names = {field.name for field in fields(TrainingArguments)}
     for name in extra:
         if name not in names:
             raise ValueError(f"trainer.{name}: transformers' TrainingArguments has no such key")
-        if name in taken:
+        if name in reserved:
             raise ValueError(f"trainer.{name}: a key of the config says it already; set that one")
 
 
