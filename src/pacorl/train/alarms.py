@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from pacorl.engine.monitor import Alarm
+from pacorl.io.documents import read_jsonl
 
 
 class HackingSuspectedError(ValueError):
@@ -21,4 +21,4 @@ class HackingSuspectedError(ValueError):
 
 def logged_lines(path: Path) -> list[dict[str, float]]:
     """The lines of a run's log, for `HackingMonitor.restore`; none if there is no log."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_jsonl(path) if path.exists() else []
