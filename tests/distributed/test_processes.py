@@ -11,7 +11,7 @@ import worlds
 from runs import KEPT, train, train_and_keep_each, write_edit_twins
 from safetensors.torch import load_file
 
-from pacorl.engine.runtime import checkpoints
+from pacorl.engine.checkpoint import checkpoints
 from pacorl.quickstart import recipe
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from pacorl.engine import runtime
-from pacorl.engine.runtime import (
-    Runtime,
+from pacorl.engine import checkpoint
+from pacorl.engine.checkpoint import (
     checkpoints,
     load_checkpoint,
     open_aside,
@@ -25,6 +24,7 @@ from pacorl.engine.runtime import (
     set_random_state,
     write_checkpoint,
 )
+from pacorl.engine.runtime import Runtime
 
 
 def write(folder: Path, step: int, *, mark: int = 0) -> Path:
@@ -62,7 +62,7 @@ def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = shutil.rmtree
     for name in ("rename", "mkdir", "write_text"):
         monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
-    monkeypatch.setattr(runtime, "save_file", dying(runtime.save_file))
+    monkeypatch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
     monkeypatch.setattr(shutil, "rmtree", dying(half_removed))
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine import runtime
+from pacorl.engine import checkpoint
 from pacorl.engine.rollout import epoch_rows
 from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import OldPolicy, adapter_state
@@ -291,7 +291,7 @@ def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path
     config = load([*small, rewards, "advantages.max_missing=0.4", "best_by=''"])
     with pytest.raises(ValueError, match=rf"50% of the scores of epoch 1 are missing.*the state is saved.*{cause}"):
         train_policy(config)
-    assert runtime.checkpoints(config.out / "checkpoints")
+    assert checkpoint.checkpoints(config.out / "checkpoints")
     out = train_policy(load([*small, rewards, "advantages.max_missing=0.5", "best_by=''"]), resume=True)
     (epoch,) = lines(out, "epoch")
     assert epoch["samples/missing"] == epoch["samples/used"] == 0.5

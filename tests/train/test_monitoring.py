@@ -12,7 +12,7 @@ from PIL import Image
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine import runtime
+from pacorl.engine import checkpoint
 from pacorl.policies.flux import FluxPolicy
 from pacorl.quickstart import recipe
 from pacorl.train.alarms import HackingSuspectedError
@@ -101,7 +101,7 @@ def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
         HackingSuspectedError, match=r"stopped after epoch 4, and saved: blank went from 0\.667 to 1\.0"
     ):
         train_policy(config)
-    assert [path.name for path in runtime.checkpoints(config.out / "checkpoints")] == ["step-000008"]
+    assert [path.name for path in checkpoint.checkpoints(config.out / "checkpoints")] == ["step-000008"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import advantages
-from pacorl.engine import runtime
+from pacorl.engine import checkpoint
 from pacorl.engine.runtime import Interrupted
 from pacorl.quickstart import recipe
 from pacorl.rewards.reward import score
@@ -35,7 +35,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest = runtime.checkpoints(folder / "checkpoints")[-1]
+    newest = checkpoint.checkpoints(folder / "checkpoints")[-1]
     return {
         f"{kind}/{name}": value
         for kind in ("adapter", "average")
@@ -108,7 +108,7 @@ def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
         assert [(line["kind"], line["epoch"]) for line in expected] == [("evaluation", 0)] + [
             (kind, epoch) for epoch in (1, 2, 3, 4) for kind in ("epoch", "evaluation")
         ]
-        for path in runtime.checkpoints(config.out / "checkpoints")[-lost:]:
+        for path in checkpoint.checkpoints(config.out / "checkpoints")[-lost:]:
             shutil.rmtree(path)
         train_policy(config, resume=True)
     assert metrics(config.out) == expected
@@ -180,7 +180,7 @@ def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
 
 def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = load([*small, "epochs=2"])
-    written = runtime.save_file
+    written = checkpoint.save_file
 
     def full(tensors, path):  # type: ignore[no-untyped-def]
         if "step-000004" in str(path):
@@ -188,10 +188,10 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
         written(tensors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runtime, "save_file", full)
+        patch.setattr(checkpoint, "save_file", full)
         with pytest.raises(OSError, match=r"could not be written \(No space left.*make room"):
             train_policy(config)
-    kept = runtime.checkpoints(config.out / "checkpoints")
+    kept = checkpoint.checkpoints(config.out / "checkpoints")
     assert [path.name for path in kept] == ["step-000002"]
     assert not list((config.out / "checkpoints").glob(".*"))
     train_policy(config, resume=True)
@@ -213,7 +213,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     with pytest.raises(ValueError, match="3 optimizer steps in a row"):
         train_policy(config)
     assert metrics(config.out)[1]["skipped"] == 1.0
-    assert runtime.checkpoints(config.out / "checkpoints")
+    assert checkpoint.checkpoints(config.out / "checkpoints")
 
 
 @pytest.mark.parametrize(

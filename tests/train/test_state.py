@@ -10,7 +10,7 @@ import torch
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine.runtime import checkpoints
+from pacorl.engine.checkpoint import checkpoints
 from pacorl.lora.formats import read_lora
 from pacorl.quickstart import recipe
 from pacorl.train.trainer import train_policy

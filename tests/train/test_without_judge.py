@@ -14,7 +14,7 @@ from pacorl.cli import app
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine import runtime
+from pacorl.engine import checkpoint
 from pacorl.judges.judge import Judge, JudgeOptions
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.plan import plan
@@ -114,7 +114,7 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
     pairs, _ = match(read_run(out).samples)
     assert [pair.change for pair in pairs] == pytest.approx(sorted(rises, reverse=True))
 
-    for path in runtime.checkpoints(out / "checkpoints")[1:]:
+    for path in checkpoint.checkpoints(out / "checkpoints")[1:]:
         shutil.rmtree(path)
     train_policy(load([*overrides, "judge=none"]), resume=True)
     assert [without_seconds(line) for line in metrics(out)] == [without_seconds(line) for line in lines]

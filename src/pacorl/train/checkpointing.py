@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine.runtime import (
+from pacorl.engine.checkpoint import (
     Checkpoint,
-    Runtime,
     aside_of,
     checkpoints,
     load_checkpoint,
@@ -34,6 +33,7 @@ from pacorl.engine.runtime import (
     set_random_state,
     write_checkpoint,
 )
+from pacorl.engine.runtime import Runtime
 from pacorl.io.documents import read_object, write_json
 from pacorl.lora.adapters import MovingAverage, OldPolicy, adapter_state, full_state, set_adapter_state
 from pacorl.lora.formats import save_lora
