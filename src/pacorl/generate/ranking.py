@@ -68,7 +68,7 @@ def judge_with_earlier(
         pairs=lambda count: product(before, range(len(earlier), count)),
     )
     return [
-        _with_earlier(page, [verdict for named in pairs.values() for verdict in named.values()])
+        _with_earlier(page, [verdict for verdicts in pairs.values() for verdict in verdicts.values()])
         for page, pairs in zip(alone, answers, strict=True)
     ]
 
@@ -76,11 +76,11 @@ def judge_with_earlier(
 def _with_earlier(alone: Judged, across: Sequence[Verdict]) -> Judged:
     own_pairs = len(alone.matrix) * (len(alone.matrix) - 1) // 2
     own_score, across_score = alone.score, mean_of(across)
-    parts = (("this page", own_score), ("with earlier pages", across_score))
+    scores = (("this page", own_score), ("with earlier pages", across_score))
     if own_score is None or across_score is None:
-        return Judged(None, alone.matrix, parts, alone.error or errors_of(across))
+        return Judged(None, alone.matrix, scores, alone.error or errors_of(across))
     score = (own_score * own_pairs + across_score * len(across)) / (own_pairs + len(across))
-    return Judged(score, alone.matrix, parts)
+    return Judged(score, alone.matrix, scores)
 
 
 def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[Judged]:
@@ -102,6 +102,6 @@ def best_first(judged: Sequence[Judged]) -> list[int]:
 
     Raises RuntimeError if none has a score: there is nothing to choose by.
     """
-    if all(one.score is None for one in judged):
+    if all(candidate.score is None for candidate in judged):
         raise RuntimeError(f"the judge gave no verdict, so no candidate is the best: {judged[0].error}")
     return sorted(range(len(judged)), key=lambda i: (judged[i].score is None, -(judged[i].score or 0.0), i))

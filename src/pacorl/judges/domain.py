@@ -111,9 +111,11 @@ class Domain:
         images = {id(image): image for question in questions for image in question.images}
         outside = dict(zip(images, self.outside(list(images.values())), strict=True))
         reasons = [self._reason([outside[id(image)] for image in question.images]) for question in questions]
-        asked = [question for question, reason in zip(questions, reasons, strict=True) if not reason]
-        answers = iter(ask(asked) if asked else [])
-        return [Verdict(None, reason, declined=True) if reason else next(answers) for reason in reasons]
+        inside = {number: question for number, question in enumerate(questions) if not reasons[number]}
+        verdicts = dict(zip(inside, ask(list(inside.values())) if inside else [], strict=True))
+        return [
+            verdicts.get(number) or Verdict(None, reasons[number], declined=True) for number in range(len(questions))
+        ]
 
     def reason(self, images: Sequence[Image]) -> str:
         """Why the judge declines a question about these images; empty if they are all inside."""

@@ -48,10 +48,10 @@ def ask(judge: Judge, questions: Mapping[Key, Question], *, symmetric: bool = Fa
     Raises:
         ValueError: if the judge miscounts.
     """
-    asked = list(questions.values())
-    verdicts = both_orders(judge.verdicts, asked) if symmetric else judge.verdicts(asked)
-    if len(verdicts) != len(asked):
-        raise ValueError(f"the judge returned {len(verdicts)} verdicts for {len(asked)} questions")
+    in_order = list(questions.values())
+    verdicts = both_orders(judge.verdicts, in_order) if symmetric else judge.verdicts(in_order)
+    if len(verdicts) != len(in_order):
+        raise ValueError(f"the judge returned {len(verdicts)} verdicts for {len(in_order)} questions")
     return dict(zip(questions, verdicts, strict=True))
 
 
@@ -75,9 +75,9 @@ def ask_pairs(
     """
     questions = {
         (number, pair, name): Question((images[pair[0]], images[pair[1]]), text)
-        for number, (images, named) in enumerate(zip(sets, texts, strict=True))
+        for number, (images, text_of) in enumerate(zip(sets, texts, strict=True))
         for pair in pairs(len(images))
-        for name, text in named.items()
+        for name, text in text_of.items()
     }
     answers: list[dict[Pair, dict[Name, Verdict]]] = [{} for _ in sets]
     for (number, pair, name), verdict in ask(judge, questions, symmetric=symmetric).items():
@@ -94,7 +94,7 @@ def texts_about(prompt: Prompt, about: Ask) -> dict[Criterion, str]:
 
 def by_criterion(criteria: Mapping[str, Mapping[str, str]], wording: Callable[[str], str]) -> dict[Criterion, str]:
     """A question for each written criterion."""
-    return {(dimension, name): wording(text) for dimension, named in criteria.items() for name, text in named.items()}
+    return {(dimension, name): wording(text) for dimension, texts in criteria.items() for name, text in texts.items()}
 
 
 # --- edits -----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def symmetric_matrix(p_yes: Mapping[Pair, float | None], count: int) -> Matrix:
 
 def errors_of(verdicts: Iterable[Verdict]) -> str:
     """Every distinct reason why verdicts are missing."""
-    return "; ".join(dict.fromkeys(verdict.error for verdict in verdicts if not verdict.valid))
+    return "; ".join(dict.fromkeys(verdict.error for verdict in verdicts if verdict.error and not verdict.valid))
 
 
 # --- both orders -----------------------------------------------------------------------------------------------
@@ -178,22 +178,21 @@ def both_orders(
 
 def with_turned(questions: Sequence[Question]) -> list[Question]:
     """The questions, then those about several images once more with their order reversed."""
-    several = [question for question in questions if len(question.images) > 1]
-    return [*questions, *(replace(question, images=question.images[::-1]) for question in several)]
+    turned = [replace(question, images=question.images[::-1]) for question in questions if len(question.images) > 1]
+    return [*questions, *turned]
 
 
 def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts of `with_turned(questions)` → one per question."""
-    several = [number for number, question in enumerate(questions) if len(question.images) > 1]
-    turned = dict(zip(several, verdicts[len(questions) :], strict=True))
+    asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
+    turned = dict(zip(asked_twice, verdicts[len(questions) :], strict=True))
     return [
         _mean(verdict, turned[number]) if number in turned else verdict
         for number, verdict in enumerate(verdicts[: len(questions)])
     ]
 
 
-def _mean(one: Verdict, other: Verdict) -> Verdict:
-    if one.p_yes is None or other.p_yes is None:
-        errors = "; ".join(dict.fromkeys(filter(None, (one.error, other.error))))
-        return Verdict(None, errors, declined=one.declined or other.declined)
-    return Verdict((one.p_yes + other.p_yes) / 2, order_gap=abs(one.p_yes - other.p_yes))
+def _mean(first: Verdict, second: Verdict) -> Verdict:
+    if first.p_yes is None or second.p_yes is None:
+        return Verdict(None, errors_of([first, second]), declined=first.declined or second.declined)
+    return Verdict((first.p_yes + second.p_yes) / 2, order_gap=abs(first.p_yes - second.p_yes))

@@ -206,14 +206,14 @@ def _user_turn(question: Question) -> dict[str, Any]:
 def _batched(
     images: Sequence[DistinctImage], tokens: Callable[[DistinctImage], int], most: int
 ) -> Iterator[list[DistinctImage]]:
-    """DistinctImages in order, `most` tokens at a time (or one image)."""
+    """Images in order, `most` tokens at a time (or one image)."""
     batch: list[DistinctImage] = []
-    taken = 0
+    batch_tokens = 0
     for distinct in images:
-        if batch and taken + tokens(distinct) > most:
+        if batch and batch_tokens + tokens(distinct) > most:
             yield batch
-            batch, taken = [], 0
+            batch, batch_tokens = [], 0
         batch.append(distinct)
-        taken += tokens(distinct)
+        batch_tokens += tokens(distinct)
     if batch:
         yield batch

@@ -124,11 +124,11 @@ def _fits(node: Node, batch: Sequence[Node], tokens: int) -> bool:
 class BranchCache:
     """Keys and values of the runs above a batch, as the attention layers of transformers ask for them.
 
-    It gives each row the tokens of its parent and takes the row's own; `kept` says whether children will need them.
+    It gives each row the tokens of its parent and takes the row's own; `keep` says whether children will need them.
     """
 
-    def __init__(self, above: BranchCache | None, rows: Sequence[int], *, kept: bool) -> None:
-        self.above, self.kept = above, kept
+    def __init__(self, above: BranchCache | None, rows: Sequence[int], *, keep: bool) -> None:
+        self.above, self.keep = above, keep
         self.rows = torch.tensor(rows)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         nothing_BT = torch.empty(len(rows), 0, dtype=torch.bool)
@@ -155,7 +155,7 @@ class BranchCache:
             key, value = self.above.layers[layer_idx]
             key_BHQD = torch.cat([key.index_select(0, rows), key_BHQD], dim=2)
             value_BHQD = torch.cat([value.index_select(0, rows), value_BHQD], dim=2)
-        if self.kept:
+        if self.keep:
             self.layers[layer_idx] = (key_BHQD, value_BHQD)
         return key_BHQD, value_BHQD
 
@@ -202,7 +202,7 @@ class SharedForward:
         """`rows`: each node's parent among the rows of `above`."""
         parent = {id(node): row for node, row in zip(nodes, rows, strict=True)}
         for batch in batches(nodes, tokens=self.batch_tokens):
-            cache = BranchCache(above, [parent[id(node)] for node in batch], kept=bool(batch[0].children))
+            cache = BranchCache(above, [parent[id(node)] for node in batch], keep=bool(batch[0].children))
             hidden_BQD = self._forward(prompts, batch, cache)
             for row, node in enumerate(batch):
                 if node.ends:

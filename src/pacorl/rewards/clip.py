@@ -67,8 +67,8 @@ class ClipEncoder:
         """(B, C), each of length 1."""
         model, processor, _ = self.load()
 
-        def encode(part: Sequence[Image]) -> Tensor:
-            pixels = processor(images=[image.convert("RGB") for image in part], return_tensors="pt").pixel_values
+        def encode(chunk: Sequence[Image]) -> Tensor:
+            pixels = processor(images=[image.convert("RGB") for image in chunk], return_tensors="pt").pixel_values
             pooled = model.vision_model(pixel_values=pixels.to(model.device, model.dtype)).pooler_output
             return _unit(model.visual_projection(pooled))
 
@@ -80,10 +80,10 @@ class ClipEncoder:
         model, _, tokenizer = self.load()
         length = model.config.text_config.max_position_embeddings
 
-        def encode(part: Sequence[str]) -> Tensor:
+        def encode(chunk: Sequence[str]) -> Tensor:
             # Padded to full length, so that a text's vector does not depend on what stands beside it.
             tokens = tokenizer(
-                list(part), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+                list(chunk), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
             )
             pooled = model.text_model(**tokens.to(model.device)).pooler_output
             return _unit(model.text_projection(pooled))
@@ -255,7 +255,9 @@ def _panels(
 ) -> tuple[list[Image], list[int]]:
     """The panels of all images, and how many each has; the `whole` images instead if wished."""
     panels = [[image] if whole else split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
-    return [panel for several in panels for panel in several], [len(several) for several in panels]
+    return [panel for image_panels in panels for panel in image_panels], [
+        prompt.grid.count if not whole else 1 for prompt in prompts
+    ]
 
 
 def _means(value_P: Tensor, counts: list[int]) -> list[float]:

@@ -53,7 +53,7 @@ class Consistency:
         """The verdict of every pair of panels, per image."""
         panels = [split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
         answers = ask_pairs(self.judge, panels, [texts_about(prompt, self.ask) for prompt in prompts])
-        by_pair = [{pair: mean_over_dimensions(named) for pair, named in pairs.items()} for pairs in answers]
+        by_pair = [{pair: mean_over_dimensions(verdicts) for pair, verdicts in pairs.items()} for pairs in answers]
         self.last_error = _first_error(verdict for pairs in by_pair for verdict in pairs.values()) or self.last_error
         return by_pair
 

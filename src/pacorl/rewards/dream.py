@@ -60,7 +60,7 @@ class DreamSim:
             [preprocess(panel.convert("RGB")).to(self.device) for panel in split(image, prompt.grid)]
             for prompt, image in zip(prompts, images, strict=True)
         ]
-        return [self._likeness(several) for several in panels]
+        return [self._likeness(image_panels) for image_panels in panels]
 
     def _likeness(self, panels: Sequence[torch.Tensor]) -> float:
         model, _ = self.load()

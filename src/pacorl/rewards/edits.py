@@ -43,6 +43,6 @@ class EditConsistency:
             (open_image(prompt.sources[0]), image, prompt.text) for prompt, image in zip(prompts, images, strict=True)
         ]
         answers = ask_edits(self.judge, edits)
-        errors = (verdict.error for one in answers for verdict in (one.kept, one.followed) if verdict.error)
+        errors = (verdict.error for edit in answers for verdict in (edit.kept, edit.followed) if verdict.error)
         self.last_error = next(errors, self.last_error)
-        return [one.score(lambda p_yes: tempered(p_yes, self.temperature)) for one in answers]
+        return [edit.score(lambda p_yes: tempered(p_yes, self.temperature)) for edit in answers]

@@ -35,8 +35,8 @@ def _criteria_file(path: Path) -> dict[str, str]:
     document = read_json(path)
     document = document.get("criteria", document) if isinstance(document, dict) else document
     criteria: dict[str, str] = {}
-    for dimension, named in document.items() if isinstance(document, dict) else ():
-        inner = named if isinstance(named, dict) else {"": named}
+    for dimension, entry in document.items() if isinstance(document, dict) else ():
+        inner = entry if isinstance(entry, dict) else {"": entry}
         for name, text in inner.items():
             if not isinstance(text, str) or not text:
                 raise ValueError(f"{path}: criterion {dimension}.{name} is {text!r}, not a text")
@@ -74,9 +74,9 @@ def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tup
     return tuple(f"{name}[{number}]" for number in range(1, grid.count + 1)), tuple(panels)
 
 
-def _unused(name: str, taken: Mapping[str, object]) -> str:
+def _unused(name: str, names: Mapping[str, object]) -> str:
     """The name, or with a number if one image is given twice."""
-    return next(n for n in itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2))) if n not in taken)
+    return next(n for n in itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2))) if n not in names)
 
 
 def _reason(error: Exception, source: Path | str) -> str:

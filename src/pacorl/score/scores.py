@@ -201,7 +201,7 @@ def _scores(
     specs = tuple(questions) or questions_about()
     texts = {number: question.text for number, question in enumerate(specs)}
     (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
-    scored = [_pair_score(pair, list(named.values())) for pair, named in answers.items()]
+    scored = [_pair_score(pair, list(verdicts.values())) for pair, verdicts in answers.items()]
     if reasons:
         scored = [
             pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, specs))

@@ -68,8 +68,8 @@ class Batcher(Generic[Item, Result]):
             if len(batch) == 1:
                 _settle(batch[0][1], error=error)
                 return
-            for one in batch:
-                await self._answer([one])
+            for item in batch:
+                await self._answer([item])
             return
         for (_, future), result in zip(batch, results, strict=True):
             _settle(future, result=result)

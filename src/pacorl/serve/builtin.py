@@ -138,11 +138,11 @@ def create_app(
 def load_judges(server: Server, *, dtype: str = "auto") -> dict[str, LocalJudge]:
     """The judges of one server by name; each adapter is merged into weights of its own, each declines what it does
     not know."""
-    wanted = {**dict.fromkeys(server.names, ""), **server.adapters}
-    place = placement(server.checkpoint, dtype)
+    adapters = {**dict.fromkeys(server.names, ""), **server.adapters}
+    device = placement(server.checkpoint, dtype)
     return {
-        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, decline=True, **place)
-        for name, adapter in wanted.items()
+        name: LocalJudge.from_pretrained(server.checkpoint, adapter=adapter, decline=True, **device)
+        for name, adapter in adapters.items()
     }
 
 
@@ -266,8 +266,8 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
 
     @app.middleware("http")
     async def check_key(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if api_key and request.url.path != "/health" and not secrets.compare_digest(given.encode(), api_key.encode()):
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if api_key and request.url.path != "/health" and not secrets.compare_digest(sent.encode(), api_key.encode()):
             return _error(401, "a key is needed: send it as `Authorization: Bearer KEY`")
         return await proceed(request)
 

@@ -59,8 +59,8 @@ def describe(
     urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port + i}/v1" for i in range(replicas))
     pairs = [_named_adapter(adapter) for adapter in adapters]
     base = ServedJudge(name=name or Path(checkpoint).name, endpoints=urls, checkpoint=checkpoint)
-    others = [ServedJudge(name=n, endpoints=urls, checkpoint=checkpoint, adapter=a) for n, a in pairs]
-    return Endpoints(judges=(base, *others), api_key_env=api_key_env)
+    adapted = [ServedJudge(name=n, endpoints=urls, checkpoint=checkpoint, adapter=a) for n, a in pairs]
+    return Endpoints(judges=(base, *adapted), api_key_env=api_key_env)
 
 
 def write_endpoints(description: Endpoints, path: Path) -> None:

@@ -92,18 +92,18 @@ def api_url(url: str) -> str:
 
     Raises ValueError if it is no such URL, or holds a password (it would be logged).
     """
-    parts = urlsplit(url.strip().rstrip("/"))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    split = urlsplit(url.strip().rstrip("/"))
+    if split.scheme not in ("http", "https") or not split.hostname:
         raise ValueError(f"endpoint {url!r} is not a URL such as http://127.0.0.1:8000/v1")
-    if parts.username or parts.password:
-        raise ValueError(f"the endpoint at {parts.hostname} holds a password; put the key into an environment variable")
-    return urlunsplit((parts.scheme, parts.netloc, parts.path or "/v1", "", ""))
+    if split.username or split.password:
+        raise ValueError(f"the endpoint at {split.hostname} holds a password; put the key into an environment variable")
+    return urlunsplit((split.scheme, split.netloc, split.path or "/v1", "", ""))
 
 
 def address_of(url: str) -> tuple[str, int]:
     """Host and port of a URL; an empty host if it has none."""
-    parts = urlsplit(url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    split = urlsplit(url)
+    return split.hostname or "", split.port or (443 if split.scheme == "https" else 80)
 
 
 def listens(host: str, port: int) -> bool:
