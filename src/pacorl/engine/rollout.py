@@ -162,11 +162,7 @@ def collect(
     """Draw one micro-batch of training samples and keep its stochastic steps.
 
     Args:
-        policy: the generator.
         rows: the samples, all of one size.
-        sampler: how they are drawn.
-        cache: the prompts, encoded.
-        seed: of the run.
         epoch: from 0; with `seed` and a row's number it gives every draw.
         shared_prefixes: the latents at which groups branch, kept for the other batches of the epoch.
         fused: the adapter in the weights at the steps without noise, and only there: what is trained must be replayed.
