@@ -11,10 +11,11 @@ from edit_twins import kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PUBLISHED, PolicyRun
+from pacorl.config.policy_run import PolicyRun
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import vocabulary
 from pacorl.plan.plan import plan
+from pacorl.policies import POLICIES
 from pacorl.train.trainer import train_policy
 
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -39,7 +40,7 @@ PAPER = {
 def test_a_recipe_is_the_papers(name: str) -> None:
     run = recipe(name)
     kind, side, steps, noise, sde_steps, rewards = PAPER[name.removesuffix("_1gpu")]
-    assert (run.model.kind, run.model.checkpoint) == (kind, PUBLISHED[kind])
+    assert (run.model.kind, run.model.checkpoint) == (kind, POLICIES[kind].published)
     assert (run.sampling.size, run.evaluation.size) == ((side, side), (1024, 1024))
     assert (run.sampling.steps, run.sampling.noise_level, run.sampling.sde_steps) == (steps, noise, sde_steps)
     assert {reward.name for reward in run.rewards} == rewards

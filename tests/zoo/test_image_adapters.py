@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.lora.adapters import load_lora
 from pacorl.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
-from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux, tiny_flux_transformer
+from pacorl.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
 from pacorl.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.policies.policy import Policy
 from pacorl.policies.qwen_image import QWEN_EDIT, QWEN_EDIT_PLUS
@@ -41,7 +41,7 @@ class Zoo:
         self.policy = policy
         self.pipeline: Any = policy.pipeline  # type: ignore[attr-defined]
         self.base = copy.deepcopy(policy.transformer)
-        prompt = character_prompts("dev", 1)[0] if isinstance(policy, FluxPolicy) else edit(source)
+        prompt = edit(source) if policy.references else character_prompts("dev", 1)[0]  # type: ignore[attr-defined]
         self.size = policy.size_of(prompt, SIZE)
         self.conditioning = policy.collate(policy.encode([prompt], self.size))
 

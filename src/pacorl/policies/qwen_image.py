@@ -230,7 +230,8 @@ class QwenEditPolicy(PipelinePolicy):
 
     def _text_length(self, size: Size) -> int:
         side = max(1, round(self._seen_area(size) ** 0.5))
-        return image_tokens(Size(side, side), self.pipeline.processor.to_dict()) + INSTRUCTION_TOKENS
+        options = self.pipeline.processor.to_dict()
+        return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
 
     def text_pass(self, size: Size) -> Callable[[], Any]:
         """See `PipelinePolicy`: the language model's, the largest part of the text encoder."""

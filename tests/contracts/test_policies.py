@@ -1,0 +1,255 @@
+"""What every generator of the table promises; a new entry is tested on the day it is added."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers_own import diffusers_own
+from edit_twins import drawn, edit, picture
+from PIL import Image
+from torch import Tensor
+
+from pacorl.config.base import dump, load
+from pacorl.config.policy_run import PolicyRun
+from pacorl.data.characters import character_prompts, vocabulary
+from pacorl.engine.adapter_check import check_adapter
+from pacorl.engine.generator import Generator
+from pacorl.engine.rollout import denoise
+from pacorl.lora.adapters import adapter_state, add_lora, load_lora
+from pacorl.lora.formats import save_lora
+from pacorl.plan import memory, sources
+from pacorl.plan.plan import plan
+from pacorl.policies import POLICIES, kind_of
+from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.policies.policy import PolicySpec
+from pacorl.policies.tokens import pack
+from pacorl.types import Conditioning, Prompt, Size
+
+KINDS = pytest.mark.parametrize("kind", POLICIES)
+AREA = Size(96, 96)
+STEPS = 3
+SETTINGS = {"max_sequence_length": 48, "true_cfg_scale": 3.0}
+"""Of those options that a kind has: short texts, and guidance so that the negative prompt tells."""
+
+
+def settings_of(spec: PolicySpec) -> dict[str, Any]:
+    return {name: value for name, value in SETTINGS.items() if name in spec.options.model_fields}
+
+
+@cache
+def twin(kind: str) -> PipelinePolicy:
+    torch.manual_seed(0)
+    return POLICIES[kind].over(drawn(POLICIES[kind].twin(vocabulary())), dtype="float32", **settings_of(POLICIES[kind]))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A twin with something that it can generate."""
+
+    policy: PipelinePolicy
+    prompt: Prompt
+    size: Size
+    conditioning: Conditioning
+
+    @torch.no_grad()
+    def velocity(self) -> Tensor:
+        x_BNC = self.policy.noise([0], self.size)
+        return self.policy.velocity(x_BNC, torch.full((1,), 0.6), self.conditioning, self.size)
+
+
+@pytest.fixture
+def job(kind: str, tmp_path: Path) -> Job:
+    """The twin's weights are the test's own, so that it may train them."""
+    policy = copy.copy(twin(kind))
+    policy.transformer = copy.deepcopy(policy.transformer)
+    source = picture(tmp_path / "source.png", height=90, width=140)
+    prompt = edit(source) if policy.references else character_prompts("dev", 1)[0]
+    size = policy.size_of(prompt, AREA)
+    return Job(policy, prompt, size, policy.collate(policy.encode([prompt], size)))
+
+
+# --- the spec --------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_a_config_names_it_and_keeps_its_settings(kind: str, tmp_path: Path) -> None:
+    spec = POLICIES[kind]
+    assert spec.kind == kind, "the options' kind is not the table's"
+    run = load(PolicyRun, None, [f"model.kind={kind}", "model.dtype=float32"])
+    assert type(run.model) is spec.options
+    assert run.generator is spec
+    path = tmp_path / "run.yaml"
+    path.write_text(dump(run))
+    assert load(PolicyRun, path) == run
+    assert spec.options.__doc__
+    assert spec.policy.__doc__
+
+
+@KINDS
+def test_its_checkpoints_are_recognised(kind: str, tmp_path: Path) -> None:
+    assert kind_of(POLICIES[kind].published) == kind
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": type(twin(kind).pipeline).__name__}))
+    assert kind_of(str(tmp_path)) == kind
+
+
+@KINDS
+def test_an_unknown_option_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"kind {kind} takes no sharpness; leave it out"):
+        POLICIES[kind].options_for("somewhere", dtype="float32", sharpness=2)
+
+
+# --- sampling --------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = twin(kind)
+    loop = denoise(policy, [0], conditioning=job.conditioning, sigmas=policy.sigmas(STEPS, job.size), size=job.size)
+    pipeline = diffusers_own(policy.pipeline)
+    module = sys.modules[type(pipeline).__module__]
+    if calculate := getattr(module, "calculate_dimensions", None):  # a pipeline that knows areas of 1024² only
+        smaller = AREA.height * AREA.width
+        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: calculate(min(area, smaller), ratio))
+    settings = {
+        "height": job.size.height,
+        "width": job.size.width,
+        "_auto_resize": False,
+        **policy.options.model_dump(),
+    }
+    if job.prompt.sources:
+        settings["image"] = Image.open(job.prompt.sources[0])
+    latents = pipeline(
+        prompt=job.prompt.text,
+        num_inference_steps=STEPS,
+        generator=torch.Generator().manual_seed(0),
+        output_type="latent",
+        **{name: settings[name] for name in inspect.signature(pipeline.__call__).parameters if name in settings},
+    ).images
+    torch.testing.assert_close(loop, latents if latents.ndim == 3 else pack(latents), rtol=0, atol=1e-5)
+    assert loop.std() > 0.1
+
+
+@KINDS
+def test_noise_depends_on_its_seed_alone(kind: str) -> None:
+    pair, alone = twin(kind).noise([3, 9], AREA), twin(kind).noise([9], AREA)
+    assert torch.equal(pair[1], alone[0])
+    assert not torch.equal(pair[0], pair[1])
+
+
+@KINDS
+def test_decoded_images_have_the_size_that_was_asked_for(kind: str, job: Job) -> None:
+    (image,) = job.policy.decode(job.policy.noise([0], job.size), job.size)
+    assert Size(image.height, image.width) == job.size
+
+
+@KINDS
+def test_a_generator_is_loaded_and_generates(kind: str, job: Job, tmp_path: Path) -> None:
+    """By its folder alone; with an adapter it generates something else, and without it what it did before."""
+    folder, adapter = tmp_path / "checkpoint", tmp_path / "adapter"
+    twin(kind).pipeline.save_pretrained(folder)
+    plain = Generator.load(str(folder), **settings_of(POLICIES[kind]))
+    assert (plain.kind, plain.edits) == (kind, bool(job.prompt.sources))
+    (image,) = plain.sample([job.prompt], [0], size=AREA, steps=STEPS)
+    assert Size(image.height, image.width) == plain.size_of(job.prompt, AREA) == job.size
+    _save_drawn_adapter(job.policy, adapter)
+    tuned = Generator.load(str(folder), adapter=str(adapter), **settings_of(POLICIES[kind]))
+    assert tuned.sample([job.prompt], [0], size=AREA, steps=STEPS) != [image]
+    assert tuned.sample([job.prompt], [0], size=AREA, steps=STEPS, base=True) == [image]
+
+
+# --- adapters --------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_an_adapter_comes_back_as_it_was_saved(kind: str, job: Job, tmp_path: Path) -> None:
+    base, fresh = job.velocity(), copy.deepcopy(job.policy.transformer)
+    _save_drawn_adapter(job.policy, tmp_path)
+    trained = job.velocity()
+    assert not torch.allclose(trained, base, atol=1e-3)
+    load_lora(fresh, tmp_path)
+    job.policy.transformer = fresh
+    torch.testing.assert_close(job.velocity(), trained, rtol=0, atol=1e-5)
+
+
+@KINDS
+def test_every_target_of_an_adapter_matters(kind: str, job: Job) -> None:
+    targets = job.policy.lora_targets
+    add_lora(job.policy.transformer, rank=2, alpha=4, targets=targets)
+    check_adapter(job.policy, job.conditioning, job.size, targets=targets)
+
+
+def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:
+    add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
+    torch.manual_seed(1)
+    for name, parameter in policy.transformer.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    save_lora(folder, adapter_state(policy.transformer), rank=2, alpha=4, targets=policy.lora_targets)
+
+
+# --- without weights -------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
+    spec = POLICIES[kind]
+    policy = spec.on_meta(spec.options())
+    size = policy.nearest_size(Size(256, 256))
+    assert policy.transformer.device.type == "meta"
+    assert memory.count(policy.transformer) > 1e9
+    assert all(memory.count(getattr(policy.pipeline, name)) > 1e7 for name in policy.encoders)
+    assert memory.sampling_peak(policy, size=size, batch=1) > 2**20
+
+
+@KINDS
+def test_what_is_planned_for_a_prompt_is_what_it_is_encoded_to(kind: str, job: Job) -> None:
+    """Names and shapes; texts are planned at their longest."""
+    planned = job.policy.conditioning_on_meta(job.size, batch=1).tensors
+    assert planned.keys() == job.conditioning.tensors.keys()
+    for name, tensor in job.conditioning.tensors.items():
+        assert planned[name].shape[2:] == tensor.shape[2:], name
+        assert planned[name].shape[1] >= tensor.shape[1], name
+
+
+@KINDS
+def test_published_weights_that_are_not_here_are_named(kind: str) -> None:
+    found = sources.generator(load(PolicyRun, None, [f"model.kind={kind}"]))
+    assert found.parts == POLICIES[kind].parts
+    assert POLICIES[kind].published in found.absences[0].remedy
+    assert found.absences[0].remedy.startswith(
+        "a diffusers checkpoint: " + ("gated" if POLICIES[kind].gated else "`hf")
+    )
+
+
+@KINDS
+def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
+    prompts = "tiny:train"
+    if job.prompt.sources:
+        record = {"image": str(job.prompt.sources[0]), "instruction": job.prompt.text}
+        (tmp_path / "edits.jsonl").write_text(json.dumps(record) + "\n")
+        prompts = str(tmp_path / "edits.jsonl")
+    twin(kind).pipeline.save_pretrained(tmp_path / "checkpoint")
+    settings = {"kind": kind, "checkpoint": str(tmp_path / "checkpoint"), **settings_of(POLICIES[kind])}
+    run = [
+        *(f"model.{name}={value}" for name, value in settings.items()),
+        *(f"prompts.{name}={prompts}" for name in ("train", "evaluation")),
+        *(f"{name}.size=[64, 64]" for name in ("sampling", "evaluation")),
+        f"rewards=[{{name: {'edit_consistency' if job.prompt.sources else 'consistency'}}}]",
+        "prompts.leaks=off",
+        "judge.checkpoint=tiny",
+        f"out={tmp_path / 'run'}",
+    ]
+    needed = plan(load(PolicyRun, None, run))
+    assert needed.absences == ()
+    names = {row.component for row in needed.rows}
+    assert {"transformer", "VAE", "adapter", *job.policy.encoders.values()} <= names
+    assert all(row.bytes > 0 for row in needed.rows)
