@@ -138,7 +138,7 @@ def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp
         painted = pipeline(
             prompts[0].text,
             num_inference_steps=3,
-            max_sequence_length=flux.max_sequence_length,
+            max_sequence_length=flux.options.max_sequence_length,
             generator=torch.Generator().manual_seed(7),
             **settings,
         ).images[0]
@@ -146,7 +146,7 @@ def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp
         (base,) = pipeline(
             prompts[0].text,
             num_inference_steps=3,
-            max_sequence_length=flux.max_sequence_length,
+            max_sequence_length=flux.options.max_sequence_length,
             generator=torch.Generator().manual_seed(7),
             **settings,
         ).images

@@ -86,7 +86,13 @@ class ChatOptions:
 class GridGeneratorOptions(GeneratorOptions):
     """The generator of the grids."""
 
-    model: str = inherited(GeneratorOptions, "model", default="black-forest-labs/FLUX.1-dev", also=("--checkpoint",))
+    model: str = inherited(
+        GeneratorOptions,
+        "model",
+        default="",
+        help="Folder, hub name or tiny; else FLUX.1-dev.",
+        also=("--checkpoint",),
+    )
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
     seed: int = inherited(GeneratorOptions, "seed", help="Of everything that is drawn.")
     dtype: str = option("", "float32 or bfloat16; bfloat16 unless the model is tiny.")
@@ -206,9 +212,10 @@ def generate(
     """Generate grids of every prompt, going on where an earlier call stopped."""
     from pacorl.dataset import generate as module
     from pacorl.engine.image_queue import Shard
+    from pacorl.policies import default_options
 
     options = vars(generator).copy()
-    source = module.image_source(options.pop("model"), **options)
+    source = module.image_source(options.pop("model") or default_options().checkpoint, **options)
     run = partial(module.generate, folder, source, grids=grids, prompts=prompts, shard=Shard.parse(shard))
     step.perform("generating", run)
 

@@ -167,6 +167,9 @@ def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> Flux
 TRAINED_WITH = {"guidance_scale": 3.5, "max_sequence_length": 48}
 """Of the committed checkpoints. Padding is attended to, so that another length spoils them."""
 
+DEV_LICENCE = ("other", "flux-1-dev-non-commercial-license")
+"""Of FLUX.1's dev models."""
+
 FLUX = PolicySpec(
     options=FluxOptions,
     policy=FluxPolicy,
@@ -174,6 +177,7 @@ FLUX = PolicySpec(
     hub_name="flux",
     architecture="flux.json",
     twin=tiny_flux,
+    licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(
         folder=TINY_FLUX, size=Size(128, 128), check=check_tiny, compose=tiny_prompt, options=TRAINED_WITH

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl.data.tiny_words import check_tiny_edit
-from pacorl.policies.flux import TRAINED_WITH, DistilledOptions, FluxPolicy, image_ids, tiny_flux
+from pacorl.policies.flux import DEV_LICENCE, TRAINED_WITH, DistilledOptions, FluxPolicy, image_ids, tiny_flux
 from pacorl.policies.policy import PolicySpec, TinyCheckpoint
 from pacorl.policies.sources import check_area, source_size
 from pacorl.types import Conditioning, Prompt, Size
@@ -111,6 +111,7 @@ KONTEXT = PolicySpec(
     hub_name="(flux.*)?kontext",
     architecture="flux.json",  # the same components as FLUX.1-dev's
     twin=twin,
+    licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(folder=TINY_KONTEXT, size=Size(32, 32), check=check_tiny_edit, options=TRAINED_WITH),
     edit_data="GEdit-Bench/data:en",  # its text encoders read English

@@ -160,6 +160,8 @@ class PolicySpec:
     """JSON file in `policies/architectures`: the config of each component as published, by the pipeline's names."""
     twin: Callable[[Sequence[str]], Any]
     """Texts → its pipeline in small with random weights, whose tokenizers know the words of the texts."""
+    licence: tuple[str, str] = ("", "")
+    """The published checkpoint's: the hub's identifier and, if that is "other", its name."""
     gated: bool = False
     """Whether the published checkpoint is fetched only after its licence was accepted."""
     tiny: TinyCheckpoint | None = None

@@ -366,6 +366,7 @@ QWEN_EDIT = PolicySpec(
     pipeline="QwenImageEditPipeline",
     hub_name="qwen-image-edit",
     architecture="qwen_image.json",
+    licence=("apache-2.0", ""),
     twin=tiny_qwen_edit,
 )
 QWEN_EDIT_PLUS = PolicySpec(
@@ -374,5 +375,6 @@ QWEN_EDIT_PLUS = PolicySpec(
     pipeline="QwenImageEditPlusPipeline",
     hub_name="qwen-image-edit.*(plus|2509|2511)",
     architecture="qwen_image.json",
+    licence=("apache-2.0", ""),
     twin=partial(tiny_qwen_edit, plus=True),
 )

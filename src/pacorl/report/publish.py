@@ -11,18 +11,13 @@ from typing import Any
 
 from pacorl.io.documents import dump_yaml, read_jsonl, read_object, read_yaml
 from pacorl.io.files import write_atomic
+from pacorl.policies import POLICIES
 
 CARD = "README.md"
 FOLDERS = ("adapter", "merged")
 """Folders of a run that are worth sharing, first come first."""
-LICENCES = {
-    "black-forest-labs/FLUX.1-dev": ("other", "flux-1-dev-non-commercial-license"),
-    "black-forest-labs/FLUX.1-Kontext-dev": ("other", "flux-1-dev-non-commercial-license"),
-    "Qwen/Qwen-Image-Edit": ("apache-2.0", ""),
-    "Qwen/Qwen-Image-Edit-2509": ("apache-2.0", ""),
-    "Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", ""),
-}
-"""Of the bases that the recipes name: an adapter is bound by its base's."""
+JUDGE_LICENCES = {"Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", "")}
+"""Of the bases that the judges' recipes name: an adapter is bound by its base's."""
 PRIVATE = ("out", "api_key_env", "key_env")
 """Config keys that are about a machine, and not about a model."""
 
@@ -76,14 +71,25 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dict[str, Any]:
+<<<<<<< HEAD
     known_licence, name = LICENCES.get(base, ("", ""))
     if not (licence or known_licence):
+=======
+    known, name = _licence_of(base)
+    if not (licence or known):
+>>>>>>> dac5a05 (Licences stand in the specs; adding a generator in the docs)
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one with --licence")
     header: dict[str, Any] = {"license": licence or known_licence}
     header |= {"license_name": name} if name and not licence else {}
     header |= {} if base in ("", "tiny") else {"base_model": base}
     header |= {"library_name": ("peft" if is_judge else "diffusers") if is_adapter else "transformers"}
     return header | {"tags": ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]}
+
+
+def _licence_of(base: str) -> tuple[str, str]:
+    """The hub's identifier and name of a base's licence; empty if they are not known."""
+    generators = {spec.published: spec.licence for spec in POLICIES.values()}
+    return (generators | JUDGE_LICENCES).get(base, ("", ""))
 
 
 def _description(base: str, config: Mapping[str, Any]) -> Iterator[str]:
