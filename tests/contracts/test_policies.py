@@ -119,20 +119,19 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, monkeypatch
     if calculate := getattr(module, "calculate_dimensions", None):  # a pipeline that knows areas of 1024² only
         smaller = AREA.height * AREA.width
         monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: calculate(min(area, smaller), ratio))
-    settings = {
-        "height": job.size.height,
-        "width": job.size.width,
-        "_auto_resize": False,
-        **policy.options.model_dump(),
-    }
+    parameters = inspect.signature(pipeline.__call__).parameters
+    settings: dict[str, Any] = {"height": job.size.height, "width": job.size.width, **policy.options.model_dump()}
+    settings |= {"max_area": job.size.height * job.size.width, "_auto_resize": False}
     if job.prompt.sources:
-        settings["image"] = Image.open(job.prompt.sources[0])
+        source = Image.open(job.prompt.sources[0])
+        sides = (job.size.width, job.size.height)  # a pipeline that is told not to resize is given it done
+        settings["image"] = source.resize(sides, Image.Resampling.LANCZOS) if "_auto_resize" in parameters else source
     latents = pipeline(
         prompt=job.prompt.text,
         num_inference_steps=STEPS,
         generator=torch.Generator().manual_seed(0),
         output_type="latent",
-        **{name: settings[name] for name in inspect.signature(pipeline.__call__).parameters if name in settings},
+        **{name: settings[name] for name in parameters if name in settings},
     ).images
     torch.testing.assert_close(loop, latents if latents.ndim == 3 else pack(latents), rtol=0, atol=1e-5)
     assert loop.std() > 0.1
