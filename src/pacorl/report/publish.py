@@ -71,13 +71,8 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dict[str, Any]:
-<<<<<<< HEAD
-    known_licence, name = LICENCES.get(base, ("", ""))
+    known_licence, name = _licence_of(base)
     if not (licence or known_licence):
-=======
-    known, name = _licence_of(base)
-    if not (licence or known):
->>>>>>> dac5a05 (Licences stand in the specs; adding a generator in the docs)
         raise ValueError(f"the licence of {base or 'the base'} is not known here; name one with --licence")
     header: dict[str, Any] = {"license": licence or known_licence}
     header |= {"license_name": name} if name and not licence else {}
