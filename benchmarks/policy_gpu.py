@@ -28,7 +28,7 @@ from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler
-from pacorl.engine.rollout import ConditioningCache, Row, collect, denoise
+from pacorl.engine.rollout import ConditioningCache, Row, collect, denoise, sigmas_of
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import MovingAverage, add_lora
 from pacorl.plan import sources
@@ -191,7 +191,7 @@ class Bench:
                 range(len(prompts)),
                 size=sampler.size,
                 conditioning=self.cache.batch(prompts, sampler.size),
-                sigmas=sampler.sigmas(self.policy, prompts[0]),
+                sigmas=sigmas_of(self.policy, sampler, prompts[0]),
             )
 
     def train(self, rollout: Rollout, sampler: Sampler) -> None:
@@ -200,8 +200,7 @@ class Bench:
             self.policy,
             sampler,
             self.cache,
-            objective=OBJECTIVES["grpo_clip"],
-            settings={"clip_range": 1e-4},
+            options=OBJECTIVES["grpo_clip"].options(),
         )
         advantage_B = torch.linspace(-1, 1, len(rollout)) if len(rollout) > 1 else torch.ones(1)
         batch = Batch(rollout, advantage_B, torch.ones(len(rollout), dtype=torch.bool))

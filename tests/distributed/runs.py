@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyRun
 
 KEPT = "kept"
 """The folder in a run's that holds what is kept of it."""
@@ -22,7 +20,7 @@ def train(overrides: Sequence[str], resume: str = "") -> None:
     from pacorl.quickstart import recipe
     from pacorl.train.trainer import train_policy
 
-    train_policy(configs.load(configs.PolicyRun, recipe(), list(overrides)), resume=resume)
+    train_policy(configs.load(PolicyRun, recipe(), list(overrides)), resume=resume)
 
 
 def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> None:
@@ -33,7 +31,7 @@ def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> No
 
     for path, overrides in runs:
         AcceleratorState._reset_state()  # FSDP2's plugin keeps the block classes of the first model
-        train_and_keep(configs.load(configs.PolicyRun, path, list(overrides)))
+        train_and_keep(configs.load(PolicyRun, path, list(overrides)))
 
 
 def train_and_keep(config: PolicyRun) -> None:

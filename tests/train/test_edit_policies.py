@@ -100,12 +100,13 @@ def test_a_bad_source_is_named_before_weights_load(
 ) -> None:
     from pacorl.config import base as configs
     from pacorl.config.policy_run import PolicyRun
+    from pacorl.train import builders
     from pacorl.train import trainer as loop
 
     (recipe.parent / "broken.png").write_text("no picture")
     with (recipe.parent / "train.jsonl").open("a") as file:
         file.write(json.dumps({"image": name, "instruction": "Paint the hero red."}) + "\n")
-    monkeypatch.setattr(loop, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match=message):
         loop.train_policy(configs.load(PolicyRun, recipe))
 

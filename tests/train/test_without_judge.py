@@ -21,7 +21,7 @@ from pacorl.plan.plan import plan
 from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
 from pacorl.report.gallery import match
-from pacorl.train import judging, trainer
+from pacorl.train import builders, judging
 from pacorl.train.judging import without_idle_judges
 from pacorl.train.trainer import PolicyTrainer, train_policy
 
@@ -80,7 +80,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         loaded.append(options.checkpoint)
         return load(options, **place)
 
-    monkeypatch.setattr(trainer, "load_judge", noted)
+    monkeypatch.setattr(builders, "load_judge", noted)
     return loaded
 
 

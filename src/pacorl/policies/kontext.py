@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from pacorl.data.tiny_words import check_tiny_edit
@@ -40,7 +39,6 @@ class KontextOptions(DistilledOptions):
 
     kind: Literal["kontext"] = "kontext"
     checkpoint: str = "black-forest-labs/FLUX.1-Kontext-dev"
-    guidance_scale: float = Field(2.5, ge=0)
 
 
 class KontextPolicy(FluxPolicy):
