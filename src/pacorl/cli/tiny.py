@@ -56,6 +56,25 @@ def judge(
 
 
 @app.command()
+def domain(
+    out: Path = OUT,
+    share: float = SHARE,
+    seed: int = typer.Option(0, help="Of the images and of the training."),
+) -> None:
+    """What the judge declines: domain.json and domain.safetensors beside it, from `generator` and `kontext`, or from
+    the committed ones (about 30 CPU minutes)."""
+    from pacorl.app.threads import use_cores
+    from pacorl.models.flux import TINY_FLUX
+    from pacorl.models.kontext import TINY_KONTEXT
+    from pacorl.train.pretrain_domain import pretrain_domain
+
+    use_cores()
+    generator, editor = ((out / name if (out / name).is_dir() else own) for name, own in
+                         (("flux", TINY_FLUX), ("kontext", TINY_KONTEXT)))  # fmt: skip
+    pretrain_domain(out / "judge", generator=generator, editor=editor, share=share, seed=seed)
+
+
+@app.command()
 def edits(out: Path = OUT) -> None:
     """Sources and instructions, as `edits/train.jsonl`, dev.jsonl and test.jsonl (seconds)."""
     from pacorl.train.pretrain_edits import draw_edits
@@ -129,3 +148,4 @@ def everything(out: Path = OUT, share: float = SHARE) -> None:
     edits(out)
     kontext(out, share, start=out / "flux")
     edit_judge(out, share, start=out / "judge", steps=900, lr=8e-4)
+    domain(out, share, seed=0)
