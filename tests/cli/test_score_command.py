@@ -3,19 +3,24 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 import typer
 import uvicorn
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.cli.score import INCOMPLETE, register
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
 from pacorl.io.images import open_image
+from pacorl.io.net import PRIVATE_VARIABLE
 from pacorl.judges.local import LocalJudge
+from pacorl.score.reward import PacoReward
 from pacorl.serve.builtin import create_app
 from pacorl.twins import tiny_judge
 from pacorl.types import Grid, Question
@@ -155,3 +160,90 @@ def test_the_embedded_judge_says_what_it_knows(pictures: list[Path]) -> None:
 
 def test_a_wrong_model_name_lists_the_served_ones(url: str, pictures: list[Path]) -> None:
     assert "it serves tiny" in str(run(*pictures, "--judge", url, "--model", "paco").exception)
+
+
+# --- images that the judge cannot judge, and images by URL ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photograph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sklearn.datasets import load_sample_image
+
+    path = tmp_path_factory.mktemp("photographs") / "china.png"
+    Image.fromarray(load_sample_image("china.jpg")).resize((320, 240)).save(path)
+    return path
+
+
+def test_what_the_tiny_judge_does_not_know_has_no_score(photograph: Path) -> None:
+    result = run(photograph, photograph, "--reasons")
+    assert result.exit_code == INCOMPLETE, result.output
+    assert "No score: " in result.stdout
+    assert "this judge knows the tiny world of drawn characters only" in result.stdout
+    assert not any(character.isdigit() for character in result.stdout.replace(str(photograph), "").replace("(2)", "")
+                   .replace("image 1", "").replace("image 2", ""))  # fmt: skip
+
+
+def test_the_others_are_scored_all_the_same(pictures: list[Path], photograph: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run(*pictures[:2], photograph, "--json", "--report", page)
+    assert result.exit_code == INCOMPLETE, result.output
+    document = json.loads(result.stdout)
+    assert document["note"].startswith("Judged by the embedded tiny judge")
+    assert [pair["p_yes"] is None for pair in document["pairs"]] == [False, True, True]
+    assert [pair.get("declined", False) for pair in document["pairs"]] == [False, True, True]
+    assert document["mean"] == document["pairs"][0]["p_yes"]
+    html = page.read_text()
+    assert html.index("embedded tiny judge") < html.index("Mean consistency of 1 of 3 pairs")
+
+
+def test_the_caution_stands_before_the_number(pictures: list[Path]) -> None:
+    output = run(*pictures[:2]).output
+    assert output.index("Judged by the embedded tiny judge") < output.index("P(Yes)")
+
+
+def test_one_image_is_refused_before_a_judge_is_loaded(pictures: list[Path]) -> None:
+    message = str(run(pictures[0], "--judge", "/there/is/no/judge").exception)
+    assert message == "1 image has nothing to be compared with; give two or more, or a --grid"
+    assert "at least one candidate" in str(run(pictures[0], "--rank", "--judge", "/there/is/no/judge").exception)
+
+
+@pytest.fixture(scope="module")
+def images_url(pictures: list[Path]) -> Iterator[str]:
+    """A web server over the folder of pictures."""
+    handler = partial(QuietHandler, directory=str(pictures[0].parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None: ...
+
+
+def test_images_by_url_are_judged_as_the_files(
+    judge_folder: Path, judge: LocalJudge, pictures: list[Path], images_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model card's example in short: two URLs and a question, from Python and from the command line."""
+    urls = [f"{images_url}/{path.name}" for path in pictures[:2]]
+    refused = str(run(*urls, "--judge", judge_folder).exception)
+    assert refused.count("\n") == 1  # both are named, each in a line
+    assert f"{urls[0]}: 127.0.0.1 is 127.0.0.1, which is not a public address" in refused
+    monkeypatch.setenv(PRIVATE_VARIABLE, "1")
+    expected = p_yes(judge, pictures[:2], same_theme("a red hero"))
+    with PacoReward.from_pretrained(judge_folder) as reward:
+        assert reward.score(*urls, theme="a red hero") == pytest.approx(expected, abs=1e-6)
+    result = run(*urls, "--judge", judge_folder, "--theme", "a red hero", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["images"] == urls
+    assert document["mean"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_python_says_why_there_is_no_score(photograph: Path, pictures: list[Path]) -> None:
+    with PacoReward.from_pretrained() as reward:
+        with pytest.raises(RuntimeError, match="tiny gave no verdict: this judge knows the tiny world"):
+            reward.score(photograph, pictures[0])
+        scores = reward.score_set([*pictures[:2], photograph])
+        assert [pair.declined for pair in scores.pairs] == [False, True, True]
+        assert reward.score(*pictures[:2]) == scores.mean

@@ -93,6 +93,12 @@ def test_ranking_compares_with_the_first_only() -> None:
     assert summary(scores, ranking=True) == [f"Closest to w: z, {p(0, 3):.4f}."]
 
 
+def test_no_reasons_are_asked_for_what_has_no_score() -> None:
+    scores = score_set(GreyJudge(silent_about="Do"), IMAGES[:2], reasons=True)
+    assert (scores.pairs[0].error, scores.pairs[0].reasons) == ("it fell silent", "")
+    assert summary(scores) == ["No score: image 1 and image 2 (it fell silent)."]
+
+
 @pytest.mark.parametrize("how", [score_set, rank])
 def test_one_image_is_not_enough(how: object) -> None:
     with pytest.raises(ValueError, match=r"two or more|at least one candidate"):

@@ -9,10 +9,11 @@ import time
 import pytest
 from PIL import Image
 
-from pacorl.io.images import ImageError
+from pacorl.data.characters import all_panels, draw
+from pacorl.io.images import ImageError, png_bytes
 from pacorl.studio import uploads as limits
 from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, Job, JobQueue
-from pacorl.studio.models import EXAMPLES, ModelNames, example, prompt_for, words
+from pacorl.studio.models import EXAMPLES, JudgeRequest, ModelHost, ModelNames, example, prompt_for, words
 from pacorl.studio.uploads import Uploads
 
 
@@ -147,6 +148,24 @@ def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
 
 
 # --- what can be asked for -------------------------------------------------------------------------------------
+
+
+def test_the_judge_tab_says_what_it_cannot_judge():
+    """By the committed models, as the page's own jobs run."""
+    drawn = [draw(panel, 64) for panel in all_panels()[:4000:3000]]
+    noise = Image.effect_noise((64, 64), 90).convert("RGB")
+    uploads = Uploads()
+    handed_in = [uploads.add(png_bytes(image), f"{number}.png") for number, image in enumerate([*drawn, noise])]
+    host = ModelHost(ModelNames())
+    result = host.judge(Job("1", "judgement"), JudgeRequest(handed_in, "", [], None, symmetric=False))
+    host.close()
+    scored = {tuple(pair["images"]): pair["p_yes"] for pair in result["pairs"]}
+    assert (scored[0, 1] is None, scored[0, 2], scored[1, 2]) == (False, None, None)
+    assert result["mean"] == scored[0, 1]
+    assert {pair["error"] for pair in result["pairs"]} == {
+        "",
+        "this judge knows the tiny world of drawn characters only, and image 2 shows something else",
+    }
 
 
 def test_every_example_can_be_asked_for():

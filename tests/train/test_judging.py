@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
 import pytest
 import torch
+import uvicorn
 from fake_server import FakeServer, p_of_images
 from PIL import Image
 
 from pacorl.core.questions import consistent
+from pacorl.data import characters
 from pacorl.data.characters import all_panels, draw
-from pacorl.judges.http.judge import HttpOptions
+from pacorl.judges.domain import Domain
+from pacorl.judges.http.judge import HttpJudge, HttpOptions
+from pacorl.judges.http.messages import encode
 from pacorl.judges.judge import VARIANTS, close_judge
-from pacorl.judges.local import LocalJudge, LocalOptions
+from pacorl.judges.local import TINY_JUDGE, LocalJudge, LocalOptions
+from pacorl.rewards.consistency import Consistency, PanelMatch
+from pacorl.serve.builtin import create_app
 from pacorl.train.judging import load_judge, reach_judge
 from pacorl.types import Question
 
@@ -58,3 +70,84 @@ def test_a_judge_over_http_does_both_too() -> None:
     assert both.order_gap == pytest.approx(abs(there - back), abs=1e-12)
     assert (alone.p_yes, alone.order_gap) == (pytest.approx(p_of_images([red], "Red?"), abs=1e-12), None)
     assert {tuple(chat["logprob_token_ids"]) for chat in server.chats} == {(7, 17, 9)}
+
+
+# --- a reward judges whatever it is shown -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def declining_server() -> Iterator[str]:
+    """The built-in server over the tiny judge, as `pacorl serve` starts it: it declines what it does not know."""
+    app = create_app({"tiny": LocalJudge.from_pretrained("tiny", decline=True)})
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    server.should_exit = True
+    thread.join()
+
+
+def noise_grids() -> list[Image.Image]:
+    """What nobody would call the tiny world: its judge declines it at every other door."""
+    grids = [Image.effect_noise((64, 64), sigma).convert("RGB") for sigma in (30, 90)]
+    domain = Domain.load(TINY_JUDGE)
+    assert domain is not None
+    assert domain.outside(grids) == [True, True]
+    return grids
+
+
+@pytest.mark.parametrize("backend", ["local", "http"])
+def test_noise_is_never_missing_in_a_reward(backend: str, declining_server: str) -> None:
+    options = {
+        "local": LocalOptions(checkpoint="tiny", dtype="float32"),
+        "http": HttpOptions(checkpoint=declining_server, model="tiny"),
+    }
+    config = options[backend]
+    judge = reach_judge(config, processes=1) or load_judge(config, device=torch.device("cpu"))
+    prompts = characters.character_prompts("train", 2)
+    scores = [reward(prompts, noise_grids()) for reward in (Consistency(judge), PanelMatch(judge))]
+    close_judge(judge)
+    assert all(score is not None and 0 < score < 0.2 for several in scores for score in several), scores
+
+
+def test_the_same_server_declines_for_those_who_ask_it_to(declining_server: str) -> None:
+    questions = [Question((one, PANELS[0]), consistent()) for one in noise_grids()] + [PAIR]
+    with HttpJudge.connect(declining_server, model="tiny", decline=True) as judge:
+        *declined, drawn = judge.verdicts(questions)
+        sent = judge.counters.requests
+        with pytest.raises(RuntimeError, match="this judge knows the tiny world"):
+            judge.explain(questions[0])
+    assert [(one.p_yes, one.declined) for one in declined] == [(None, True)] * 2
+    assert "this judge knows the tiny world of drawn characters only, and image 1 shows" in declined[0].error
+    assert sent == 3  # nothing is tried again
+    assert drawn.p_yes == pytest.approx(local().verdicts([PAIR])[0].p_yes, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 422),
+        ({"X-Pacorl-Decline": "yes"}, 422),
+        ({"X-Pacorl-Decline": "no"}, 200),
+        ({"X-Pacorl-Decline": "x"}, 400),
+    ],
+)
+def test_a_request_without_the_header_is_declined(declining_server: str, headers: dict[str, str], status: int) -> None:
+    part = {"type": "image_url", "image_url": {"url": encode(noise_grids()[0]).url}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    request = urllib.request.Request(
+        f"{declining_server}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **headers},
+    )
+    if status == 200:
+        with urllib.request.urlopen(request) as answer:
+            assert json.load(answer)["choices"]
+        return
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == status
+    assert (json.load(refused.value)["error"]["type"] == "declined") == (status == 422)
+    refused.value.close()

@@ -57,6 +57,25 @@ def judge(
 
 
 @app.command()
+def domain(
+    out: Path = OUT,
+    share: float = SHARE,
+    seed: int = typer.Option(0, help="Of the images and of the training."),
+) -> None:
+    """What the judge declines: domain.json and domain.safetensors beside it, from `generator` and `kontext`, or from
+    the committed ones (about 30 CPU minutes)."""
+    from pacorl.engine.threads import use_cores
+    from pacorl.policies.flux import TINY_FLUX
+    from pacorl.policies.kontext import TINY_KONTEXT
+    from tools.tiny.pretrain_domain import pretrain_domain
+
+    use_cores()
+    generator, editor = ((out / name if (out / name).is_dir() else own) for name, own in
+                         (("flux", TINY_FLUX), ("kontext", TINY_KONTEXT)))  # fmt: skip
+    pretrain_domain(out / "judge", generator=generator, editor=editor, share=share, seed=seed)
+
+
+@app.command()
 def edits(out: Path = OUT) -> None:
     """Sources and instructions, as `edits/train.jsonl`, dev.jsonl and test.jsonl (seconds)."""
     from tools.tiny.pretrain_edits import draw_edits

@@ -69,7 +69,7 @@ def run_benchmark(
             spec.generate(items, options, out, shard, advance)
     if getattr(options, "generate_only", False):
         return None
-    with _judge(options, all_spellings=spec.all_spellings) as reward:
+    with opened_judge(options, all_spellings=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
         leaked = _leaked(benchmark, options, notice)  # before judging, because it can fail and costs nothing
         with progress("judging") as advance:
@@ -87,7 +87,7 @@ def run_benchmark(
     return Report(outcome, reward.note if reward else "")
 
 
-def _judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
+def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
     """The judge, if one is needed.
 
     It declines nothing: a benchmark measures what a judge says, and a generator by all that it made.

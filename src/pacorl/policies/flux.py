@@ -164,7 +164,7 @@ def tiny_flux(texts: Sequence[str], *, vae: AutoencoderKL | None = None) -> Flux
     )
 
 
-TRAINED_WITH = {"guidance_scale": 3.5, "max_sequence_length": 48}
+TRAINED_WITH: dict[str, Any] = {"guidance_scale": 3.5, "max_sequence_length": 48}
 """Of the committed checkpoints. Padding is attended to, so that another length spoils them."""
 
 DEV_LICENCE = ("other", "flux-1-dev-non-commercial-license")

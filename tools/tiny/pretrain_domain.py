@@ -1,0 +1,342 @@
+"""Makes the tiny judge's domain: `python -m tools.tiny domain`.
+
+Its images are all that can be met in the tiny world: drawings, what the autoencoder makes of them, and what generators
+paint, from one that has learned nothing over spoiled ones to the committed one. What lies outside is drawn by
+`tools.tiny.textures`. The threshold is set on images of the world that the classifier did not learn from.
+
+Legend: B images, C latent channels, H and W sides of latents.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from pacorl.core.grid import split
+from pacorl.core.sampling import Sampler
+from pacorl.data import characters
+from pacorl.data.character_edits import character_edits, write_edits
+from pacorl.data.characters import Panel
+from pacorl.data.records import prompts_from
+from pacorl.engine.rollout import ConditioningCache, sample_images
+from pacorl.judges.domain import Domain, DomainNet, thumbnail, to_pixels
+from pacorl.lora.adapters import add_lora
+from pacorl.policies.flux import FLUX, TINY_FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer
+from pacorl.policies.kontext import KONTEXT, TINY_KONTEXT
+from pacorl.policies.tokens import pack
+from pacorl.types import Grid, Size
+from tools.tiny.negatives import to_images
+from tools.tiny.pretrain import GRID, PANEL_SIZES, WORDS, Stage, encode_panels, flow_matching_loss, imperfect_sets, tile
+from tools.tiny.textures import draw_textures
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL, FluxPipeline
+
+    from pacorl.policies.policy import Policy
+    from pacorl.types import Prompt
+
+NAME = "the tiny world of drawn characters"
+WIDTH, SIDE = 24, 32
+"""Channels of the first convolution; pixels of the copies it looks at, which are what the judge itself sees."""
+LAYOUTS = (Grid(2, 2), Grid(2, 2), Grid(1, 2), Grid(2, 1), Grid(1, 3), Grid(2, 3), Grid(3, 3), Grid(1, 4))
+EARLY_STEPS = (0, 15, 50, 100, 200)
+ADAPTER_SPREADS = (0.05, 0.15, 0.25, 0.4)
+"""Standard deviations of an adapter's second matrix: from a change that is hardly seen to one that leaves noise."""
+MIXES = (0.3, 0.5, 0.7, 0.85)
+"""Shares of the trained weights in a transformer that is mixed with a new one."""
+
+
+def pretrain_domain(
+    out: Path, *, generator: Path = TINY_FLUX, editor: Path = TINY_KONTEXT, share: float = 1.0, seed: int = 0
+) -> Domain:
+    """Makes `domain.json` and `domain.safetensors` in `out`; `share` scales images and steps, for a quick try."""
+    out.mkdir(parents=True, exist_ok=True)
+    painted, spoiled = world_images(generator, editor, seed=seed, share=share)
+    random.Random(seed).shuffle(painted)
+    checked = painted[: len(painted) // 5]
+    learned = [*painted[len(checked) :], *spoiled]
+    random.Random(seed).shuffle(learned)
+    textures = draw_textures(round(16000 * share), seed=seed)
+    outside = [thumbnail(image, size=SIDE) for image in (*textures, *recoloured(learned[: round(800 * share)]))]
+    net = fit(learned, outside, steps=round(7000 * share), log=out / "domain_log.jsonl", seed=seed)
+    domain = Domain(net, NAME, SIDE, threshold=0.0)
+    threshold = float(domain.logits(checked).max())  # it declines none of them
+    domain = Domain(net, NAME, SIDE, threshold=round(threshold, 3))
+    domain.save(out)
+    return domain
+
+
+def fit(
+    inside: Sequence[Image.Image], outside: Sequence[Image.Image], *, steps: int, log: Path, seed: int, batch: int = 64
+) -> DomainNet:
+    """Trains the classifier; half of each batch is inside."""
+    torch.manual_seed(seed)
+    groups = [torch.from_numpy(np.stack([np.asarray(image) for image in group])) for group in (inside, outside)]
+    net = DomainNet(WIDTH)
+    stage = Stage([net], lr=3e-3, steps=steps, log=log, ema=0.99)
+    is_outside = torch.arange(2).repeat_interleave(batch // 2).float()
+    for _ in range(steps):
+        rows = [group[torch.randint(len(group), (batch // 2,))] for group in groups]
+        stage.update(F.binary_cross_entropy_with_logits(net(to_pixels(torch.cat(rows))), is_outside))
+    stage.use_average()
+    return net.half().float().eval().requires_grad_(False)  # what the stored weights will be
+
+
+# --- the world -------------------------------------------------------------------------------------------------
+
+
+def world_images(
+    generator: Path, editor: Path, *, seed: int, share: float = 1.0
+) -> tuple[list[Image.Image], list[Image.Image]]:
+    """Images of the world as the classifier sees them, whole grids and single panels.
+
+    Returns:
+        those that are drawn or that a generator paints, about 5,900 times `share`, and as many again of latents that
+        are spoiled by hand, farther than any generator spoils them: the threshold is not set by these.
+    """
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
+    vae = policy.pipeline.vae
+    kinds = [
+        drawn(rng, count=round(3000 * share)),
+        sampled(generator, seed=seed, count=max(2, round(10 * share))),
+        early(vae, seed=seed, share=share),
+        edited(editor, seed=seed, count=max(2, round(60 * share))),
+    ]
+    painted = [thumbnail(handled(image, rng), size=SIDE) for images in kinds for image in images]
+    spoiled = decoded(vae, rng, count=round(8000 * share))
+    return painted, [thumbnail(handled(image, rng), size=SIDE) for image in spoiled]
+
+
+def handled(image: Image.Image, rng: random.Random) -> Image.Image:
+    """Now and then, the image as it comes back from a page or a chat: as JPEG, or at another size."""
+    draw = rng.random()
+    if draw < 0.1:
+        buffer = io.BytesIO()
+        image.save(buffer, "jpeg", quality=rng.randint(70, 95))
+        return Image.open(buffer).convert("RGB")
+    if draw < 0.25:
+        factor = rng.uniform(0.8, 4.0)
+        size = (max(16, round(image.width * factor)), max(16, round(image.height * factor)))
+        return image.resize(size, rng.choice((Image.Resampling.BILINEAR, Image.Resampling.NEAREST)))
+    return image
+
+
+def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
+    """Panels and grids as `data.characters` draws them."""
+    panels = _training_panels()
+    for _ in range(count):
+        if rng.random() < 0.6:
+            yield characters.draw(rng.choice(panels), rng.choice((32, 48, 64, 128, 256)))
+        else:
+            layout = rng.choice(LAYOUTS)
+            shown = [rng.choice(panels) for _ in range(layout.count)]
+            yield characters.draw_grid(shown, layout, rng.choice((32, 64, 128)))
+
+
+@torch.no_grad()
+def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
+    """What the autoencoder makes of latents between a drawn grid and noise, a grid or one of its panels each."""
+    shown = rng.sample(_training_panels(), 400)
+    scale, shift = vae.config.scaling_factor, vae.config.shift_factor
+    clean = {size: (encode_panels(vae, _pixels(shown, size)) - shift) * scale for size in PANEL_SIZES}
+    for _ in range(count // batch):
+        latents = clean[rng.choice(PANEL_SIZES)]
+        grids_BCHW = tile(latents[torch.randint(len(latents), (batch, GRID.count))])
+        spoiled = rng.choice(SPOILERS)(grids_BCHW, rng)
+        for grid in to_images(vae.decode(spoiled / scale + shift).sample):
+            yield grid if rng.random() < 0.3 else rng.choice(split(grid, GRID))
+
+
+def sampled(generator: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
+    """What the generator paints in few and in many steps, under random adapters, and mixed with an untrained one.
+
+    `count` grids of each kind at both sizes.
+    """
+    load: Callable[[], Any] = lambda: FLUX.from_pretrained(generator, **TRAINED_WITH)  # noqa: E731
+    for steps in (10, 3, 2, 1):
+        yield from _grids(load(), seed=seed + steps, count=2 * count, steps=steps)
+    for number in range(4):
+        for spread in ADAPTER_SPREADS:
+            policy = load()
+            random_adapter(policy.transformer, policy.lora_targets, spread=spread, seed=seed + number)
+            yield from _grids(policy, seed=seed + number, count=count)
+    for mix in MIXES:
+        policy = load()
+        untrained = tiny_flux_transformer().state_dict()
+        mixed = {name: torch.lerp(untrained[name], w, mix) for name, w in policy.transformer.state_dict().items()}
+        policy.transformer.load_state_dict(mixed)
+        yield from _grids(policy, seed=seed, count=2 * count)
+
+
+def early(vae: AutoencoderKL, *, seed: int, share: float = 1.0) -> Iterator[Image.Image]:
+    """What a generator paints at EARLY_STEPS of its training."""
+    for pipeline in early_generators(vae, [round(step * share) for step in EARLY_STEPS], seed=seed):
+        yield from _grids(FLUX.over(pipeline, **TRAINED_WITH), seed=seed, count=max(2, round(24 * share)))
+
+
+def early_generators(vae: AutoencoderKL, steps: Sequence[int], *, seed: int) -> Iterator[FluxPipeline]:
+    """One generator that is trained from scratch as `pretrain.WORDS` begins, handed out after each of `steps`."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    pipeline = tiny_flux(characters.vocabulary(), vae=vae)
+    size, scale, shift = PANEL_SIZES[0], vae.config.scaling_factor, vae.config.shift_factor
+    modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
+    optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()], lr=2e-3, betas=(0.9, 0.99))
+    painter = imperfect_sets(rng, redraw=WORDS.redraw)
+    for step in range(max(steps) + 1):
+        if step in steps:
+            yield copy.deepcopy(pipeline)  # a policy freezes what it is given
+        texts, sets = zip(*(next(painter) for _ in range(16)), strict=True)
+        panels = [panel for panels in sets for panel in panels]
+        latents = (encode_panels(vae, _pixels(panels, size)) - shift) * scale
+        grids = tile(latents.unflatten(0, (len(sets), GRID.count)))
+        optimizer.zero_grad()
+        flow_matching_loss(
+            pipeline, texts, pack(grids), max_sequence_length=TRAINED_WITH["max_sequence_length"]
+        ).backward()
+        optimizer.step()
+
+
+def edited(editor: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
+    """What the editor paints, in few and in many steps, and under a random adapter."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        edits = character_edits("train", count, seed=seed)
+        prompts = prompts_from(str(write_edits(Path(folder), edits, name="edits")), limit=None)
+        policy = KONTEXT.from_pretrained(editor, **TRAINED_WITH)
+        for steps in (10, 2, 1):
+            yield from _painted(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=steps)
+        random_adapter(policy.transformer, policy.lora_targets, spread=0.15, seed=seed)
+        yield from _painted(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=10)
+
+
+def random_adapter(transformer: torch.nn.Module, targets: Sequence[str], *, spread: float, seed: int) -> None:
+    """Adds an adapter that was never trained; `spread` is the standard deviation of its second matrices."""
+    torch.manual_seed(seed)
+    add_lora(transformer, rank=16, alpha=32, targets=targets)
+    for name, parameter in transformer.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter.data, std=spread)
+
+
+def _grids(policy: Policy, *, seed: int, count: int, steps: int = 10) -> Iterator[Image.Image]:
+    """`count` grids at each size, each with two of its panels."""
+    prompts = characters.character_prompts("train", count, seed=seed)
+    for size in PANEL_SIZES:
+        for grid in _painted(policy, prompts, seed=seed, size=2 * size, steps=steps):
+            yield from [grid, *split(grid, GRID)[:2]]
+
+
+def _painted(policy: Policy, prompts: Sequence[Prompt], *, seed: int, size: int, steps: int) -> Sequence[Image.Image]:
+    seeds = range(1000 * seed, 1000 * seed + len(prompts))
+    sampler, cache = Sampler(size=Size(size, size), steps=steps), ConditioningCache(policy)
+    return sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=seeds, batch=12)
+
+
+def _training_panels() -> list[Panel]:
+    return [panel for panel in characters.all_panels() if characters.split_of(panel) == "train"]
+
+
+def _pixels(panels: Sequence[Panel], size: int) -> Tensor:
+    return to_pixels(torch.from_numpy(np.stack([np.asarray(characters.draw(panel, size)) for panel in panels])))
+
+
+# --- latents of generators that have not learned, or have lost, something --------------------------------------
+
+
+def _clean(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    return grids_BCHW
+
+
+def _half_denoised(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    return torch.lerp(grids_BCHW, torch.randn_like(grids_BCHW), _each(grids_BCHW)) * (0.6 + _each(grids_BCHW))
+
+
+def _noise(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    return torch.randn_like(grids_BCHW) * (0.25 + 1.5 * _each(grids_BCHW))
+
+
+def _soft_noise(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    batch, channels, side, _ = grids_BCHW.shape
+    coarse = torch.randn(batch, channels, *(2 * [rng.choice((2, 4, 8))]))
+    soft = F.interpolate(coarse, size=side, mode=rng.choice(("bilinear", "nearest")))
+    return soft * (0.4 + _each(grids_BCHW)) + 0.6 * _each(grids_BCHW) * torch.randn_like(grids_BCHW)
+
+
+def _mixed(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    """Blocks of two grids."""
+    batch, _, side, _ = grids_BCHW.shape
+    cells = side // rng.choice((1, 2, 4, 8))
+    is_other = F.interpolate((torch.rand(batch, 1, cells, cells) < _each(grids_BCHW)).float(), size=side)
+    mixed = torch.lerp(grids_BCHW, grids_BCHW[torch.randperm(batch)], is_other)
+    return mixed + 0.5 * _each(grids_BCHW) * torch.randn_like(grids_BCHW)
+
+
+def _shuffled(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    """Blocks that lost their places: what a generator paints that knows parts before wholes."""
+    shuffled = shuffled_blocks(grids_BCHW, rng)
+    return torch.lerp(shuffled, torch.randn_like(shuffled), 0.6 * _each(shuffled))
+
+
+def shuffled_blocks(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    """Some of the blocks of each grid, or all, replaced by others of it; in all grids alike."""
+    side = grids_BCHW.shape[-1]
+    block = rng.choice((1, 2, 2, 4))
+    blocks = F.unfold(grids_BCHW, block, stride=block)  # (B, C · block², positions)
+    positions = torch.arange(blocks.shape[2])
+    moves = torch.rand(len(positions)) < rng.uniform(0.3, 1.0)
+    blocks = blocks[:, :, torch.where(moves, torch.randint(len(positions), positions.shape), positions)]
+    return F.fold(blocks, (side, side), block, stride=block)
+
+
+def _periodic(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
+    """A small pattern over and over on top: what random adapters paint."""
+    batch, channels, side, _ = grids_BCHW.shape
+    period = rng.choice((2, 4))
+    pattern = torch.randn(batch, channels, period, period).repeat(1, 1, side // period, side // period)
+    noise = 0.6 * _each(grids_BCHW) * torch.randn_like(grids_BCHW)
+    return _each(grids_BCHW) * grids_BCHW + 1.2 * _each(grids_BCHW) * pattern + noise
+
+
+def _each(grids_BCHW: Tensor) -> Tensor:
+    """One number in 0..1 per image."""
+    return torch.rand(len(grids_BCHW), 1, 1, 1)
+
+
+Spoiler = Callable[[Tensor, random.Random], Tensor]
+SPOILERS: tuple[Spoiler, ...] = (
+    _clean,
+    _half_denoised,
+    _half_denoised,
+    _noise,
+    _noise,
+    _soft_noise,
+    _mixed,
+    _shuffled,
+    _shuffled,
+    _periodic,
+)
+
+
+# --- near the world, and outside it ----------------------------------------------------------------------------
+
+
+def recoloured(images: Sequence[Image.Image]) -> Iterator[Image.Image]:
+    """Images of the world in colours that it does not have: their channels swapped, or in grey."""
+    for number, image in enumerate(images):
+        red, green, blue = image.split()
+        orders = ((blue, green, red), (green, red, blue), (green, blue, red), 3 * (image.convert("L"),))
+        yield Image.merge("RGB", orders[number % len(orders)])
