@@ -8,6 +8,7 @@ from diffusers_own import diffusers_own
 
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import ConditioningCache, denoise
+from pacorl.policies import kind_of
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.sd3 import SD3, tiny_sd3
 from pacorl.policies.tokens import pack
@@ -60,6 +61,11 @@ def test_the_sigmas_are_shifted_alike_for_every_size(pipeline: Any) -> None:
 def test_a_size_beyond_the_learned_positions_is_refused(pipeline: Any) -> None:
     with pytest.raises(ValueError, match=r"size 64x1032 is beyond .* at most 1024x1024"):
         over(pipeline).check_size(Size(64, 1032))
+
+
+@pytest.mark.parametrize("name", ["stabilityai/stable-diffusion-3-medium-diffusers", "lab/SD3.5-large-sets"])
+def test_a_hub_name_says_its_kind(name: str) -> None:
+    assert kind_of(name) == SD3.kind
 
 
 def test_guidance_is_away_from_the_negative_prompt(pipeline: Any) -> None:
