@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 from forms import FORMS
-from judges import build, pairs, processor_of_any_size
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from test_image_adapters import TOOLS
 
+from judges import build, pairs, processor_of_any_size
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judges.adapter import merge_adapter
