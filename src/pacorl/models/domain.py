@@ -95,7 +95,7 @@ class Domain:
 
     def save(self, folder: Path) -> None:
         """Writes both files, the weights in fp16."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         settings = {
             "name": self.name,
@@ -103,7 +103,8 @@ class Domain:
             "size": self.size,
             "threshold": self.threshold,
         }
-        save_file({name: weight.half() for name, weight in self.net.state_dict().items()}, folder / WEIGHTS_FILE)
+        weights = {name: weight.half() for name, weight in self.net.state_dict().items()}
+        (folder / WEIGHTS_FILE).write_bytes(save(weights))
         (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def verdicts(self, ask: Ask, questions: Sequence[Question]) -> list[Verdict]:
