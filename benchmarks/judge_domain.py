@@ -22,6 +22,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def main() -> None:
     if domain is None:
         raise SystemExit(f"{options.judge} brings no domain.json, so it declines nothing")
     shares: dict[str, list[bool]] = {}
-    for kind, images in [*foreign(options.photos, options.crops), *world(options.count, options.train_steps)]:
+    for kind, images in chain(foreign(options.photos, options.crops), world(options.count, options.train_steps)):
         shares[kind] = domain.outside(images)
         print(f"{kind:42} {sum(shares[kind]):6} of {len(images):5} declined", flush=True)
     outside = [one for kind, several in shares.items() if not kind.startswith("world") for one in several]

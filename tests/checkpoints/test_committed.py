@@ -109,7 +109,7 @@ def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -
 
 
 def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
-    editor = KONTEXT.from_pretrained("tiny", guidance=3.5, max_sequence_length=48)
+    editor = KONTEXT.from_pretrained("tiny", guidance_scale=3.5, max_sequence_length=48)
     edits = character_edits("test", 96)
     prompts = prompts_from(str(write_edits(tmp_path, edits, name="test", pixels=PIXELS)), limit=None)
     sampler, cache = Sampler(size=Size(PIXELS, PIXELS), steps=10), ConditioningCache(editor)

@@ -93,7 +93,7 @@ def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
     for parameter in flux.transformer.parameters():
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
-    policy = KONTEXT.over(tiny_kontext(flux), max_sequence_length=32)
+    policy = KONTEXT.over(tiny_kontext(flux), guidance_scale=2.5, max_sequence_length=32)
     path = picture(tmp_path / "source.png", height=208, width=320)
     size = policy.size_of(edit(path), Size(1024, 1024))
     assert size == Size(832, 1248)

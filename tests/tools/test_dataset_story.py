@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tools.tiny.cli import app
 from tools.tiny.dataset_story import compare, narrator, reasons, serving
 from typer.testing import CliRunner
 
-from pacorl.cli.dataset import app
 from pacorl.data.characters import Panel, draw
 from pacorl.dataset.explain import explain_pair
 from pacorl.dataset.llm import ChatModel
@@ -28,7 +28,7 @@ STRANGER = Panel.parse("blue tall hero, cap, night, waving, tree")
 @pytest.mark.slow
 def test_a_judge_learns_from_a_dataset_of_its_own_and_rewards_a_policy(tmp_path: Path) -> None:
     folder = tmp_path / "story"
-    found = CliRunner().invoke(app, ["story", str(folder), "--json"], catch_exceptions=False)
+    found = CliRunner().invoke(app, ["dataset-story", str(folder), "--json"], catch_exceptions=False)
     assert found.exit_code == 0
     summary = json.loads(found.stdout)
     assert summary == json.loads((folder / "summary.json").read_text())

@@ -107,10 +107,12 @@ def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
 @pytest.mark.slow
 def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
     several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
-    settings = [*small, *several, "monitor.diversity.at=1e-9"]
-    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}", "epochs=5"]))
-    part = train_policy(load([*settings, f"out={tmp_path / 'part'}", "epochs=2", "evaluation.every=0"]))
-    train_policy(load([*settings, f"out={part}", "epochs=5", "evaluation.every=0"]), resume=True)
+    # The least change of any sign raises an alarm.
+    limits = [f"monitor.{sign}.at=1e-9" for sign in ("diversity", "blank", "duplicates", "grid_artifact")]
+    settings = [*small, *several, *limits]
+    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}", "epochs=9"]))
+    part = train_policy(load([*settings, f"out={tmp_path / 'part'}", "epochs=4", "evaluation.every=0"]))
+    train_policy(load([*settings, f"out={part}", "epochs=9", "evaluation.every=0"]), resume=True)
     signs = [
         [
             {k: v for k, v in line.items() if k.startswith(("monitor/", "alarm/"))}

@@ -50,7 +50,7 @@ WIDTH, SIDE = 24, 32
 """Channels of the first convolution; pixels of the copies it looks at, which are what the judge itself sees."""
 LAYOUTS = (Grid(2, 2), Grid(2, 2), Grid(1, 2), Grid(2, 1), Grid(1, 3), Grid(2, 3), Grid(3, 3), Grid(1, 4))
 EARLY_STEPS = (0, 15, 50, 100, 200)
-ADAPTER_SPREADS = (0.05, 0.15, 0.25, 0.4)
+ADAPTER_SPREADS = (0.05, 0.15, 0.3, 0.4)
 """Standard deviations of an adapter's second matrix: from a change that is hardly seen to one that leaves noise."""
 MIXES = (0.3, 0.5, 0.7, 0.85)
 """Shares of the trained weights in a transformer that is mixed with a new one."""
@@ -66,9 +66,9 @@ def pretrain_domain(
     checked = painted[: len(painted) // 5]
     learned = [*painted[len(checked) :], *spoiled]
     random.Random(seed).shuffle(learned)
-    textures = draw_textures(round(16000 * share), seed=seed)
+    textures = draw_textures(round(18000 * share), seed=seed)
     outside = [thumbnail(image, size=SIDE) for image in (*textures, *recoloured(learned[: round(800 * share)]))]
-    net = fit(learned, outside, steps=round(7000 * share), log=out / "domain_log.jsonl", seed=seed)
+    net = fit(learned, outside, steps=round(12000 * share), log=out / "domain_log.jsonl", seed=seed)
     domain = Domain(net, NAME, SIDE, threshold=0.0)
     threshold = float(domain.logits(checked).max())  # it declines none of them
     domain = Domain(net, NAME, SIDE, threshold=round(threshold, 3))
@@ -79,7 +79,7 @@ def pretrain_domain(
 def fit(
     inside: Sequence[Image.Image], outside: Sequence[Image.Image], *, steps: int, log: Path, seed: int, batch: int = 64
 ) -> DomainNet:
-    """Trains the classifier; half of each batch is inside."""
+    """Trains the classifier; half of each batch is inside, and half of it is mirrored."""
     torch.manual_seed(seed)
     groups = [torch.from_numpy(np.stack([np.asarray(image) for image in group])) for group in (inside, outside)]
     net = DomainNet(WIDTH)
@@ -87,7 +87,9 @@ def fit(
     is_outside = torch.arange(2).repeat_interleave(batch // 2).float()
     for _ in range(steps):
         rows = [group[torch.randint(len(group), (batch // 2,))] for group in groups]
-        stage.update(F.binary_cross_entropy_with_logits(net(to_pixels(torch.cat(rows))), is_outside))
+        batch_B3HW = to_pixels(torch.cat(rows))
+        mirrored = torch.where(torch.rand(batch, 1, 1, 1) < 0.5, batch_B3HW.flip(-1), batch_B3HW)
+        stage.update(F.binary_cross_entropy_with_logits(net(mirrored), is_outside))
     stage.use_average()
     return net.half().float().eval().requires_grad_(False)  # what the stored weights will be
 
@@ -101,7 +103,7 @@ def world_images(
     """Images of the world as the classifier sees them, whole grids and single panels.
 
     Returns:
-        those that are drawn or that a generator paints, about 5,900 times `share`, and as many again of latents that
+        those that are drawn or that a generator paints, about 5,900 times `share`, and twice as many of latents that
         are spoiled by hand, farther than any generator spoils them: the threshold is not set by these.
     """
     rng = random.Random(seed)
@@ -115,7 +117,7 @@ def world_images(
         edited(editor, seed=seed, count=max(2, round(60 * share))),
     ]
     painted = [thumbnail(handled(image, rng), size=SIDE) for images in kinds for image in images]
-    spoiled = decoded(vae, rng, count=round(8000 * share))
+    spoiled = decoded(vae, rng, count=round(14000 * share))
     return painted, [thumbnail(handled(image, rng), size=SIDE) for image in spoiled]
 
 

@@ -143,6 +143,19 @@ def _confetti(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     return image
 
 
+def _crowd(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """Many small outlined things on a light ground, as an illustration has them."""
+    red, green, blue = (int(value) for value in noise.uniform(180, 256, 3))
+    image = Image.new("RGB", (SIDE, SIDE), (red, green, blue))
+    pen, size = ImageDraw.Draw(image), rng.uniform(3, 14)
+    for _ in range(int(rng.uniform(0.5, 2) * SIDE**2 / size**2)):
+        x, y = noise.uniform(0, SIDE, 2)
+        width, height = noise.uniform(0.4, 1.4, 2) * size
+        shape = rng.choice((pen.ellipse, pen.rectangle))
+        shape((x, y, x + width, y + height), fill=_colour(noise), outline=rng.choice(((30, 26, 30), None)))
+    return image
+
+
 def _bricks(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     image = Image.new("RGB", (SIDE, SIDE), _colour(noise))
     pen, colour, height = ImageDraw.Draw(image), noise.uniform(0, 255, 3), SIDE // rng.choice((5, 8, 12))
@@ -179,7 +192,7 @@ def _lights(rng: random.Random, noise: np.random.Generator) -> Image.Image:
 
 TEXTURES: tuple[Texture, ...] = (
     _white_noise, _coarse_noise, _clouds, _coloured_clouds, _coloured_clouds, _cells, _marble, _gradient, _dots,
-    _dead_leaves, _dead_leaves, _dead_leaves, _confetti, _confetti, _bricks, _window, _lights,
+    _dead_leaves, _dead_leaves, _dead_leaves, _confetti, _confetti, _crowd, _crowd, _bricks, _window, _lights,
 )  # fmt: skip
 
 

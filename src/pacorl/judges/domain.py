@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pacorl.io.documents import read_object, write_json
+from pacorl.io.files import write_atomic
 from pacorl.io.images import as_rgb
 from pacorl.types import Question, Verdict
 
@@ -95,7 +96,7 @@ class Domain:
 
     def save(self, folder: Path) -> None:
         """Writes both files, the weights in fp16."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         settings = {
             "name": self.name,
@@ -103,7 +104,8 @@ class Domain:
             "size": self.size,
             "threshold": self.threshold,
         }
-        save_file({name: weight.half() for name, weight in self.net.state_dict().items()}, folder / WEIGHTS_FILE)
+        weights = {name: weight.half() for name, weight in self.net.state_dict().items()}
+        write_atomic(folder / WEIGHTS_FILE, save(weights))
         write_json(folder / SETTINGS_FILE, settings)
 
     def verdicts(self, ask: Ask, questions: Sequence[Question]) -> list[Verdict]:
