@@ -46,7 +46,7 @@ def test_a_judge_learns_from_a_dataset_of_its_own_and_rewards_a_policy(tmp_path:
     assert 0 < summary["policy"]["reward"] < 1
     assert (folder / "policy/adapter/adapter_model.safetensors").is_file()
     with pytest.raises(ValueError, match="holds a finished story"):
-        CliRunner().invoke(app, ["story", str(folder)], catch_exceptions=False)
+        CliRunner().invoke(app, ["dataset-story", str(folder)], catch_exceptions=False)
 
 
 def test_what_the_narrator_says() -> None:
