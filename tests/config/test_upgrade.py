@@ -69,3 +69,17 @@ def _keys(document: dict[str, object], prefix: str = "") -> list[str]:
         if isinstance(value, dict):
             keys += _keys(value, f"{prefix}{name}.")
     return keys
+
+
+def test_the_schema_of_a_run_defines_all_that_it_refers_to() -> None:
+    import json
+    import re
+
+    from pacorl.config.policy_run import PolicyRun
+
+    schema = PolicyRun.model_json_schema()
+    references = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema)))
+    assert references
+    assert references <= set(schema["$defs"])
+    kinds = [one["properties"]["kind"]["const"] for one in schema["properties"]["model"]["oneOf"]]
+    assert kinds[:2] == ["flux", "kontext"]

@@ -81,4 +81,5 @@ class OneOf:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Every entry's schema: this imports all of them, for documentation."""
-        return {"oneOf": [self.table[name].options.model_json_schema() for name in self.table]}
+        # Through the handler, so that what an entry's schema refers to is defined at the top of the whole one.
+        return {"oneOf": [handler(self.table[name].options.__pydantic_core_schema__) for name in self.table]}
