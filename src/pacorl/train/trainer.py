@@ -212,9 +212,6 @@ class PolicyTrainer:
         try:
             with self.runtime.signals(), self.bars:
                 self._run_epochs()
-        except Interrupted:
-            self.save()
-            raise Interrupted(f"stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
         finally:
             self.close()
         return self.config.out
@@ -225,17 +222,22 @@ class PolicyTrainer:
         self._judges.close()
 
     def _run_epochs(self) -> None:
-        self.bars.epoch(self.epoch, note="")
-        self._evaluate_if_due()
-        self._write_page_if_due()
-        while not self.finished:
-            metrics = self.run_epoch()
-            self.bars.epoch(self.epoch, note=_note(metrics))
+        try:
+            self.bars.epoch(self.epoch, note="")
             self._evaluate_if_due()
             self._write_page_if_due()
-            if self.finished or self.epoch % self.config.save_every == 0:
-                self.save()
-            self._raise_alarms()
+            while not self.finished:
+                metrics = self.run_epoch()
+                self.bars.epoch(self.epoch, note=_note(metrics))
+                self._evaluate_if_due()
+                self._write_page_if_due()
+                if self.finished or self.epoch % self.config.save_every == 0:
+                    self.save()
+                self._raise_alarms()
+        except Interrupted:
+            # Still within `signals`: a second SIGTERM must not end the process in the middle of this save.
+            self.save()
+            raise Interrupted(f"stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
 
     def run_epoch(self) -> dict[str, float]:
         """Sample, score, compare and learn: one epoch.
