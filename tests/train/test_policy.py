@@ -98,6 +98,27 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     assert same(whole, stopped.out)
 
 
+def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers repeat their signal; the second one comes while the state is saved."""
+    config = toy_config(tmp_path / "run", "epochs=3", "evaluation.every=0")
+    held: list[bool] = []
+    sample_batch, save = PolicyTrainer._sample_batch, PolicyTrainer.save
+
+    def sample_and_stop(trainer, *rest):  # type: ignore[no-untyped-def]
+        os.kill(os.getpid(), signal.SIGTERM)
+        return sample_batch(trainer, *rest)
+
+    def save_and_look(trainer):  # type: ignore[no-untyped-def]
+        held.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+        save(trainer)
+
+    monkeypatch.setattr(PolicyTrainer, "_sample_batch", sample_and_stop)
+    monkeypatch.setattr(PolicyTrainer, "save", save_and_look)
+    with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
+        train_policy(config)
+    assert held == [True]
+
+
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_resumed_run_has_each_line_once(tmp_path: Path, lost: int) -> None:
     """A crash some epochs after the newest checkpoint left lines that the resumed run writes again."""
