@@ -18,7 +18,7 @@ from edit_twins import drawn, edit, picture
 from PIL import Image
 from torch import Tensor
 
-from pacorl.config.base import dump, load
+from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.adapter_check import check_adapter
@@ -252,3 +252,9 @@ def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
     names = {row.component for row in needed.rows}
     assert {"transformer", "VAE", "adapter", *job.policy.encoders.values()} <= names
     assert all(row.bytes > 0 for row in needed.rows)
+
+
+@KINDS
+def test_an_option_out_of_range_is_one_line(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"^dtype: [^\n]*\(got 'float8'\)$"):
+        POLICIES[kind].options_for("some/model", dtype="float8")

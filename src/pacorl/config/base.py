@@ -56,6 +56,15 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
             logger.warning("%s%s", prefix, notice)
     except ValueError as error:
         raise ConfigError(f"{prefix}{error}") from None
+    return validated(kind, document, prefix=prefix)
+
+
+def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
+    """A document as a section of a config.
+
+    Raises:
+        ConfigError: if it is none, with one line per fault, each behind `prefix`.
+    """
     try:
         return kind.model_validate(document)
     except ValidationError as error:

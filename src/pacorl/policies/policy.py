@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
-from pacorl.config.base import Section
+from pacorl.config.base import Section, validated
 from pacorl.io.documents import read_object
 from pacorl.types import TINY, Grid, Prompt, Size
 
@@ -213,7 +213,7 @@ class PolicySpec:
                 f"a generator of kind {self.kind} takes no {' and no '.join(strangers)}; leave it out "
                 f"(it takes {', '.join(own) or 'none of its own'})"
             )
-        return self.options.model_validate({"checkpoint": checkpoint, "dtype": dtype, **said})
+        return validated(self.options, {"checkpoint": checkpoint, "dtype": dtype, **said})
 
     @property
     def committed(self) -> TinyCheckpoint:
