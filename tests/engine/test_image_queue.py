@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pacorl.core.schedule import seed_of
 from pacorl.engine.image_queue import (
     RECIPE,
     GenerateImages,
@@ -18,7 +19,6 @@ from pacorl.engine.image_queue import (
     generate_missing,
     missing_jobs,
 )
-from pacorl.engine.rollout import seed_of
 from pacorl.io.images import png_text
 from pacorl.types import Prompt
 

@@ -11,6 +11,7 @@ from pacorl.core.objectives.diffusion_nft import DiffusionNft
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampling import Sampler
+from pacorl.core.schedule import seed_of
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import (
     ConditioningCache,
@@ -20,7 +21,6 @@ from pacorl.engine.rollout import (
     collect,
     epoch_rows,
     one_size_batches,
-    seed_of,
     sigmas_of,
 )
 from pacorl.engine.runtime import Runtime

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pacorl.core.grid import split
 from pacorl.core.sampling import Sampler
+from pacorl.core.schedule import seed_of
 from pacorl.data import characters
 from pacorl.data.characters import Oracle
-from pacorl.engine.rollout import ConditioningCache, sample_images, seed_of
+from pacorl.engine.rollout import ConditioningCache, sample_images
 from pacorl.policies.flux import FLUX
 from pacorl.types import Size
 from tools.tiny.pretrain import PANEL_SIZES, encode_panels

@@ -13,8 +13,8 @@ from pacorl.config.one_of import OneOf
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampling import Sampler, SamplingSteps
+from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
-from pacorl.core.windows import NoiseWindow, stage_size
 from pacorl.judges import JudgeSection, default_judge
 from pacorl.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.policies.policy import PolicyOptions, PolicySpec

@@ -1,9 +1,28 @@
-"""The learning rate as a function of the optimizer step, so that a resumed run needs no state for it."""
+"""What an epoch draws: its seeds, its learning rate, and which sampling steps are stochastic, and trained.
+
+All of it is a function of the epoch's or step's number, so that a resumed run needs no state for it. A window is one for
+all groups and processes.
+
+Windows that differ between the samples of a group would make their rewards differ for that reason alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from typing import Literal
+import random
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from pacorl.config.base import Positive, Section
+
+Stage = TypeVar("Stage")
+
+
+def seed_of(*parts: int | str) -> int:
+    """A 63-bit seed from what names a draw; the same on every machine."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def learning_rate(step: int, *, peak: float, schedule: Literal["constant", "cosine"], warmup: int, total: int) -> float:
@@ -17,3 +36,47 @@ def learning_rate(step: int, *, peak: float, schedule: Literal["constant", "cosi
         return peak
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
     return peak * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class NoiseWindow(Section):
+    """Which of `sde_steps` are stochastic, and trained, in an epoch; the same ones for all groups."""
+
+    kind: Literal["fixed", "random", "sliding"] = "fixed"
+    """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move
+    (MixGRPO, arXiv 2507.21802)."""
+    size: Positive = 1
+    stride: Positive = 1
+    """Steps by which a progressive window moves."""
+    interval: Positive = 1
+    """Epochs for which a sliding window stays."""
+    order: Literal["progressive", "random"] = "progressive"
+    """Whether a sliding window goes from noise to image and stays at the end, or jumps."""
+
+    def at(self, epoch: int, steps: Sequence[int], *, seed: int) -> tuple[int, ...]:
+        """The stochastic steps of an epoch, ascending; the same for equal seeds.
+
+        Args:
+            epoch: from 0.
+            steps: the indices that may be chosen, ascending.
+            seed: of the run.
+        """
+        if self.kind == "fixed":
+            return tuple(steps)
+        if self.kind == "random":
+            return tuple(sorted(_generator(seed, epoch).sample(steps, self.size)))
+        last, move = len(steps) - self.size, epoch // self.interval
+        if self.order == "progressive":
+            first = min(move * self.stride, last)
+        else:
+            first = _generator(seed, move).randint(0, last)
+        return tuple(steps[first : first + self.size])
+
+
+def stage_size(curriculum: Sequence[tuple[int, Stage]], epoch: int) -> Stage | None:
+    """The size of a curriculum's newest stage that has begun by `epoch` (from 0); None before its first."""
+    begun = [size for start, size in sorted(curriculum, key=lambda stage: stage[0]) if start <= epoch]
+    return begun[-1] if begun else None
+
+
+def _generator(seed: int, draw: int) -> random.Random:
+    return random.Random(f"noise window {seed} {draw}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.engine.rollout import seed_of
+from pacorl.core.schedule import seed_of
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes, png_text
 from pacorl.types import Prompt

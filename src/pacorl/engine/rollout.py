@@ -5,7 +5,6 @@ Randomness comes from (seed, epoch, global row, step) alone, so that one process
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pacorl.core.sampling import Sampler
+from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob, ode
 from pacorl.lora.fuse import FusedLora, maybe_fused
 from pacorl.types import Conditioning, Prompt, Rollout, Size
@@ -34,12 +34,6 @@ class Row:
 
     prompt: Prompt
     number: int
-
-
-def seed_of(*parts: int | str) -> int:
-    """A 63-bit seed from what names a draw; the same on every machine."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size: int, seed: int) -> list[Row]:

@@ -14,10 +14,11 @@ import torch
 
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.sampling import Sampler
+from pacorl.core.schedule import seed_of
 from pacorl.engine.logbook import Logbook
 from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.progress import Bars
-from pacorl.engine.rollout import ConditioningCache, one_size_batches, sample_images, seed_of
+from pacorl.engine.rollout import ConditioningCache, one_size_batches, sample_images
 from pacorl.engine.runtime import Runtime
 from pacorl.judges.judge import Judge
 from pacorl.judges.pairwise import Pair, matrix_of

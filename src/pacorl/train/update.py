@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sampling import Sampler
+from pacorl.core.schedule import seed_of
 from pacorl.core.sde import kl, log_prob
-from pacorl.engine.rollout import ConditioningCache, seed_of, transition_at
+from pacorl.engine.rollout import ConditioningCache, transition_at
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import AdapterCopy, adapter_off
 from pacorl.types import Conditioning, Rollout
