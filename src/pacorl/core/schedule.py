@@ -1,9 +1,8 @@
 """What an epoch draws: its seeds, its learning rate, and which sampling steps are stochastic, and trained.
 
-All of it is a function of the epoch's or step's number, so that a resumed run needs no state for it. A window is one for
-all groups and processes.
-
-Windows that differ between the samples of a group would make their rewards differ for that reason alone.
+Each is a function of an epoch's or a step's number, so that a resumed run needs no state for it. One window serves all
+groups and processes: windows that differ between the samples of a group would make their rewards differ for that reason
+alone.
 """
 
 from __future__ import annotations
