@@ -28,7 +28,7 @@ from pacorl.data.characters import GRADES, Majority, Oracle, Panel
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges import open_judge
-from pacorl.judges.judge import Judge, JudgeOptions, close_judge
+from pacorl.judges.judge import BackendOptions, Judge, close_judge
 from pacorl.report import write_report
 from pacorl.train.trainer import train_policy
 from pacorl.types import Prompt, Question
@@ -83,7 +83,7 @@ def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     return canvas
 
 
-def _accuracy_of(config: JudgeOptions) -> dict[str, float]:
+def _accuracy_of(config: BackendOptions) -> dict[str, float]:
     """`judge_accuracy` of the run's own judge."""
     judge = open_judge(config, device="cpu")
     try:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-import uvicorn
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from judges import serving
 from pacorl.cli.score import INCOMPLETE, register
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
@@ -21,7 +21,6 @@ from pacorl.io.images import open_image
 from pacorl.io.net import PRIVATE_VARIABLE
 from pacorl.judges.local import LocalJudge
 from pacorl.score.reward import PacoReward
-from pacorl.serve.builtin import create_app
 from pacorl.twins import tiny_judge
 from pacorl.types import Grid, Question
 
@@ -54,14 +53,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def url(judge: LocalJudge) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(create_app({"tiny": judge}), port=0, log_level="critical", ws="none"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    with serving({"tiny": judge}) as url:
+        yield url
 
 
 def run(*arguments: object) -> Result:

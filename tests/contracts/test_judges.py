@@ -16,8 +16,8 @@ from pacorl.io.documents import parse_yaml, read_object
 from pacorl.judges import JUDGES, judge_from, open_judge
 from pacorl.judges.judge import (
     FIRST_EDITION_KEYS,
+    BackendOptions,
     InProcessOptions,
-    JudgeOptions,
     JudgeSpec,
     RemoteJudge,
     close_judge,
@@ -33,7 +33,7 @@ SERVED: dict[str, dict[str, Any]] = {"http": {"model": "judge"}}
 
 
 @pytest.fixture(params=list(JUDGES))
-def options(request: pytest.FixtureRequest) -> Iterator[JudgeOptions]:
+def options(request: pytest.FixtureRequest) -> Iterator[BackendOptions]:
     """A judge's smallest working options: the tiny twin, or a server that answers."""
     spec = JUDGES[request.param]
     with ExitStack() as stack:
@@ -44,7 +44,7 @@ def options(request: pytest.FixtureRequest) -> Iterator[JudgeOptions]:
             yield spec.options.model_validate({"checkpoint": server.url, **SERVED[request.param]})
 
 
-def test_it_answers_every_question_and_keeps_equal_ones_alike(options: JudgeOptions) -> None:
+def test_it_answers_every_question_and_keeps_equal_ones_alike(options: BackendOptions) -> None:
     judge = open_judge(options, device="cpu")
     red, blue = (Image.new("RGB", (32, 32), colour) for colour in ("red", "blue"))
     try:
@@ -58,7 +58,7 @@ def test_it_answers_every_question_and_keeps_equal_ones_alike(options: JudgeOpti
     assert answers[0, 1]["same"].p_yes == pytest.approx(verdicts[0].p_yes, abs=1e-6)
 
 
-def test_a_judge_elsewhere_counts_and_closes(options: JudgeOptions) -> None:
+def test_a_judge_elsewhere_counts_and_closes(options: BackendOptions) -> None:
     judge = open_judge(options, device="cpu", processes=2)
     try:
         judge.verdicts([Question((Image.new("RGB", (32, 32)),), "Red?")])
@@ -68,7 +68,7 @@ def test_a_judge_elsewhere_counts_and_closes(options: JudgeOptions) -> None:
         close_judge(judge)
 
 
-def test_a_person_names_it_in_one_word(options: JudgeOptions) -> None:
+def test_a_person_names_it_in_one_word(options: BackendOptions) -> None:
     judge, name = judge_from(options.checkpoint, model=getattr(options, "model", ""))
     close_judge(judge)
     assert name == options.name
@@ -95,7 +95,7 @@ def test_a_judge_of_this_process_brings_what_a_plan_needs(name: str) -> None:
     assert spec.base
 
 
-def test_a_config_of_the_run_is_read_back_as_it_was(options: JudgeOptions) -> None:
+def test_a_config_of_the_run_is_read_back_as_it_was(options: BackendOptions) -> None:
     given = options.model_dump(exclude_defaults=True) | {"backend": options.backend}
     run = load(PolicyRun, None, [f"judge={given}"])
     assert run.judge == options
@@ -123,7 +123,7 @@ def test_an_unknown_key_is_named(name: str) -> None:
         load(PolicyRun, None, [f"judge={{backend: {name}, chekpoint: tiny, model: m, checkpoint: 'http://h/v1'}}"])
 
 
-class CoinOptions(JudgeOptions):
+class CoinOptions(BackendOptions):
     """A judge that is a coin."""
 
     backend: Literal["coin"] = "coin"

@@ -1,12 +1,15 @@
-"""Judges of random weights, of every family, and P(Yes) as plain transformers computes it."""
+"""Judges of random weights, of every family, P(Yes) as plain transformers computes it, and judges behind a server."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import uvicorn
 from PIL import Image
 from torch import Tensor
 from transformers import (
@@ -19,6 +22,8 @@ from transformers import (
 from pacorl.core import questions
 from pacorl.data.characters import all_panels, draw, vocabulary
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
+from pacorl.judges.local import LocalJudge
+from pacorl.serve.builtin import create_app
 from pacorl.twins import CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, qwen_tokenizer_of
 from pacorl.types import Question
 
@@ -126,3 +131,17 @@ def plain_p_yes(model: Any, processor: ImageTextProcessor, question: Question) -
     logits = plain_logits(model, processor, question)
     yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("Yes", "No"))
     return float(torch.stack([logits[yes], logits[no]]).softmax(0)[0])
+
+
+@contextmanager
+def serving(judges: Mapping[str, LocalJudge], **options: Any) -> Iterator[str]:
+    """The built-in server over these judges on a free port; its root URL."""
+    app = create_app(judges, **options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()

@@ -14,7 +14,6 @@ from pacorl.io.images import ImageError
 from pacorl.judges.http import client as http_client
 from pacorl.judges.http import judge as http_judge
 from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.http.loop import BackgroundLoop
 from pacorl.judges.http.messages import UnansweredError, read_p_yes
 from pacorl.judges.judge import JudgeRefusedError
 from pacorl.types import Question
@@ -121,10 +120,10 @@ def test_several_endpoints_share_the_work(server: FakeServer) -> None:
 def test_token_ids_are_asked_for_where_the_server_tells_them(server: FakeServer) -> None:
     with judge_of(server) as judge:
         judge.verdicts(QUESTIONS[:1])
-        (report,) = judge.check()
+        (endpoint,) = judge.check()
     assert server.chats[0]["logprob_token_ids"] == [7, 9]
     assert server.chats[0]["top_logprobs"] == 20
-    assert (report.served, report.yes_ids, report.no_ids, report.version) == (("judge",), (7,), (9,), "1.2.3")
+    assert (endpoint.served, endpoint.ids, endpoint.version) == (("judge",), ((7,), (9,)), "1.2.3")
 
 
 @pytest.mark.parametrize("fake", [FakeServer(tokens=None), FakeServer(takes_ids=False)])
@@ -148,12 +147,12 @@ def test_reasons_are_text(server: FakeServer) -> None:
     assert server.chats[0]["max_tokens"] == 512
 
 
-def test_one_background_loop_serves_all_judges_and_ends_with_the_last(server: FakeServer) -> None:
+def test_a_judges_thread_ends_with_it_and_no_other(server: FakeServer) -> None:
     with judge_of(server) as first, judge_of(server) as second:
-        assert first._loop is second._loop
         second.close()
+        assert not second._thread.is_alive()
         assert_all_right(first)
-    assert BackgroundLoop._thread is None
+    first.close()  # a second time
     with pytest.raises(RuntimeError, match="closed"):
         first.verdicts(QUESTIONS)
 

@@ -7,12 +7,12 @@ import json
 import math
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from judges import serving
 from pacorl.core.questions import consistent, shows_text
 from pacorl.data.characters import all_panels, draw
 from pacorl.io.net import PRIVATE_VARIABLE
@@ -170,16 +170,14 @@ def test_a_body_that_is_no_json_is_refused(url: str) -> None:
     assert post(f"{url}/v1/chat/completions", b"{")[0] == 400
 
 
-def test_limits_hold(local_judge: LocalJudge, serving: Callable[..., Any]) -> None:
+def test_limits_hold(local_judge: LocalJudge) -> None:
     with serving({"judge": local_judge}, limits=Limits(body_bytes=10_000, pixels=100)) as url:
         assert post(f"{url}/v1/chat/completions", b" " * 10_001)[0] == 413
         status, answer = chat(url, messages=asking_about(encode(PANELS[0]).url))
         assert (status, "too large" in answer["error"]["message"]) == (400, True)
 
 
-def test_a_key_is_asked_for(
-    local_judge: LocalJudge, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_asked_for(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIGHT", "right")
     monkeypatch.setenv("WRONG", "wrong")
     with serving({"judge": local_judge}, api_key="right") as url:
@@ -193,9 +191,7 @@ def test_a_key_is_asked_for(
             judge.check()
 
 
-def test_images_are_fetched_only_if_that_is_allowed(
-    local_judge: LocalJudge, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_fetched_only_if_that_is_allowed(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"judge": local_judge}) as url:
         refused = chat(url, messages=asking_about(f"{url}/health"), max_tokens=1)[1]["error"]["message"]
     assert refused == "image 1: only data URLs are taken; this server does not fetch images"
@@ -208,13 +204,13 @@ def test_images_are_fetched_only_if_that_is_allowed(
         assert "only data URLs" in chat(url, messages=asking_about("file:///etc/hostname"))[1]["error"]["message"]
 
 
-def test_several_models_answer_under_their_names(local_judge: LocalJudge, serving: Callable[..., Any]) -> None:
+def test_several_models_answer_under_their_names(local_judge: LocalJudge) -> None:
     with serving({"a": local_judge, "b": local_judge}) as url:
         assert [model["id"] for model in json.loads(get(f"{url}/v1/models"))["data"]] == ["a", "b"]
         assert chat(url, model="b", max_tokens=1)[1]["model"] == "b"
 
 
-def test_a_picture_with_transparency_is_laid_on_white(url: str) -> None:
+def test_an_image_with_transparency_is_laid_on_white(url: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGBA", (32, 32), (0, 0, 0, 0)).save(buffer, "PNG")
     clear = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

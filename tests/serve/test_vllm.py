@@ -16,9 +16,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from pacorl.config.base import ConfigError
-from pacorl.judges.http.endpoints import Endpoints, load_endpoints
+from pacorl.judges.http.endpoints import (
+    Endpoints,
+    Server,
+    describe,
+    is_loopback,
+    load_endpoints,
+    servers_of,
+    write_endpoints,
+)
 from pacorl.serve import vllm
-from pacorl.serve.servers import Server, describe, is_loopback, servers_of, write_endpoints
 from pacorl.serve.vllm import ServerFailedError, VllmOptions, run_vllm, vllm_command
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -185,7 +192,7 @@ def test_a_server_that_fails_takes_its_workers_along(
 def test_a_killed_launcher_leaves_nothing_behind(tmp_path: Path) -> None:
     port = free_port()
     script = (
-        "import sys; from pacorl.serve.servers import Server; from pacorl.serve.vllm import run_vllm\n"
+        "import sys; from pacorl.judges.http.endpoints import Server; from pacorl.serve.vllm import run_vllm\n"
         f"server = Server('http://127.0.0.1:{port}/v1', 'base', ('judge',), {{}})\n"
         f"run_vllm([server], program={program('none', tmp_path)!r}, on_ready=lambda: print('ready', flush=True))"
     )

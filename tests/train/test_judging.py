@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
 import torch
-import uvicorn
 from fake_server import FakeServer, p_of_images
 from PIL import Image
 
+from judges import serving
 from pacorl.core.questions import consistent
 from pacorl.data import characters
 from pacorl.data.characters import all_panels, draw
 from pacorl.judges.domain import Domain
-from pacorl.judges.http.judge import HttpJudge, HttpOptions
+from pacorl.judges.http import HttpOptions
+from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.http.messages import encode
 from pacorl.judges.judge import VARIANTS, close_judge
 from pacorl.judges.local import TINY_JUDGE, LocalJudge, LocalOptions
 from pacorl.rewards.consistency import Consistency, PanelMatch
-from pacorl.serve.builtin import create_app
 from pacorl.train.judging import load_judge, reach_judge
 from pacorl.types import Question
 
@@ -78,15 +77,8 @@ def test_a_judge_over_http_does_both_too() -> None:
 @pytest.fixture(scope="module")
 def declining_server() -> Iterator[str]:
     """The built-in server over the tiny judge, as `pacorl serve` starts it: it declines what it does not know."""
-    app = create_app({"tiny": LocalJudge.from_pretrained("tiny", decline=True)})
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join()
+    with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
+        yield f"{url}/v1"
 
 
 def noise_grids() -> list[Image.Image]:

@@ -15,7 +15,7 @@ from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.engine import checkpoint
-from pacorl.judges.judge import Judge, JudgeOptions
+from pacorl.judges.judge import BackendOptions, Judge
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.plan import plan
 from pacorl.quickstart import recipe
@@ -76,7 +76,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     loaded: list[str] = []
     load = judging.load_judge
 
-    def noted(options: JudgeOptions, **place: torch.device) -> Judge:
+    def noted(options: BackendOptions, **place: torch.device) -> Judge:
         loaded.append(options.checkpoint)
         return load(options, **place)
 

@@ -18,9 +18,9 @@ import torch
 
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.data.characters import vocabulary
+from pacorl.judges.http.endpoints import Server
 from pacorl.judges.local import LocalJudge
 from pacorl.serve import vllm
-from pacorl.serve.servers import Server
 from pacorl.serve.vllm import VllmOptions, is_healthy, vllm_command
 from pacorl.train_judge.model import save_processor, tune
 from pacorl.twins import tiny_judge

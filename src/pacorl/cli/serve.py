@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from pacorl.judges.http.endpoints import Endpoints
-    from pacorl.serve.servers import Server
+    from pacorl.judges.http.endpoints import Endpoints, Server
 
 KEY_VARIABLE = "PACORL_API_KEY"
 
@@ -39,7 +38,7 @@ def serve(
     max_pixels: int = typer.Option(64_000_000, min=1, help="builtin: largest image."),
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. What follows `--` is handed to `vllm serve`."""
-    from pacorl.serve.servers import is_loopback, servers_of, write_endpoints
+    from pacorl.judges.http.endpoints import is_loopback, servers_of, write_endpoints
 
     description = _description(
         source, name=name, adapters=adapter, host=host, port=port, replicas=replicas, has_key=bool(api_key)
@@ -72,8 +71,7 @@ def serve(
 def _description(
     source: str, *, name: str, adapters: list[str], host: str, port: int, replicas: int, has_key: bool
 ) -> Endpoints:
-    from pacorl.judges.http.endpoints import load_endpoints
-    from pacorl.serve.servers import describe
+    from pacorl.judges.http.endpoints import describe, load_endpoints
 
     if source.endswith((".yaml", ".yml")):
         if name or adapters:

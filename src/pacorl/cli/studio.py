@@ -32,7 +32,7 @@ def studio(
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
     try:
-        from pacorl.serve.servers import is_loopback
+        from pacorl.judges.http.endpoints import is_loopback
         from pacorl.studio.models import ModelNames
         from pacorl.studio.server import serve
     except ModuleNotFoundError as error:

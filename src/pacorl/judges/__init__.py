@@ -8,7 +8,7 @@ from pydantic import BeforeValidator
 
 from pacorl.config.one_of import OneOf
 from pacorl.core.table import Table
-from pacorl.judges.judge import Judge, JudgeOptions, JudgeSpec
+from pacorl.judges.judge import BackendOptions, Judge, JudgeSpec
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ JUDGES: Table[JudgeSpec] = Table(
     "backend",
     {
         "local": "pacorl.judges.local:SPEC",
-        "http": "pacorl.judges.http.judge:SPEC",
+        "http": "pacorl.judges.http:SPEC",
     },
 )
 
@@ -26,11 +26,11 @@ JUDGE = OneOf(JUDGES, key="backend", default="local")
 NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
 """A section that may be `none`, which YAML reads as a text."""
 
-JudgeSection = Annotated[Annotated[JudgeOptions, JUDGE] | None, NoneWord]
+JudgeSection = Annotated[Annotated[BackendOptions, JUDGE] | None, NoneWord]
 """A config's judge: the options of one backend, or `none`."""
 
 
-def open_judge(options: JudgeOptions, *, device: str | torch.device, processes: int = 1) -> Judge:
+def open_judge(options: BackendOptions, *, device: str | torch.device, processes: int = 1) -> Judge:
     """The judge that a config asks for, ready to be asked.
 
     Args:
@@ -59,6 +59,6 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
     return JUDGES[backend].from_source(source, **access)
 
 
-def default_judge() -> JudgeOptions:
+def default_judge() -> BackendOptions:
     """The options of a config that says nothing of its judge."""
-    return JudgeOptions.model_validate(JUDGE.validate({}))
+    return BackendOptions.model_validate(JUDGE.validate({}))

@@ -117,7 +117,7 @@ FIRST_EDITION_KEYS: Mapping[str, Any] = {
 """Keys that one section held for all backends, with their defaults; what a backend has no use for is dropped."""
 
 
-class JudgeOptions(Section):
+class BackendOptions(Section):
     """Who answers the questions; each backend adds its own keys."""
 
     backend: str
@@ -149,7 +149,7 @@ class JudgeOptions(Section):
         return self.checkpoint
 
 
-class InProcessOptions(JudgeOptions):
+class InProcessOptions(BackendOptions):
     """A judge that lives in this process's memory."""
 
     adapter: str = ""
@@ -164,7 +164,7 @@ class InProcessOptions(JudgeOptions):
 class JudgeSpec:
     """A line of `JUDGES`."""
 
-    options: type[JudgeOptions]
+    options: type[BackendOptions]
     open: Callable[..., Judge]
     """(options, *, device, processes) → the judge, ready to be asked; `processes` share it.
 

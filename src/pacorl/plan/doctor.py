@@ -22,7 +22,7 @@ from pacorl.data.records import prompts_from
 from pacorl.io.documents import parse_json
 from pacorl.judges import JUDGES, open_judge
 from pacorl.judges.http.endpoints import listens
-from pacorl.judges.judge import Judge, JudgeOptions, close_judge
+from pacorl.judges.judge import BackendOptions, Judge, close_judge
 from pacorl.plan import sources
 from pacorl.plan.plan import Plan, card_shortage, disk_shortage, plan, size_text
 from pacorl.rewards import asks_judge, build_rewards
@@ -214,7 +214,7 @@ def _judges(config: PolicyRun, absences: Sequence[sources.MissingFile], *, ask: 
             yield _asked(key, judge)
 
 
-def _asked(key: str, config: JudgeOptions) -> Finding:
+def _asked(key: str, config: BackendOptions) -> Finding:
     judge: Judge | None = None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -17,7 +17,7 @@ from pacorl.data.comparisons import SOURCES, missing_file
 from pacorl.data.published import LANGUAGES
 from pacorl.io.documents import read_object
 from pacorl.judges import JUDGES
-from pacorl.judges.judge import InProcessOptions, JudgeOptions
+from pacorl.judges.judge import BackendOptions, InProcessOptions
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.policies import POLICIES
@@ -142,7 +142,7 @@ def held_out_judge(config: PolicyRun) -> Checkpoint:
     return _judge_at(config.evaluation.judge, "evaluation.judge.checkpoint")
 
 
-def _judge_at(config: JudgeOptions | None, key: str) -> Checkpoint:
+def _judge_at(config: BackendOptions | None, key: str) -> Checkpoint:
     if not isinstance(config, InProcessOptions):
         return Checkpoint({}, assumed=False, absences=())
     if lora := _lora_folder(config.checkpoint):

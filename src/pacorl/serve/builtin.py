@@ -25,6 +25,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pacorl import __version__
 from pacorl.io.images import MAX_PIXELS
 from pacorl.judges.http.client import DECLINE_HEADER, DECLINED
+from pacorl.judges.http.endpoints import Server
 from pacorl.judges.local import LocalJudge, placement
 from pacorl.judges.prompting import ChatPrompt
 from pacorl.serve.batcher import Batcher, QueueFullError
@@ -32,7 +33,6 @@ from pacorl.serve.conversation import Continuation, Conversations, pick_token
 from pacorl.serve.fetch import fetch_image
 from pacorl.serve.metrics import Metrics
 from pacorl.serve.schema import ChatRequest, ImagePart, TokenizeRequest
-from pacorl.serve.servers import Server
 from pacorl.web.guards import BodyLimit, RefusedError
 from pacorl.web.site import validation_message
 

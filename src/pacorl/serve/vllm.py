@@ -22,8 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 from pacorl.io.documents import read_object
-from pacorl.judges.http.endpoints import root_url
-from pacorl.serve.servers import Server
+from pacorl.judges.http.endpoints import Server, root_url
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
 UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's

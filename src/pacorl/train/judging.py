@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.judges import JUDGES, open_judge
-from pacorl.judges.judge import Judge, JudgeOptions
+from pacorl.judges.judge import BackendOptions, Judge
 from pacorl.rewards import asks_judge
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def without_idle_judges(config: PolicyRun) -> PolicyRun:
     return config.model_copy(update={"judge": config.judge if asking else None, "evaluation": evaluation})
 
 
-def reach_judge(options: JudgeOptions, *, processes: int) -> Judge | None:
+def reach_judge(options: BackendOptions, *, processes: int) -> Judge | None:
     """A judge of another process, after it was met; None for one of this process.
 
     Raises:
@@ -50,6 +50,6 @@ def reach_judge(options: JudgeOptions, *, processes: int) -> Judge | None:
     return None if in_process else open_judge(options, device="cpu", processes=processes)
 
 
-def load_judge(options: JudgeOptions, *, device: torch.device) -> Judge:
+def load_judge(options: BackendOptions, *, device: torch.device) -> Judge:
     """A judge in this process."""
     return open_judge(options, device=device)

@@ -1,6 +1,6 @@
 """The servers of one judge: which of them takes the next request, what each said of itself, and what its errors mean.
 
-Everything here runs on the judges' own event loop (`loop.BackgroundLoop`).
+Everything here runs on the judge's own event loop.
 """
 
 from __future__ import annotations
@@ -53,20 +53,6 @@ class Endpoint:
         return asyncio.get_running_loop().time() < self.cooldown_until
 
 
-Body = Callable[[Endpoint], Json]
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointReport:
-    """What an endpoint said of itself."""
-
-    url: str
-    served: tuple[str, ...]
-    yes_ids: tuple[int, ...]
-    no_ids: tuple[int, ...]
-    version: str
-
-
 class EndpointPool:
     """Sends requests to the least loaded server that answers, again if need be."""
 
@@ -89,36 +75,28 @@ class EndpointPool:
             slots: Requests that one server is sent at a time.
             timeout: Seconds for a whole answer, its body included.
         """
-        self.model, self.words, self.timeout, self.retries = model, words, timeout, retries
-        self.counters = counters
-        self._key = key
-        headers = {} if decline else {DECLINE_HEADER: "no"}
-        self.endpoints = [
-            Endpoint(url, self._client(url, headers), asyncio.Semaphore(slots))
-            for url in map(api_url, dict.fromkeys(urls))
-        ]
-
-    def _client(self, url: str, headers: Mapping[str, str]) -> AsyncOpenAI:
         try:
             from openai import AsyncOpenAI
         except ModuleNotFoundError:
             raise ValueError("a judge over HTTP needs the openai client: pip install 'pacorl[serve]'") from None
 
-        # A key for other services must not travel to this one, so the client never looks for one itself.
-        return AsyncOpenAI(
-            base_url=url,
-            api_key=self._key or "none",
-            max_retries=0,
-            timeout=self.timeout,
-            default_headers=headers,
-        )
+        self.model, self.words, self.timeout, self.retries = model, words, timeout, retries
+        self.counters, self._key = counters, key
+        # A key for other services must not travel to this one, so the client never looks for one itself. Retries are
+        # ours: its own would go to the same server again.
+        options: dict[str, Any] = {"api_key": key or "none", "max_retries": 0, "timeout": timeout}
+        options["default_headers"] = {} if decline else {DECLINE_HEADER: "no"}
+        self.endpoints = [
+            Endpoint(url, AsyncOpenAI(base_url=url, **options), asyncio.Semaphore(slots))
+            for url in map(api_url, dict.fromkeys(urls))
+        ]
 
     async def close(self) -> None:
         """Closes every connection."""
         for endpoint in self.endpoints:
             await endpoint.client.close()
 
-    async def check(self) -> list[EndpointReport]:
+    async def check(self) -> list[Endpoint]:
         """Shakes hands with every server now.
 
         Raises:
@@ -130,13 +108,11 @@ class EndpointPool:
                 await self.handshake(endpoint)
             except TransientError as fault:
                 raise ConnectionError(f"no judge at {endpoint.url}: {fault}") from None
-        return [
-            EndpointReport(e.url, e.served or (), *(e.ids if e.ids else ((), ())), e.version) for e in self.endpoints
-        ]
+        return self.endpoints
 
     # --- one request -------------------------------------------------------------------------------------------
 
-    async def ask(self, body: Body, read: Callable[[Json, Endpoint], T]) -> T:
+    async def ask(self, body: Callable[[Endpoint], Json], read: Callable[[Json, Endpoint], T]) -> T:
         """Posts until `read` accepts an answer.
 
         Raises:
@@ -147,24 +123,21 @@ class EndpointPool:
             self.counters.retries += attempt > 0
             try:
                 async with self.acquire_endpoint() as endpoint:
-                    return await self._attempt(endpoint, body, read)
+                    await self.handshake(endpoint)
+                    self.counters.requests += 1
+                    answer = await self._call(endpoint, "/chat/completions", body(endpoint))
+                    endpoint.cooldown_until = 0.0
+                    return read(answer, endpoint)
             except TransientError as fault:
                 reason, wait = str(fault), fault.wait
+                # Nothing is awaited since the slot was freed, so who waits for it sees the cooldown.
+                if fault.unreachable:
+                    endpoint.cooldown_until = asyncio.get_running_loop().time() + COOLDOWN_SECONDS
             if attempt < self.retries:
-                await asyncio.sleep(max(wait, _backoff(attempt)))
+                # Exponential with jitter, so that ranks that failed together do not come back together.
+                longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2**attempt)
+                await asyncio.sleep(max(wait, random.uniform(longest / 2, longest)))
         raise UnansweredError(f"{reason} (attempt {self.retries + 1}, the last)")
-
-    async def _attempt(self, endpoint: Endpoint, body: Body, read: Callable[[Json, Endpoint], T]) -> T:
-        try:
-            await self.handshake(endpoint)
-            self.counters.requests += 1
-            answer = await self._call(endpoint, "/chat/completions", body(endpoint))
-        except TransientError as fault:
-            if fault.unreachable:
-                endpoint.cooldown_until = asyncio.get_running_loop().time() + COOLDOWN_SECONDS
-            raise
-        endpoint.cooldown_until = 0.0
-        return read(answer, endpoint)
 
     @asynccontextmanager
     async def acquire_endpoint(self) -> AsyncIterator[Endpoint]:
@@ -232,39 +205,34 @@ class EndpointPool:
         async with endpoint.handshaking:
             if endpoint.served is not None:
                 return
-            served = await self._served(endpoint)
+            try:
+                models = (await self._call(endpoint, "/models")).get("data", [])
+            except UnansweredError:  # not every server has the page
+                models = []
+            served = tuple(str(model["id"]) for model in models if isinstance(model, dict) and "id" in model)
             if served and self.model not in served:
                 raise JudgeRefusedError(f"{endpoint.url} serves no model {self.model!r}; it serves {', '.join(served)}")
             endpoint.ids = await self._token_ids(endpoint)
             endpoint.version = str((await self._optional(endpoint, "/version")).get("version", ""))
-            endpoint.served = served
-
-    async def _served(self, endpoint: Endpoint) -> tuple[str, ...]:
-        """Names from /v1/models; none if the server has no such page."""
-        try:
-            listing = await self._call(endpoint, "/models")
-        except UnansweredError:
-            return ()
-        return tuple(str(model["id"]) for model in listing.get("data", []) if isinstance(model, dict) and "id" in model)
+            endpoint.served = served  # last: it says that the handshake is complete
 
     async def _token_ids(self, endpoint: Endpoint) -> TokenIds | None:
         """The ids of the words that are single tokens, from vLLM's /tokenize; None if there is no such page."""
         ids: list[tuple[int, ...]] = []
         for words in self.words:
-            rows = [await self._tokenize(endpoint, word) for word in words]
-            if None in rows:
-                return None
-            ids.append(tuple(row[0] for row in rows if row is not None and len(row) == 1))
-            if not ids[-1]:
+            single: list[int] = []
+            for word in words:
+                body = {"model": self.model, "prompt": word, "add_special_tokens": False}
+                tokens = (await self._optional(endpoint, "/tokenize", body)).get("tokens")
+                if not isinstance(tokens, list):
+                    return None
+                single += [int(token) for token in tokens] if len(tokens) == 1 else []
+            if not single:
                 raise JudgeRefusedError(
                     f"{words[0]!r} is not a single token for {self.model} at {endpoint.url}, and must be one"
                 )
+            ids.append(tuple(single))
         return ids[0], ids[1]
-
-    async def _tokenize(self, endpoint: Endpoint, word: str) -> list[int] | None:
-        body = {"model": self.model, "prompt": word, "add_special_tokens": False}
-        tokens = (await self._optional(endpoint, "/tokenize", body)).get("tokens")
-        return [int(token) for token in tokens] if isinstance(tokens, list) else None
 
     async def _optional(self, endpoint: Endpoint, page: str, body: Json | None = None) -> Json:
         """A page of the server's root that not every server has (and that a gateway may guard otherwise)."""
@@ -276,12 +244,6 @@ class EndpointPool:
             if fault.unreachable:
                 raise
             return {}
-
-
-def _backoff(attempt: int) -> float:
-    """Exponential with full jitter, so that ranks that failed together do not come back together."""
-    longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2**attempt)
-    return random.uniform(longest / 2, longest)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -1,4 +1,4 @@
-"""Where judges are served: one YAML that `pacorl serve` starts servers from and `HttpJudge` reads.
+"""Where judges are served: one YAML that `pacorl serve` starts servers from and `HttpJudge` reads, and its servers.
 
     judges:
       - name: PaCo-Reward-7B
@@ -11,16 +11,18 @@ Judges that share an endpoint are served by one process: one base, and its adapt
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from pacorl.config.base import ConfigError, Section, load
-
-PASSWORD = re.compile(r"//[^/@\s]+@")  # of a URL; an error message must not show it
+from pacorl.config.base import ConfigError, Section, dump, load
+from pacorl.io.files import write_atomic
 
 
 class ServedJudge(Section):
@@ -79,12 +81,76 @@ class Endpoints(Section):
         return matches[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One process: a base checkpoint and the names under which it, and its adapters, answer."""
+
+    url: str
+    checkpoint: str
+    names: tuple[str, ...]
+    """Of the base itself; may be empty if only adapters are asked for."""
+    adapters: Mapping[str, str]
+    """Name → adapter."""
+
+    @property
+    def host(self) -> str:
+        return address_of(self.url)[0]
+
+    @property
+    def port(self) -> int:
+        return address_of(self.url)[1]
+
+
+def servers_of(description: Endpoints) -> list[Server]:
+    """One server per endpoint. Raises ConfigError if a judge names no checkpoint."""
+    servers = []
+    for url in description.urls:
+        judges = description.at(url)
+        if not judges[0].checkpoint:
+            raise ConfigError(f"judge {judges[0].name!r} names no checkpoint, so no server can be started for it")
+        names = tuple(judge.name for judge in judges if not judge.adapter)
+        adapters = {judge.name: judge.adapter for judge in judges if judge.adapter}
+        servers.append(Server(url, judges[0].checkpoint, names, adapters))
+    return servers
+
+
+def describe(
+    checkpoint: str,
+    *,
+    name: str = "",
+    adapters: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    replicas: int = 1,
+    api_key_env: str = "",
+) -> Endpoints:
+    """The description of one checkpoint and its adapters (each `NAME=ADAPTER`) on `replicas` ports from `port` on."""
+    # An IPv6 address stands in brackets, or its colons would be read as the port's.
+    urls = tuple(f"http://{f'[{host}]' if ':' in host else host}:{port + i}/v1" for i in range(replicas))
+    judges = [ServedJudge(name=name or Path(checkpoint).name, endpoints=urls, checkpoint=checkpoint)]
+    for text in adapters:
+        adapter_name, _, adapter = text.partition("=")
+        if not adapter_name or not adapter:
+            raise ValueError(f"adapter {text!r} is not of the form NAME=FOLDER, e.g. PaCo-Reward-7B=runs/judge/adapter")
+        judges.append(ServedJudge(name=adapter_name, endpoints=urls, checkpoint=checkpoint, adapter=adapter))
+    return Endpoints(judges=tuple(judges), api_key_env=api_key_env)
+
+
+def write_endpoints(description: Endpoints, path: Path) -> None:
+    """Writes what `HttpJudge.connect(path)` reads."""
+    write_atomic(path, dump(description))
+
+
 def load_endpoints(path: Path) -> Endpoints:
     """Reads the YAML. Raises ConfigError with one line per fault."""
     try:
         return load(Endpoints, path)
     except ConfigError as error:
-        raise ConfigError(PASSWORD.sub("//***@", str(error))) from None
+        # pydantic's message quotes the text that it refuses, and a password is what `api_url` refuses.
+        raise ConfigError(re.sub(r"//[^/@\s]+@", "//***@", str(error))) from None
+
+
+# --- addresses -------------------------------------------------------------------------------------------------
 
 
 def api_url(url: str) -> str:
@@ -112,6 +178,14 @@ def listens(host: str, port: int) -> bool:
         with socket.create_connection((host, port), timeout=2):
             return True
     except OSError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which others may resolve
         return False
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pacorl.io.images import as_rgb
 from pacorl.judges.judge import WORDS
-from pacorl.types import Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,11 +61,6 @@ class EncodedImage:
     """SHA-256 of the bytes: equal images are one, whichever objects hold them."""
 
 
-def named_images(question: Question) -> list[tuple[Image, str]]:
-    """The images with what messages call them."""
-    return [(image, f"image {number} of {question.text!r}") for number, image in enumerate(question.images, 1)]
-
-
 def encode(image: Image, name: str = "the image", image_format: ImageFormat = "png") -> EncodedImage:
     """The RGB bytes as a judge in this process would see them.
 
@@ -89,23 +83,18 @@ def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_toke
     return {"model": model, "messages": messages, "max_tokens": max_tokens}
 
 
-def verdict_body(model: str, images: Sequence[EncodedImage], text: str) -> dict[str, Any]:
-    """A request for the first token's log-probabilities."""
+def verdict_body(
+    model: str, images: Sequence[EncodedImage], text: str, *, ids: TokenIds | None = None
+) -> dict[str, Any]:
+    """A request for the first token's log-probabilities.
+
+    With `ids` it asks for the words by their ids, which are then listed however unlikely they are.
+    """
     # The sampled token is thrown away, and at temperature 1 a server that reports log-probabilities after sampling's
     # changes to them reports the model's own.
-    return chat_body(model, images, text, max_tokens=1) | {
-        "temperature": 1,
-        "top_p": 1,
-        "logprobs": True,
-        "top_logprobs": TOP_LOGPROBS,
-    }
-
-
-def id_options(ids: TokenIds | None) -> dict[str, Any]:
-    """Asks for the words by their ids, which are then listed however unlikely they are."""
-    if ids is None:
-        return {}
-    return {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True}
+    sampling = {"temperature": 1, "top_p": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
+    by_id = {"logprob_token_ids": [*ids[0], *ids[1]], "return_tokens_as_token_ids": True} if ids else {}
+    return chat_body(model, images, text, max_tokens=1) | sampling | by_id
 
 
 # --- answers ---------------------------------------------------------------------------------------------------
@@ -182,6 +171,5 @@ def _log_sum(log_probs: Sequence[float]) -> float:
 
 
 def _sigmoid(logit: float) -> float:
-    if logit >= 0:
-        return 1 / (1 + math.exp(-logit))
-    return math.exp(logit) / (1 + math.exp(logit))
+    # By cases, since exp of a large number overflows.
+    return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
