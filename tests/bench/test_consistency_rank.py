@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
 from pacorl.bench.pairs import JudgePairs, RewardPairs, ScoreFile
 from pacorl.bench.suite import run
-from pacorl.cli.benchmark import INCOMPLETE, app
+from pacorl.cli.benchmark import app
+from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image

@@ -23,7 +23,8 @@ from typer.testing import CliRunner, Result
 
 from pacorl.bench.gedit import PARTS, read_edits
 from pacorl.bench.rating import RUBRIC, _UnreadableError, read_rubric, read_scores
-from pacorl.cli.benchmark import INCOMPLETE, app
+from pacorl.cli.benchmark import app
+from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
 
 

@@ -17,7 +17,8 @@ from pacorl.bench import t2is
 from pacorl.bench.published import T2IS
 from pacorl.bench.suite import run
 from pacorl.bench.t2is import Aesthetics, JudgeTexts, T2isBench, average, prompts_by_case, read_cases
-from pacorl.cli.benchmark import INCOMPLETE, app
+from pacorl.cli.benchmark import app
+from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
 from pacorl.data.characters import character_prompts
 from pacorl.data.leaks import trained_on

@@ -27,7 +27,7 @@ from pacorl.engine.rollout import denoise
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import save_lora
 from pacorl.plan import memory, sources
-from pacorl.plan.plan import plan
+from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES, kind_of
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import PolicySpec
@@ -247,7 +247,7 @@ def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
         "judge.checkpoint=tiny",
         f"out={tmp_path / 'run'}",
     ]
-    needed = plan(load(PolicyRun, None, run))
+    needed = plan_policy(load(PolicyRun, None, run))
     assert needed.absences == ()
     names = {row.component for row in needed.rows}
     assert {"transformer", "VAE", "adapter", *job.policy.encoders.values()} <= names

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner
 
-from pacorl.cli.publish import register
+from pacorl.cli import app
 from pacorl.report.publish import write_card
 
 
@@ -89,12 +88,10 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
 
 def test_nothing_is_uploaded_unless_it_is_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it now raises
-    app = typer.Typer()
-    register(app)
-    done = CliRunner().invoke(app, [str(run)])
+    done = CliRunner().invoke(app, ["publish", str(run)])
     assert done.exit_code == 0, done.exception
     assert (run / "adapter" / "README.md").is_file()
-    assert isinstance(CliRunner().invoke(app, [str(run), "--push-to-hub", "me/it"]).exception, ImportError)
+    assert isinstance(CliRunner().invoke(app, ["publish", str(run), "--push-to-hub", "me/it"]).exception, ImportError)
 
 
 class Hub:
@@ -160,11 +157,9 @@ def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(
     (run / "adapter" / ".hidden").write_text("a secret")
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "optimizer.pt").write_text("large")
-    app = typer.Typer()
-    register(app)
-    assert CliRunner().invoke(app, [str(run)], catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(app, ["publish", str(run)], catch_exceptions=False).exit_code == 0
     assert hub.heard == []
-    done = CliRunner().invoke(app, [str(run), "--push-to-hub", "me/dentist", *words], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["publish", str(run), "--push-to-hub", "me/dentist", *words], catch_exceptions=False)
     assert f"uploaded: {hub.url}/me/dentist" in done.stdout
     assert hub.files() == {**held, "README.md": (run / "adapter" / "README.md").read_bytes()}
     (created,) = [json.loads(body) for path, _, body in hub.heard if path == "/api/repos/create"]

@@ -14,7 +14,7 @@ from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import vocabulary
-from pacorl.plan.plan import plan
+from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES
 from pacorl.train.trainer import train_policy
 
@@ -75,7 +75,7 @@ def test_a_recipe_divides_among_its_cards(name: str) -> None:
 def test_every_config_can_be_planned(path: Path) -> None:
     """As `--dry-run` does, wherever the weights are."""
     run = configs.load(PolicyRun, path)
-    found = plan(run)
+    found = plan_policy(run)
     assert found.peak_bytes > 0
     if path.stem.endswith("_1gpu"):
         assert found.peak_bytes + 2 * 2**30 < 80e9, "one card of 80 GB"

@@ -17,7 +17,7 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.engine import checkpoint
 from pacorl.judges.judge import BackendOptions, Judge
 from pacorl.judges.local import TINY_JUDGE
-from pacorl.plan.plan import plan
+from pacorl.plan.plan import plan_policy
 from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
 from pacorl.report.gallery import match
@@ -187,7 +187,7 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
     assert configs.load(PolicyRun, tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize("door", [plan, train_policy, without_idle_judges])
+@pytest.mark.parametrize("door", [plan_policy, train_policy, without_idle_judges])
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -221,8 +221,8 @@ def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
 
 def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
     absent = ["judge.checkpoint=lab/judge", "judge.adapter=lab/lora", f"out={tmp_path}"]
-    asked = plan(load(absent))
-    idle = plan(load([*absent, f"rewards=[{JPEG}]"]))
+    asked = plan_policy(load(absent))
+    idle = plan_policy(load([*absent, f"rewards=[{JPEG}]"]))
     assert {"judge", "judge at work"} <= {row.component for row in asked.rows}
     assert {one.key for one in asked.absences} == {"judge.checkpoint", "judge.adapter"}
     assert not [row for row in idle.rows if "judge" in row.component]
@@ -233,10 +233,10 @@ def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) 
     measures = (
         "evaluation={rewards: [{name: consistency}], judge: {checkpoint: tiny, dtype: float32, adapter: no/lora}}"
     )
-    both = {row.component: row.bytes for row in plan(load([f"out={tmp_path}", measures])).rows}
+    both = {row.component: row.bytes for row in plan_policy(load([f"out={tmp_path}", measures])).rows}
     assert both["judge"] == both["evaluation's judge"]
     assert len([component for component in both if component.endswith("at work")]) == 1, "one works at a time"
-    found = plan(load([f"out={tmp_path}", measures, f"rewards=[{JPEG}]"]))
+    found = plan_policy(load([f"out={tmp_path}", measures, f"rewards=[{JPEG}]"]))
     names = {row.component for row in found.rows}
     assert "evaluation's judge" in names
     assert "judge" not in names

@@ -10,44 +10,29 @@ from typing import Any
 import typer
 
 from pacorl import __version__
-from pacorl.cli import (
-    adapter,
-    benchmark,
-    config,
-    dataset,
-    doctor,
-    generate,
-    policy,
-    prompts,
-    publish,
-    quickstart,
-    reward,
-    score,
-    serve,
-    studio,
-)
+from pacorl.cli import benchmark, dataset, doctor, files, generate, score, serve, train
 
 app = typer.Typer(
     name="pacorl",
-    help="Make image generators consistent: judge sets of pictures, and train generators on the judgement.",
+    help="Make image generators consistent: judge sets of images, and train generators on the judgement.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-quickstart.register(app)
-policy.register(app)
-reward.register(app)
-score.register(app)
-publish.register(app)
-generate.register(app)
-adapter.register(app)
-studio.register(app)
-serve.register(app)
-doctor.register(app)
-app.add_typer(dataset.app, name="dataset")
-app.add_typer(prompts.app, name="prompts")
-app.add_typer(benchmark.app, name="benchmark")
-app.add_typer(config.app, name="config")
+# In the order of the help: what a newcomer needs first.
+app.command("quickstart")(train.quickstart)
+app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
+app.command("report")(train.report)
+app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
+app.command("score")(score.score)
+app.command("publish")(train.publish)
+app.command("generate")(generate.generate)
+app.command("adapter")(files.adapter)
+app.command("studio")(serve.studio)
+app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
+app.command("doctor")(doctor.doctor)
+for group in (dataset.app, files.prompts, benchmark.app, files.config):
+    app.add_typer(group)
 
 
 def _show_version(asked: bool) -> None:
@@ -71,16 +56,19 @@ def main() -> None:
         sys.argv.remove("--debug")
         app()
         return
-    warnings.formatwarning = _one_line
+    # Without the line of code that gave the warning.
+    warnings.formatwarning = lambda message, *_, **__: f"pacorl: {message}\n"
     try:
         code = app(standalone_mode=False, prog_name="pacorl")
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own: a wrong option, argument or command
             sys.exit(_refuse(error))
-        if not _is_users(error):
+        # A fault of what was given, or of the machine; everything else is a fault of this program. safetensors' error
+        # is of none of these kinds, and its module is not loaded for every command.
+        users = (ValueError, OSError, RuntimeError, ImportError)
+        if not isinstance(error, users) and type(error).__name__ != "SafetensorError":
             raise
-        message = str(error).strip() or type(error).__name__
-        print(f"pacorl: {message}", file=sys.stderr)
+        print(f"pacorl: {str(error).strip() or type(error).__name__}", file=sys.stderr)
         sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -93,16 +81,3 @@ def _refuse(error: Any) -> int:
         command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "pacorl --help"
         print(f"pacorl: {' '.join(error.format_message().split()).removesuffix('.')}; see {command}", file=sys.stderr)
     return int(error.exit_code)
-
-
-def _is_users(error: Exception) -> bool:
-    """Whether a fault is one of what was given, or of the machine, rather than of this program."""
-    # safetensors' error is of none of these kinds, and its module is not loaded for every command.
-    return isinstance(error, ValueError | OSError | RuntimeError | ImportError) or (
-        type(error).__name__ == "SafetensorError"
-    )
-
-
-def _one_line(message: Warning | str, *where: object, **also: object) -> str:
-    """A warning without the line of code that gave it."""
-    return f"pacorl: {message}\n"

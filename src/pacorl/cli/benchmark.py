@@ -5,7 +5,6 @@ The commands are made of the table of benchmarks: an entry's options are its fla
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pacorl.bench.table import BENCHMARKS, BenchmarkOptions
-from pacorl.cli.options import with_options
-from pacorl.cli.output import echo_errors, print_json, progress
-
-INCOMPLETE = 3
-"""Exit code if items have no judgement, or were left out with --skip-bad."""
+from pacorl.cli.shared import INCOMPLETE, echo_errors, print_json, progress, with_options
 
 
 class BenchmarkGroup(TyperGroup):
@@ -46,19 +41,16 @@ def benchmarks() -> None:
 
 def command_of(name: str) -> Any:
     """The command of a benchmark."""
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, help=BENCHMARKS[name].summary)(_command(name))
-    return typer.main.get_command(alone)
-
-
-def _command(name: str) -> Callable[..., None]:
     spec = BENCHMARKS[name]
 
     def command(data: Path = typer.Argument(help=spec.data), *, options: BenchmarkOptions) -> None:
         run(name, data, options)
 
+    # The flags are read from the annotation: these are the entry's own options.
     command.__annotations__["options"] = spec.options
-    return with_options(command)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, help=spec.summary)(with_options(command))
+    return typer.main.get_command(alone)
 
 
 def run(name: str, data: Path, options: BenchmarkOptions) -> None:
@@ -73,7 +65,7 @@ def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     use_cores()
     report = run_benchmark(name, data, options, progress=progress, notice=echo_errors)
     if report is None:
-        return
+        return  # --generate-only
     outcome = report.outcome
     if options.as_json:
         print_json(summary(outcome) | {"note": report.note})

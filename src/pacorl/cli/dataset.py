@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.options import JsonOption, with_options
-from pacorl.cli.output import print_json, progress
+from pacorl.cli.shared import JsonOption, echo_errors, print_json, progress, with_options
 from pacorl.config.options import GeneratorOptions, inherited, option
 
 if TYPE_CHECKING:
@@ -49,16 +48,14 @@ class StepOptions(JsonOption):
 
     dry_run: bool = option(False, "Say what it would do and cost, and change nothing.")
 
-    def perform(self, activity: str, step: Callable[..., Mapping[str, Any]]) -> dict[str, Any]:
-        """Runs a step under a progress bar, prints its counts and returns them."""
+    def perform(self, activity: str, step: Callable[..., Mapping[str, Any]]) -> None:
+        """Runs a step under a progress bar and prints its counts."""
         with progress(activity) as advance:
-            counts = dict(step(dry_run=self.dry_run, progress=advance))
+            counts = step(dry_run=self.dry_run, progress=advance)
         self.print(counts)
-        return counts
 
     def print(self, counts: Mapping[str, Any]) -> None:
-        if self.dry_run:
-            typer.echo("dry run: nothing was written", err=True)
+        echo_errors("dry run: nothing was written" if self.dry_run else "")
         print_counts(counts, as_json=self.as_json)
 
 
@@ -118,6 +115,7 @@ def prompts(
     from pacorl.dataset.taxonomy import PAPER, TINY, read_taxonomy
 
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
+    # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
     model, price = None if step.dry_run else chat.connect(), chat.price or (0.0, 0.0)
     write = make_writer(writer, count=count, seed=seed, chat=model)
     with progress("writing") as advance:
@@ -138,10 +136,8 @@ def prompts(
     if model and model.usage.calls:
         counts |= {"usage": {**model.usage.as_dict(), "cost": model.usage.cost(price)}}
     step.print(counts)
-    if counts.get("failed"):
-        raise ValueError(
-            f"{len(counts['failed'])} records could not be written; run the command again to try them again"
-        )
+    if failed := counts.get("failed"):
+        raise ValueError(f"{len(failed)} records could not be written; run the command again to try them again")
 
 
 @app.command()
@@ -158,18 +154,11 @@ def diversify(
     step: StepOptions,
 ) -> None:
     """Select prompts that differ."""
-    from pacorl.dataset import diversify as module
+    from pacorl.dataset.diversify import diversify as select
     from pacorl.dataset.selections import Goal
 
-    goal = Goal(number=number, distance=distance)
-    options: dict[str, Any] = {
-        "goal": goal,
-        "method": method,
-        "embed": embed,
-        "per_category": per_category,
-        "seed": seed,
-    }
-    step.perform("selecting", partial(module.diversify, folder, **options))
+    run = partial(select, goal=Goal(number=number, distance=distance), method=method, embed=embed)
+    step.perform("selecting", partial(run, folder, per_category=per_category, seed=seed))
 
 
 @app.command("compare-diversity")
@@ -192,7 +181,7 @@ def compare_diversity(
     embeddings = {"embeds": split_names(embeds), "measures": split_names(measures)}
     rows = compare(records, number=number, **embeddings, draws=draws, seed=seed)
     if output.as_json:
-        print_counts({"prompts": len(records), "rows": [asdict(row) for row in rows]}, as_json=True)
+        print_json({"prompts": len(records), "rows": [asdict(row) for row in rows]})
         return
     print(f"{number} of {len(records)} prompts; distances are 1 − cosine; random: mean (best) of {draws} draws\n")
     print(table(rows))
@@ -224,9 +213,9 @@ def generate(
 @with_options
 def pair(folder: Path = FOLDER, *, prompts: str = PROMPTS, step: StepOptions) -> None:
     """Cut the grids and combine their sub-figures into questions for people."""
-    from pacorl.dataset import pair as module
+    from pacorl.dataset.pair import pair as cut
 
-    step.perform("cutting", partial(module.pair, folder, prompts=prompts))
+    step.perform("cutting", partial(cut, folder, prompts=prompts))
 
 
 @app.command()
@@ -253,22 +242,17 @@ def annotate(
     from pacorl.annotate import launch
     from pacorl.annotate.assign import Sharing
 
-    options: dict[str, Any] = {
-        "overlap": overlap,
-        "judges": judges,
-        "controls": controls,
-        "control_every": control_every,
-        "seed": seed,
-    }
-    changes = {name: value for name, value in options.items() if value is not None}
+    # None is "as remembered", so that the flags' defaults stand in their help alone.
+    options = dict(overlap=overlap, judges=judges, controls=controls, control_every=control_every, seed=seed)  # noqa: C408
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     sharing, people = Sharing(**changes) if changes else None, split_names(annotators)
     if step.dry_run:
         step.print(launch.plan(folder, people, sharing=sharing))
         return
     # Flushed: whoever reads the links from a pipe gets them before the server ends.
-    announce = lambda line: print(line, flush=True)  # noqa: E731
-    links: dict[str, Any] = {"days": days, "renew": split_names(renew)}
-    launch.serve(folder, people, sharing=sharing, host=host, port=port, **links, announce=announce)
+    announce = partial(print, flush=True)
+    renewed = split_names(renew)
+    launch.serve(folder, people, sharing=sharing, host=host, port=port, days=days, renew=renewed, announce=announce)
 
 
 @app.command()
@@ -284,6 +268,7 @@ def simulate(
     """Rehearse with annotators of the tiny world: the oracle with noise, through the page's own API."""
     from pacorl.annotate import simulate as module
 
+    # A link ends with its token, and a token holds no slash.
     tokens = {name: link.rpartition("/")[2] for name, _, link in (text.partition("=") for text in links)}
     print_counts(module.simulate(url, tokens, noise=noise, attend=split_names(attend)), as_json=output.as_json)
 
@@ -300,19 +285,10 @@ def explain(
     step: StepOptions,
 ) -> None:
     """Write reasons for the labelled pairs."""
-    from pacorl.dataset import explain as module
+    from pacorl.dataset.explain import explain as write
 
-    run = partial(
-        module.explain,
-        folder,
-        chat.connect(),
-        rule=rule,
-        question=question,
-        price=chat.price or (0.0, 0.0),
-        limit=limit,
-        workers=chat.workers,
-    )
-    step.perform("explaining", run)
+    run = partial(write, folder, chat.connect(), rule=rule, question=question, limit=limit, workers=chat.workers)
+    step.perform("explaining", partial(run, price=chat.price or (0.0, 0.0)))
 
 
 @app.command()
@@ -329,12 +305,11 @@ def export(
     step: StepOptions,
 ) -> None:
     """Turn rankings into training pairs and a held-out benchmark."""
-    from pacorl.dataset import export as module
+    from pacorl.dataset.export import export as write
 
     shares = {"train": 1 - test_share, "test": test_share}
-    labels: dict[str, Any] = {"rule": rule, "question": question}
-    run = partial(module.export, folder, out=out, formats=split_names(formats), shares=shares, **labels, seed=seed)
-    step.perform("exporting", run)
+    run = partial(write, folder, out=out, formats=split_names(formats), shares=shares, seed=seed)
+    step.perform("exporting", partial(run, rule=rule, question=question))
 
 
 @app.command("import")
@@ -356,18 +331,18 @@ def import_(
 
 
 def print_counts(counts: Mapping[str, Any], *, as_json: bool) -> None:
-    """Prints a result: JSON for programs, a line for each value for people."""
+    """Prints counts: JSON for programs, a line for each for people."""
     if as_json:
         print_json(counts)
         return
-    for name, value in _lines(counts):
-        print(f"{name:<28} {value:.4f}" if isinstance(value, float) else f"{name:<28} {value}")
+    for label, count in _flat(counts):
+        print(f"{label:<28} {count:.4f}" if isinstance(count, float) else f"{label:<28} {count}")
 
 
-def _lines(counts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in counts.items():
+def _flat(counts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, count in counts.items():
         label = f"{prefix}{name.replace('_', ' ')}"
-        if isinstance(value, dict):
-            yield from _lines(value, prefix=f"{label}: ")
+        if isinstance(count, dict):
+            yield from _flat(count, prefix=f"{label}: ")
         else:
-            yield label, value
+            yield label, count

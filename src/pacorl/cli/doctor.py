@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from pacorl.cli.shared import OnlyJudge, echo_errors, print_json, with_options
 
 if TYPE_CHECKING:
     from pacorl.serve.probe import JudgeProbe
@@ -13,11 +16,14 @@ if TYPE_CHECKING:
 MARKS = {"fine": "ok", "warning": "look", "error": "ERROR"}
 
 
-def register(app: typer.Typer) -> None:
-    """Adds this file's command."""
-    app.command("doctor")(doctor)
+@dataclass(frozen=True, kw_only=True)
+class ExaminedJudge(OnlyJudge):
+    """How the judge is reached that the command's argument names."""
+
+    judge: str = ""
 
 
+@with_options
 def doctor(
     target: str = typer.Argument(
         "tiny",
@@ -26,9 +32,7 @@ def doctor(
     overrides: list[str] = typer.Argument(None, help="With a config: changes, as section.key=value."),
     *,
     ask: bool = typer.Option(True, help="With a config: ask its judges and try its rewards."),
-    model: str = typer.Option("", help="With a judge: its name at a server."),
-    adapter: str = typer.Option("", help="With a judge: a PEFT adapter on top of the checkpoint."),
-    api_key_env: str = typer.Option("", help="With a judge: the environment variable that holds the server's key."),
+    access: ExaminedJudge,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Check a whole run, or a judge alone. Exit code 0: fine; 1: something deserves a look; 2: it would not run."""
@@ -37,15 +41,16 @@ def doctor(
     use_cores()
     try:
         if _is_run(target):
-            if model or adapter or api_key_env:
+            if access != ExaminedJudge():
                 raise ValueError(f"{target} is a run's config, which names its judge; change it with judge.key=value")
-            code = _run(Path(target), overrides or [], ask=ask, as_json=as_json)
+            code = _examine_run(Path(target), overrides or [], ask=ask, as_json=as_json)
         else:
             if overrides:
                 raise ValueError(f"{overrides[0]}: only a run's config takes changes, and {target} is a judge")
-            code = _judge(target, model=model, adapter=adapter, api_key_env=api_key_env, as_json=as_json)
+            code = _examine_judge(target, access, as_json=as_json)
+    # Exit code 1 means "deserves a look" here, so that faults cannot go to the command line's own door.
     except (ValueError, OSError, RuntimeError, ImportError) as fault:
-        typer.echo(f"pacorl: {fault}", err=True)
+        echo_errors(f"pacorl: {fault}")
         code = 2
     raise typer.Exit(code)
 
@@ -66,7 +71,7 @@ def _is_run(target: str) -> bool:
     return "judges" not in keys
 
 
-def _run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) -> int:
+def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) -> int:
     from rich.console import Console
 
     from pacorl.config.base import load
@@ -74,44 +79,44 @@ def _run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) -> int:
     from pacorl.plan.doctor import EXIT_CODES, examine
     from pacorl.plan.plan import print_components
 
-    found = examine(load(PolicyRun, path, overrides), ask=ask)
+    diagnosis = examine(load(PolicyRun, path, overrides), ask=ask)
     if as_json:
-        typer.echo(found.to_json())
-        return EXIT_CODES[found.severity]
-    if found.plan:
-        print_components(found.plan, Console())
-    for finding in found.findings:
+        typer.echo(diagnosis.to_json())
+        return EXIT_CODES[diagnosis.severity]
+    if diagnosis.plan:
+        print_components(diagnosis.plan, Console())
+    for finding in diagnosis.findings:
         typer.echo(f"{MARKS[finding.severity]:<6}{finding.topic:<18}{finding.text}")
-    return EXIT_CODES[found.severity]
+    return EXIT_CODES[diagnosis.severity]
 
 
-def _judge(judge: str, *, model: str, adapter: str, api_key_env: str, as_json: bool) -> int:
+def _examine_judge(judge: str, access: ExaminedJudge, *, as_json: bool) -> int:
     """Names served, a real question either way, token ids, versions, memory."""
-    import json
-
     from pacorl.plan.doctor import EXIT_CODES, judge_severity
     from pacorl.score.reward import PacoReward
     from pacorl.serve.probe import probe
 
-    with PacoReward.from_pretrained(judge, model=model, adapter=adapter, api_key_env=api_key_env) as reward:
-        found = probe(reward.judge, name=reward.name)
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else "\n".join(_lines(found)))
-    return EXIT_CODES[judge_severity(found)]
+    with PacoReward.from_pretrained(judge, **access.judge_access) as reward:
+        answers = probe(reward.judge, name=reward.name)
+    print_json(answers.to_dict()) if as_json else typer.echo("\n".join(_lines(answers)))
+    return EXIT_CODES[judge_severity(answers)]
 
 
-def _lines(found: JudgeProbe) -> list[str]:
+def _lines(probe: JudgeProbe) -> list[str]:
     """The probe for a terminal."""
-    lines = [f"judge               {found.judge}"]
-    lines += [f"served              {url}: {', '.join(names) or 'does not say'}" for url, names in found.served.items()]
-    ids = ", ".join(f"{word} {'+'.join(map(str, ids))}" for word, ids in found.token_ids.items())
-    lines.append(f"token ids           {ids or 'not told; answers are read by their text'}")
-    lines.append(f"P(Yes), one hero    {_number(found.p_yes_same)}")
-    lines.append(f"P(Yes), two heroes  {_number(found.p_yes_different)}")
-    lines.append(f"seconds             {found.seconds:.2f}")
-    lines += [f"{'memory':<20}{what}: {gib:.2f} GiB" for what, gib in found.memory_gib.items()]
-    lines += [f"{'version':<20}{what} {number}" for what, number in found.versions.items()]
-    return lines + [f"{'problem':<20}{problem}" for problem in found.problems]
-
-
-def _number(value: float | None) -> str:
-    return "no answer" if value is None else f"{value:.4f}"
+    ids = ", ".join(f"{word} {'+'.join(map(str, ids))}" for word, ids in probe.token_ids.items())
+    same, different = (
+        "no answer" if p_yes is None else f"{p_yes:.4f}" for p_yes in (probe.p_yes_same, probe.p_yes_different)
+    )
+    facts = [
+        ("judge", probe.judge),
+        *(("served", f"{url}: {', '.join(names) or 'does not say'}") for url, names in probe.served.items()),
+        ("token ids", ids or "not told; answers are read by their text"),
+        ("P(Yes), one hero", same),
+        ("P(Yes), two heroes", different),
+        ("seconds", f"{probe.seconds:.2f}"),
+        *(("memory", f"{holder}: {gib:.2f} GiB") for holder, gib in probe.memory_gib.items()),
+        *(("version", f"{library} {number}") for library, number in probe.versions.items()),
+        *(("problem", problem) for problem in probe.problems),
+    ]
+    return [f"{label:<20}{fact}" for label, fact in facts]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.options import with_options
-from pacorl.cli.output import echo_errors, print_json, progress
+from pacorl.cli.shared import echo_errors, print_json, progress, with_options
 from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, one_of, option
 from pacorl.types import TINY
 
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
     from pacorl.generate.sets import GeneratedImage
     from pacorl.score.reward import PacoReward
     from pacorl.types import Prompt
-
-
-def register(app: typer.Typer) -> None:
-    """Adds this file's command."""
-    app.command("generate")(generate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +83,7 @@ def generate(
     from pacorl.engine.threads import use_cores
     from pacorl.io.quiet import quiet_loading
 
-    # Everything that can be wrong with the words is said before weights are loaded.
+    # Everything that can be wrong with the words is said before weights are loaded, which takes minutes.
     requested = read_request(request, generator.model)
     judge = _judge_source(choice, generator.model)
     if requested.board:
@@ -99,7 +93,9 @@ def generate(
     model = _load(generator, edits=bool(request.images))
     if not requested.board:
         model.check(requested.prompts, generator.size)
-    with _opened(judge, choice) as reward:
+    from pacorl.score.reward import PacoReward
+
+    with PacoReward.from_pretrained(judge, **choice.judge_access) if judge else nullcontext() as reward:
         images = _generate(model, requested, reward, generator, choice, shown=not output.as_json)
         _deliver(images, requested, model, reward, output)
 
@@ -119,57 +115,41 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
         "--storyboard": options.storyboard,
         "--instruction": options.instruction,
     }
-    chosen = [flag for flag, value in sources.items() if value]
-    if len(chosen) != 1:
-        raise ValueError(f"give one of {', '.join(sources)}" + (f", not {' and '.join(chosen)}" if chosen else ""))
+    flags = [flag for flag, source in sources.items() if source]
+    if len(flags) != 1:
+        raise ValueError(f"give one of {', '.join(sources)}" + (f", not {' and '.join(flags)}" if flags else ""))
     if options.panels and not options.prompt:
-        raise ValueError(f"--panel goes with --prompt, not with {chosen[0]}")
+        raise ValueError(f"--panel goes with --prompt, not with {flags[0]}")
     if options.layout and not options.prompt:
-        raise ValueError(f"--layout goes with --prompt; {chosen[0]} says its own")
+        raise ValueError(f"--layout goes with --prompt; {flags[0]} says its own")
     if bool(options.images) != bool(options.instruction):
         raise ValueError("an edit needs both --image and --instruction")
     if options.storyboard:
-        return _board(options.storyboard, model)
-    if options.instruction:
-        return GenerationRequest(options.instruction, [_edit(options.images, options.instruction, model)])
-    if options.record:
-        prompt = _record(options.record, model)
-        return GenerationRequest(prompt.theme or prompt.text[:80], [prompt])
-    return GenerationRequest(options.prompt[:80], [_set(options, model)])
+        from pacorl.generate.storyboard import pages, read_storyboard
+
+        board = read_storyboard(options.storyboard)
+        return GenerationRequest(board.title, pages(board, model), board)
+    prompt = _prompt(options, model)
+    theme = "" if options.prompt else prompt.theme
+    return GenerationRequest(options.instruction or theme or (options.prompt or prompt.text)[:80], [prompt])
 
 
-def _board(path: Path, model: str) -> GenerationRequest:
-    from pacorl.generate.storyboard import pages, read_storyboard
-
-    board = read_storyboard(path)
-    return GenerationRequest(board.title, pages(board, model), board)
-
-
-def _set(options: RequestOptions, model: str) -> Prompt:
+def _prompt(options: RequestOptions, model: str) -> Prompt:
     from pacorl.core.grid import parse_layout
-    from pacorl.generate.compose import prompt_from
-
-    grid = parse_layout(options.layout) if options.layout else None
-    return prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
-
-
-def _edit(images: Sequence[Path], instruction: str, model: str) -> Prompt:
-    from pacorl.generate.compose import check_for
+    from pacorl.generate.compose import check_for, prompt_from
+    from pacorl.generate.records import find_record
     from pacorl.io.images import open_image
     from pacorl.types import Prompt
 
-    for path in images:
+    if options.prompt:
+        grid = parse_layout(options.layout) if options.layout else None
+        return prompt_from(model, theme=options.prompt, panels=options.panels, grid=grid)
+    for path in options.images:
         open_image(path)  # refused by name before weights are loaded
-    prompt = Prompt(id=0, text=instruction, sources=tuple(images))
-    check_for(model, prompt)
-    return prompt
-
-
-def _record(name: str, model: str) -> Prompt:
-    from pacorl.generate.compose import check_for
-    from pacorl.generate.records import find_record
-
-    prompt = find_record(name)
+    if options.record:
+        prompt = find_record(options.record)
+    else:
+        prompt = Prompt(id=0, text=options.instruction, sources=tuple(options.images))
     check_for(model, prompt)
     return prompt
 
@@ -197,20 +177,8 @@ def _load(options: GeneratorOptions, *, edits: bool) -> Generator:
     from pacorl.engine.generator import Generator
     from pacorl.policies import kind_of
 
-    return Generator.load(
-        options.model,
-        kind=options.kind or kind_of(options.model, edits=edits),
-        adapter=options.adapter,
-        **options.policy_options,
-    )
-
-
-def _opened(source: str, choice: ChoiceOptions) -> AbstractContextManager[PacoReward | None]:
-    if not source:
-        return nullcontext()
-    from pacorl.score.reward import PacoReward
-
-    return PacoReward.from_pretrained(source, **choice.judge_access)
+    kind = options.kind or kind_of(options.model, edits=edits)
+    return Generator.load(options.model, kind=kind, adapter=options.adapter, **options.policy_options)
 
 
 def _generate(
@@ -248,9 +216,6 @@ def _generate(
         return generate_sets(model, request.prompts, count=choice.count, keep_all=choice.keep_all, **common)
 
 
-# --- handing over ----------------------------------------------------------------------------------------------
-
-
 def _deliver(
     images: Sequence[GeneratedImage],
     request: GenerationRequest,
@@ -258,6 +223,7 @@ def _deliver(
     reward: PacoReward | None,
     output: OutputOptions,
 ) -> None:
+    """Saves the images and their pages, and prints where they are."""
     from pacorl.generate import files
 
     judge = reward.name if reward else ""

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from pacorl.cli.options import with_options
-from pacorl.cli.output import echo_errors, print_json
-from pacorl.config.options import JudgeOptions, inherited, option
+from pacorl.cli.shared import INCOMPLETE, OnlyJudge, echo_errors, print_json, with_options
+from pacorl.config.options import option
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.score.scores import Scores
-
-INCOMPLETE = 3
-"""Exit code if --keep-going left an image out, or a pair has no score."""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds this file's commands."""
-    app.command("score")(score)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreJudge(JudgeOptions):
-    """The judge of a score; the short names are the older ones."""
+class ScoreJudge(OnlyJudge):
+    """The judge of a score."""
 
-    judge_model: str = inherited(JudgeOptions, "judge_model", also=("--model",))
-    judge_adapter: str = inherited(JudgeOptions, "judge_adapter", also=("--adapter",))
     temperature: float = option(1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.")
 
 
@@ -70,6 +56,7 @@ def score(
     output: ReportOptions,
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
+    from pacorl.core.grid import parse_layout
     from pacorl.engine.threads import use_cores
     from pacorl.score import inputs
     from pacorl.score import scores as scoring
@@ -80,12 +67,14 @@ def score(
     questions = scoring.questions_about(ask.theme, inputs.read_criteria(ask.criteria))
     names, opened, refused = inputs.open_images(images, keep_going=output.keep_going)
     if ask.grid:
-        names, opened = _panels(names, opened, ask.grid)
+        if len(opened) != 1:
+            raise ValueError(f"--grid cuts one image, {len(opened)} are given")
+        names, opened = inputs.panels_of(names[0], opened[0], parse_layout(ask.grid))
     scoring.check_count(len(opened), ranking=ask.rank)
     score_pairs = scoring.rank if ask.rank else scoring.score_set
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
-        echo_errors(note)  # before any number
+        echo_errors(note)  # before any number: it says for which images the judge's numbers mean something
         scores = score_pairs(
             reward.judge, opened, names=names, questions=questions, symmetric=ask.symmetric, reasons=ask.reasons
         )
@@ -102,21 +91,11 @@ def score(
         raise typer.Exit(INCOMPLETE)
 
 
-def _panels(names: Sequence[str], images: Sequence[Image], grid: str) -> tuple[tuple[str, ...], tuple[Image, ...]]:
-    """The panels of the one image that is given."""
-    from pacorl.core.grid import parse_layout
-    from pacorl.score.inputs import panels_of
-
-    if len(images) != 1:
-        raise ValueError(f"--grid cuts one image, {len(images)} are given")
-    return panels_of(names[0], images[0], parse_layout(grid))
-
-
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:
+    # A pair that the judge declined is an answer; only a question that failed is a fault.
     failed = [pair for pair in scores.missing if not pair.declined]
     if failed and not keep_going:
-        first = failed[0]
         raise RuntimeError(
-            f"{len(failed)} of {len(scores.pairs)} pairs have no score, the first because: {first.error}; "
+            f"{len(failed)} of {len(scores.pairs)} pairs have no score, the first because: {failed[0].error}; "
             "--keep-going prints the others"
         )

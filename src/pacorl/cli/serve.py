@@ -1,11 +1,16 @@
-"""`pacorl serve`: a judge over an OpenAI-compatible API."""
+"""`pacorl serve`, a judge over an OpenAI-compatible API, and `pacorl studio`, a local page to make and judge sets."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from pacorl.cli.shared import echo_errors, with_options
+from pacorl.config.options import JudgeOptions, ModelOptions, inherited, option
 
 if TYPE_CHECKING:
     from pacorl.judges.http.endpoints import Endpoints, Server
@@ -13,118 +18,143 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "PACORL_API_KEY"
 
 
-def register(app: typer.Typer) -> None:
-    """Adds this file's commands."""
-    app.command("serve", context_settings={"allow_extra_args": True})(serve)
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The servers and what they allow."""
+
+    backend: str = option("builtin", "vllm, or builtin (small judges, tests).")
+    name: str = option("", "The name that requests ask for; by default the checkpoint's last part.")
+    adapter: list[str] = option([], "NAME=ADAPTER, served beside its base; may be repeated.")
+    host: str = option("127.0.0.1", "Where to listen; other machines cannot reach the default.")
+    port: int = option(8000, "The first server's port.")
+    replicas: int = option(1, "vllm: so many servers, on ports one after another.")
+    gpus: str = option("", "vllm: devices to share out among the servers, e.g. 0,1,2,3.")
+    dtype: str = option("auto", "auto, float32 or bfloat16.")
+    write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
+    api_key: str = option("", "Ask callers for this key.", variable=KEY_VARIABLE)
+    allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
+    max_body_mib: int = option(64, "builtin: largest request.", least=1)
+    max_images: int = option(8, "Most images of one request.", least=1)
+    max_pixels: int = option(64_000_000, "builtin: largest image.", least=1)
 
 
+@with_options
 def serve(
     context: typer.Context,
     source: str = typer.Argument("tiny", help="A checkpoint folder, a hub name, or an endpoints YAML."),
     *,
-    backend: str = typer.Option("builtin", help="vllm, or builtin (small judges, tests)."),
-    name: str = typer.Option("", help="The name that requests ask for; by default the checkpoint's last part."),
-    adapter: list[str] = typer.Option([], help="NAME=ADAPTER, served beside its base; may be repeated."),
-    host: str = typer.Option("127.0.0.1", help="Where to listen; other machines cannot reach the default."),
-    port: int = typer.Option(8000, help="The first server's port."),
-    replicas: int = typer.Option(1, help="vllm: so many servers, on ports one after another."),
-    gpus: str = typer.Option("", help="vllm: devices to share out among the servers, e.g. 0,1,2,3."),
-    dtype: str = typer.Option("auto", help="auto, float32 or bfloat16."),
-    write: Path | None = typer.Option(None, help="Write the endpoints YAML that a judge over HTTP reads."),
-    api_key: str = typer.Option("", envvar=KEY_VARIABLE, show_envvar=True, help="Ask callers for this key."),
-    allow_urls: bool = typer.Option(False, "--allow-urls", help="builtin: fetch http images, not data URLs only."),
-    max_body_mib: int = typer.Option(64, min=1, help="builtin: largest request."),
-    max_images: int = typer.Option(8, min=1, help="Most images of one request."),
-    max_pixels: int = typer.Option(64_000_000, min=1, help="builtin: largest image."),
+    options: ServeOptions,
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. What follows `--` is handed to `vllm serve`."""
     from pacorl.judges.http.endpoints import is_loopback, servers_of, write_endpoints
 
-    description = _description(
-        source, name=name, adapters=adapter, host=host, port=port, replicas=replicas, has_key=bool(api_key)
-    )
-    key = api_key or _key_of(description)
+    description = _description(source, options)
+    key = options.api_key or _key_of(description)
     servers = servers_of(description)
     if not key and not all(is_loopback(server.host) for server in servers):
-        typer.echo("Other machines can reach this server, and it asks for no key; give one with --api-key.", err=True)
-    if write:
-        write_endpoints(description, write)
-        typer.echo(f"endpoints: {write}", err=True)
-    if backend == "builtin":
-        try:
-            from pacorl.serve.builtin import Limits
-        except ModuleNotFoundError as error:
-            raise ValueError(f"the built-in server needs {error.name}: pip install 'pacorl[serve]'") from None
-        limits = Limits(body_bytes=max_body_mib * 2**20, images=max_images, pixels=max_pixels)
-        _refuse_extra(context.args)
-        _run_builtin(servers, limits, dtype=dtype, api_key=key, allow_urls=allow_urls)
-    elif backend == "vllm":
+        echo_errors("Other machines can reach this server, and it asks for no key; give one with --api-key.")
+    if options.write:
+        write_endpoints(description, options.write)
+        echo_errors(f"endpoints: {options.write}")
+    if options.backend == "builtin":
+        _run_builtin(servers, options, key=key, extra=context.args)
+    elif options.backend == "vllm":
         from pacorl.serve.vllm import VllmOptions, run_vllm
 
-        devices = tuple(device.strip() for device in gpus.split(",") if device.strip())
-        options = VllmOptions(dtype=dtype, images=max_images, gpus=devices, extra=tuple(context.args))
-        raise typer.Exit(run_vllm(servers, options, api_key=key, on_ready=lambda: _announce(servers)))
+        gpus = tuple(device.strip() for device in options.gpus.split(",") if device.strip())
+        vllm = VllmOptions(dtype=options.dtype, images=options.max_images, gpus=gpus, extra=tuple(context.args))
+        raise typer.Exit(run_vllm(servers, vllm, api_key=key, on_ready=lambda: _announce(servers)))
     else:
-        raise ValueError(f"--backend {backend!r} is neither vllm nor builtin")
+        raise ValueError(f"--backend {options.backend!r} is neither vllm nor builtin")
 
 
-def _description(
-    source: str, *, name: str, adapters: list[str], host: str, port: int, replicas: int, has_key: bool
-) -> Endpoints:
+def _description(source: str, options: ServeOptions) -> Endpoints:
     from pacorl.judges.http.endpoints import describe, load_endpoints
 
     if source.endswith((".yaml", ".yml")):
-        if name or adapters:
+        if options.name or options.adapter:
             raise ValueError(f"{source} says itself what is served under which name; leave --name and --adapter out")
         return load_endpoints(Path(source))
     return describe(
         source,
-        name=name,
-        adapters=adapters,
-        host=host,
-        port=port,
-        replicas=replicas,
-        api_key_env=KEY_VARIABLE if has_key else "",
+        name=options.name,
+        adapters=options.adapter,
+        host=options.host,
+        port=options.port,
+        replicas=options.replicas,
+        # The description names the variable and never the key, because it is written to a file that is shared.
+        api_key_env=KEY_VARIABLE if options.api_key else "",
     )
 
 
 def _key_of(description: Endpoints) -> str:
-    import os
-
     variable = description.api_key_env
     if variable and not os.environ.get(variable):
         raise ValueError(f"set the environment variable {variable} to the key that callers are to send; it is not set")
-    return os.environ.get(variable, "") if variable else ""
+    return os.environ[variable] if variable else ""
 
 
-def _run_builtin(servers: list[Server], limits: object, *, dtype: str, api_key: str, allow_urls: bool) -> None:
+def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
     from pacorl.engine.threads import use_cores
-    from pacorl.serve.builtin import Limits, load_judges, run_builtin
 
+    try:
+        from pacorl.judges.http.client import DECLINE_HEADER
+        from pacorl.serve.builtin import Limits, load_judges, run_builtin
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the built-in server needs {error.name}: pip install 'pacorl[serve]'") from None
+    if extra:
+        raise ValueError(f"{' '.join(extra)} would be for vLLM; the built-in server takes no further arguments")
     if len(servers) != 1:
         raise ValueError(f"the built-in server is one process at one address, {len(servers)} are described; use vllm")
-    assert isinstance(limits, Limits)
     use_cores()
     (server,) = servers
-    judges = load_judges(server, dtype=dtype)
+    judges = load_judges(server, dtype=options.dtype)
     _announce(servers)
     for name, judge in judges.items():
         if judge.domain:
-            typer.echo(_declines(name, judge.domain.name), err=True)
-    run_builtin(judges, host=server.host, port=server.port, limits=limits, api_key=api_key, allow_urls=allow_urls)
-
-
-def _declines(name: str, domain: str) -> str:
-    from pacorl.judges.http.client import DECLINE_HEADER
-
-    return f"{name} declines images of anything but {domain}; the header `{DECLINE_HEADER}: no` turns that off"
-
-
-def _refuse_extra(arguments: list[str]) -> None:
-    if arguments:
-        raise ValueError(f"{' '.join(arguments)} would be for vLLM; the built-in server takes no further arguments")
+            declined = f"{name} declines images of anything but {judge.domain.name}"
+            echo_errors(f"{declined}; the header `{DECLINE_HEADER}: no` turns that off")
+    limits = Limits(body_bytes=options.max_body_mib * 2**20, images=options.max_images, pixels=options.max_pixels)
+    run_builtin(judges, host=server.host, port=server.port, limits=limits, api_key=key, allow_urls=options.allow_urls)
 
 
 def _announce(servers: list[Server]) -> None:
-    for server in servers:
-        typer.echo(f"serving {', '.join([*server.names, *server.adapters])} at {server.url}", err=True)
+    echo_errors(*(f"serving {', '.join([*server.names, *server.adapters])} at {server.url}" for server in servers))
+
+
+# --- the studio ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudioModels(ModelOptions, JudgeOptions):
+    """The generator and the judge of the page."""
+
+    adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
+
+
+@with_options
+def studio(
+    *,
+    models: StudioModels,
+    host: str = typer.Option("127.0.0.1", help="Where to listen; this machine only unless you say otherwise."),
+    port: int = typer.Option(8767, min=0, max=65535, help="0 for any free one."),
+    open_page: bool = typer.Option(False, "--open", help="Open the page in your browser."),
+) -> None:
+    """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
+    try:
+        from pacorl.judges.http.endpoints import is_loopback
+        from pacorl.studio.models import ModelNames
+        from pacorl.studio.server import serve as serve_page
+    except ModuleNotFoundError as error:
+        raise ImportError(f"the studio needs {error.name}; pip install 'pacorl[serve]'") from None
+    if not is_loopback(host):
+        echo_errors(f"anyone who can reach {host} and has the link can use this studio")
+
+    def announce(line: str) -> None:
+        typer.echo(line)
+        if open_page:
+            import webbrowser
+
+            webbrowser.open(line.partition(" ")[2])
+
+    serve_page(ModelNames(**asdict(models)), host=host, port=port, announce=announce)

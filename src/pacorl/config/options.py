@@ -5,7 +5,7 @@
         "What `pacorl sort` can be told."
         size: Size | None = option(None, "HEIGHTxWIDTH of an image.", parse=Size.parse)
 
-A field is a flag of its own name (`judge_model` → `--judge-model`); `cli.options` makes commands of groups. This file
+A field is a flag of its own name (`judge_model` → `--judge-model`); `cli.shared` makes commands of groups. This file
 imports nothing heavy, because `pacorl --help` reads it.
 """
 
@@ -31,29 +31,21 @@ class Option:
     also: tuple[str, ...] = ()
     """Second names, such as those of earlier versions."""
     least: float | None = None
-    most: float | None = None
     parse: Callable[[str], Any] | None = None
     """Makes a value of a text that is not empty; its ValueError names the text, the flag is put in front."""
+    variable: str | None = None
+    """The environment variable that is read if the flag is not given."""
 
 
-def option(
-    default: Any,
-    text: str,
-    *,
-    flags: tuple[str, ...] = (),
-    also: tuple[str, ...] = (),
-    least: float | None = None,
-    most: float | None = None,
-    parse: Callable[[str], Any] | None = None,
-) -> Any:
+def option(default: Any, text: str, **settings: Any) -> Any:
     """A dataclass field that is a flag of commands.
 
     Args:
         default: a list makes a flag that may be repeated.
         text: the flag's help.
-        flags, also, least, most, parse: as `Option` has them.
+        settings: the other fields of `Option`.
     """
-    metadata = {KEY: Option(text, flags, also, least, most, parse)}
+    metadata = {KEY: Option(text, **settings)}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -79,7 +71,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """The judge of a command."""
+    """The judge of a command, and how it is reached."""
 
     panel: ClassVar[str] = "Judge"
 
@@ -117,19 +109,27 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorOptions(ModelOptions):
-    """The generator of a command, and how it samples."""
+    """The generator of a command, and how it samples.
+
+    The names of guidance are diffusers' own: distilled models (FLUX) read `guidance_scale` as an input and are guided
+    by `true_cfg_scale`, others (Stable Diffusion 3) are guided by `guidance_scale`. A kind refuses what it has not.
+    """
 
     size: Size | None = option(
         None, "HEIGHTxWIDTH of an image; the record's, 128x128 for tiny, else 1024x1024.", parse=Size.parse
     )
     steps: int | None = option(None, "Denoising steps; 10 for tiny, else 20.", least=1)
     guidance_scale: float | None = option(
-        None, "Guidance scale; the model's own default.", also=("--guidance",), least=0
+        None, "As the model's pipeline in diffusers has it; the model's own default.", also=("--guidance",), least=0
     )
     true_cfg_scale: float | None = option(
-        None, "True guidance, with a second pass; the model's default.", also=("--true-cfg",), least=1
+        None,
+        "Classifier-free guidance of FLUX and Qwen-Image, with a second pass (Stable Diffusion 3's is "
+        "--guidance-scale); the model's default.",
+        also=("--true-cfg",),
+        least=1,
     )
-    negative_prompt: str | None = option(None, "What true guidance steers away from.")
+    negative_prompt: str | None = option(None, "What classifier-free guidance steers away from.")
     max_sequence_length: int | None = option(
         None, "Text tokens per prompt; the model's own default.", also=("--text-tokens",), least=1
     )
@@ -138,12 +138,8 @@ class GeneratorOptions(ModelOptions):
     @property
     def policy_options(self) -> dict[str, Any]:
         """The options of a kind, as `Generator.load` takes them; None is the checkpoint's default."""
-        return {
-            "guidance_scale": self.guidance_scale,
-            "true_cfg_scale": self.true_cfg_scale,
-            "negative_prompt": self.negative_prompt,
-            "max_sequence_length": self.max_sequence_length,
-        }
+        names = ("guidance_scale", "true_cfg_scale", "negative_prompt", "max_sequence_length")
+        return {name: getattr(self, name) for name in names}
 
 
 def with_adapter(model: str, adapter: str) -> str:

@@ -24,7 +24,7 @@ from pacorl.judges import JUDGES, open_judge
 from pacorl.judges.http.endpoints import listens
 from pacorl.judges.judge import BackendOptions, Judge, close_judge
 from pacorl.plan import sources
-from pacorl.plan.plan import Plan, card_shortage, disk_shortage, plan, size_text
+from pacorl.plan.plan import Plan, card_shortage, disk_shortage, plan_policy, size_text
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.reward import smoke_test
 from pacorl.serve.probe import JudgeProbe, probe
@@ -84,7 +84,7 @@ def examine(config: PolicyRun, *, ask: bool = True) -> Diagnosis:
     findings = [*_versions(), *_ports(), *_folder(config)]
     try:
         config = without_idle_judges(config)
-        planned = plan(config)
+        planned = plan_policy(config)
     except (ValueError, OSError) as fault:
         return Diagnosis((*findings, Finding("error", "config", str(fault)), *_judges(config, (), ask=ask)), None)
     said = [*card_shortage(planned), *disk_shortage(config, planned)]

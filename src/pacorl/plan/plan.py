@@ -80,7 +80,7 @@ class Plan:
         return json.dumps(document, indent=2)
 
 
-def plan(config: PolicyRun) -> Plan:
+def plan_policy(config: PolicyRun) -> Plan:
     """Checks a config against its data and this machine, and measures what it needs.
 
     Absent data and weights are listed; the published architecture stands in for absent weights. Raises ConfigError

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from judges import serving
-from pacorl.cli.score import INCOMPLETE, register
+from pacorl.cli import app
+from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
 from pacorl.io.images import open_image
@@ -43,8 +43,8 @@ def judge(judge_folder: Path) -> LocalJudge:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("images")
     paths = [folder / f"{number}.png" for number in range(4)]
     for path, panel in zip(paths, PANELS, strict=True):
         draw(panel, 32).save(path)
@@ -58,9 +58,7 @@ def url(judge: LocalJudge) -> Iterator[str]:
 
 
 def run(*arguments: object) -> Result:
-    app = typer.Typer()
-    register(app)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["score", *map(str, arguments)])
 
 
 def p_yes(judge: LocalJudge, paths: list[Path], text: str) -> float:
@@ -69,90 +67,90 @@ def p_yes(judge: LocalJudge, paths: list[Path], text: str) -> float:
     return value
 
 
-def test_two_pictures(judge_folder: Path, judge: LocalJudge, pictures: list[Path]) -> None:
-    result = run(*pictures[:2], "--judge", judge_folder, "--json", "--theme", "a red hero")
+def test_two_images(judge_folder: Path, judge: LocalJudge, images: list[Path]) -> None:
+    result = run(*images[:2], "--judge", judge_folder, "--json", "--theme", "a red hero")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert document["mean"] == pytest.approx(p_yes(judge, pictures[:2], same_theme("a red hero")), abs=1e-6)
+    assert document["mean"] == pytest.approx(p_yes(judge, images[:2], same_theme("a red hero")), abs=1e-6)
     assert document["note"] == ""
 
 
-def test_a_server_says_the_same(url: str, judge: LocalJudge, pictures: list[Path]) -> None:
-    result = run(*pictures, "--judge", url, "--model", "tiny", "--json", "--symmetric")
+def test_a_server_says_the_same(url: str, judge: LocalJudge, images: list[Path]) -> None:
+    result = run(*images, "--judge", url, "--model", "tiny", "--json", "--symmetric")
     assert result.exit_code == 0, result.output
-    both = [p_yes(judge, order, consistent()) for order in (pictures[:2], pictures[1::-1])]
+    both = [p_yes(judge, order, consistent()) for order in (images[:2], images[1::-1])]
     assert json.loads(result.stdout)["matrix"][0][1] == pytest.approx(sum(both) / 2, abs=1e-6)
 
 
 def test_a_grid_is_cut_and_shown(judge_folder: Path, tmp_path: Path) -> None:
-    draw_grid(PANELS, Grid(2, 2), 32).save(tmp_path / "sheet.png")
+    draw_grid(PANELS, Grid(2, 2), 32).save(tmp_path / "grid.png")
     page = tmp_path / "page.html"
-    result = run(tmp_path / "sheet.png", "--grid", "2x2", "--judge", judge_folder, "--report", page)
+    result = run(tmp_path / "grid.png", "--grid", "2x2", "--judge", judge_folder, "--report", page)
     assert result.exit_code == 0, result.output
-    assert "sheet.png[3]" in result.stdout
+    assert "grid.png[3]" in result.stdout
     assert "Fits least" in result.stdout
-    assert "sheet.png[4]" in page.read_text()
+    assert "grid.png[4]" in page.read_text()
 
 
-def test_ranking(judge_folder: Path, pictures: list[Path]) -> None:
-    result = run("--rank", *pictures, "--judge", judge_folder)
+def test_ranking(judge_folder: Path, images: list[Path]) -> None:
+    result = run("--rank", *images, "--judge", judge_folder)
     assert result.exit_code == 0, result.output
     values = [float(line.split()[0]) for line in result.stdout.splitlines()[:3]]
     assert values == sorted(values, reverse=True)
 
 
-def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+def test_keep_going_ends_with_a_code_of_its_own(judge_folder: Path, images: list[Path], tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"")
-    result = run(*pictures[:2], bad, "--judge", judge_folder, "--keep-going", "--json")
+    result = run(*images[:2], bad, "--judge", judge_folder, "--keep-going", "--json")
     assert result.exit_code == INCOMPLETE
     assert json.loads(result.stdout)["left_out"] == {str(bad): f"{bad}: empty"}
-    assert str(run(*pictures[:2], bad, "--judge", judge_folder).exception) == f"{bad}: empty"
+    assert str(run(*images[:2], bad, "--judge", judge_folder).exception) == f"{bad}: empty"
 
 
-def test_a_grid_is_of_one_picture(judge_folder: Path, pictures: list[Path]) -> None:
-    assert "cuts one image, 4 are given" in str(run(*pictures, "--grid", "2x2", "--judge", judge_folder).exception)
+def test_a_grid_is_of_one_image(judge_folder: Path, images: list[Path]) -> None:
+    assert "cuts one image, 4 are given" in str(run(*images, "--grid", "2x2", "--judge", judge_folder).exception)
 
 
-def test_criteria_reasons_and_temperature(pictures: list[Path], tmp_path: Path) -> None:
+def test_criteria_reasons_and_temperature(images: list[Path], tmp_path: Path) -> None:
     """By the committed judge, whose reasons come to an end."""
     written = tmp_path / "criteria.json"
     written.write_text(json.dumps({"Style": {"Palette": "One palette."}}))
     options = ("--criteria", "Same hat.", "--criteria", written, "--temperature", 2, "--reasons")
-    result = run(*pictures[:2], "--json", *options)
+    result = run(*images[:2], "--json", *options)
     assert result.exit_code == 0, result.output
     judge = LocalJudge.from_pretrained("tiny", temperature=2.0)
     (pair,) = json.loads(result.stdout)["pairs"]
     plain = {"Same hat.": "Same hat.", "Style / Palette": "One palette."}
     for label, text in plain.items():
-        expected = p_yes(judge, pictures[:2], meets_criterion(text))
+        expected = p_yes(judge, images[:2], meets_criterion(text))
         assert pair["by_question"][label] == pytest.approx(expected, rel=1e-4)
     assert pair["p_yes"] == pytest.approx(sum(pair["by_question"].values()) / 2)
     assert all(f"{label}: " in pair["reasons"] for label in plain)
 
 
-def test_an_adapter_is_put_on(judge_folder: Path, pictures: list[Path], tmp_path: Path) -> None:
-    message = str(run(*pictures[:2], "--judge", judge_folder, "--adapter", tmp_path).exception)
+def test_an_adapter_is_put_on(judge_folder: Path, images: list[Path], tmp_path: Path) -> None:
+    message = str(run(*images[:2], "--judge", judge_folder, "--adapter", tmp_path).exception)
     assert "neither adapter_model.safetensors nor pytorch_lora_weights.safetensors" in message
 
 
-def test_a_key_is_read_from_the_environment(url: str, pictures: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_read_from_the_environment(url: str, images: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--judge", url, "--model", "tiny", "--api-key-env", "NO_SUCH_KEY")
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    assert "set the environment variable NO_SUCH_KEY" in str(run(*pictures[:2], *options).exception)
+    assert "set the environment variable NO_SUCH_KEY" in str(run(*images[:2], *options).exception)
     monkeypatch.setenv("NO_SUCH_KEY", "k")
-    assert run(*pictures[:2], *options).exit_code == 0
+    assert run(*images[:2], *options).exit_code == 0
 
 
-def test_the_embedded_judge_says_what_it_knows(pictures: list[Path]) -> None:
-    result = run(*pictures[:2])
+def test_the_embedded_judge_says_what_it_knows(images: list[Path]) -> None:
+    result = run(*images[:2])
     assert result.exit_code == 0, result.output
     assert "P(Yes), the two images belong together" in result.stdout
     assert "knows the tiny world of drawn characters only" in result.stderr
 
 
-def test_a_wrong_model_name_lists_the_served_ones(url: str, pictures: list[Path]) -> None:
-    assert "it serves tiny" in str(run(*pictures, "--judge", url, "--model", "paco").exception)
+def test_a_wrong_model_name_lists_the_served_ones(url: str, images: list[Path]) -> None:
+    assert "it serves tiny" in str(run(*images, "--judge", url, "--model", "paco").exception)
 
 
 # --- images that the judge cannot judge, and images by URL ------------------------------------------------------
@@ -176,9 +174,9 @@ def test_what_the_tiny_judge_does_not_know_has_no_score(photograph: Path) -> Non
                    .replace("image 1", "").replace("image 2", ""))  # fmt: skip
 
 
-def test_the_others_are_scored_all_the_same(pictures: list[Path], photograph: Path, tmp_path: Path) -> None:
+def test_the_others_are_scored_all_the_same(images: list[Path], photograph: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    result = run(*pictures[:2], photograph, "--json", "--report", page)
+    result = run(*images[:2], photograph, "--json", "--report", page)
     assert result.exit_code == INCOMPLETE, result.output
     document = json.loads(result.stdout)
     assert document["note"].startswith("Judged by the embedded tiny judge")
@@ -189,21 +187,21 @@ def test_the_others_are_scored_all_the_same(pictures: list[Path], photograph: Pa
     assert html.index("embedded tiny judge") < html.index("Mean consistency of 1 of 3 pairs")
 
 
-def test_the_caution_stands_before_the_number(pictures: list[Path]) -> None:
-    output = run(*pictures[:2]).output
+def test_the_caution_stands_before_the_number(images: list[Path]) -> None:
+    output = run(*images[:2]).output
     assert output.index("Judged by the embedded tiny judge") < output.index("P(Yes)")
 
 
-def test_one_image_is_refused_before_a_judge_is_loaded(pictures: list[Path]) -> None:
-    message = str(run(pictures[0], "--judge", "/there/is/no/judge").exception)
+def test_one_image_is_refused_before_a_judge_is_loaded(images: list[Path]) -> None:
+    message = str(run(images[0], "--judge", "/there/is/no/judge").exception)
     assert message == "1 image has nothing to be compared with; give two or more, or a --grid"
-    assert "at least one candidate" in str(run(pictures[0], "--rank", "--judge", "/there/is/no/judge").exception)
+    assert "at least one candidate" in str(run(images[0], "--rank", "--judge", "/there/is/no/judge").exception)
 
 
 @pytest.fixture(scope="module")
-def images_url(pictures: list[Path]) -> Iterator[str]:
-    """A web server over the folder of pictures."""
-    handler = partial(QuietHandler, directory=str(pictures[0].parent))
+def images_url(images: list[Path]) -> Iterator[str]:
+    """A web server over the folder of images."""
+    handler = partial(QuietHandler, directory=str(images[0].parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -215,15 +213,15 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 
 def test_images_by_url_are_judged_as_the_files(
-    judge_folder: Path, judge: LocalJudge, pictures: list[Path], images_url: str, monkeypatch: pytest.MonkeyPatch
+    judge_folder: Path, judge: LocalJudge, images: list[Path], images_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model card's example in short: two URLs and a question, from Python and from the command line."""
-    urls = [f"{images_url}/{path.name}" for path in pictures[:2]]
+    urls = [f"{images_url}/{path.name}" for path in images[:2]]
     refused = str(run(*urls, "--judge", judge_folder).exception)
     assert refused.count("\n") == 1  # both are named, each in a line
     assert f"{urls[0]}: 127.0.0.1 is 127.0.0.1, which is not a public address" in refused
     monkeypatch.setenv(PRIVATE_VARIABLE, "1")
-    expected = p_yes(judge, pictures[:2], same_theme("a red hero"))
+    expected = p_yes(judge, images[:2], same_theme("a red hero"))
     with PacoReward.from_pretrained(judge_folder) as reward:
         assert reward.score(*urls, theme="a red hero") == pytest.approx(expected, abs=1e-6)
     result = run(*urls, "--judge", judge_folder, "--theme", "a red hero", "--json")
@@ -233,10 +231,10 @@ def test_images_by_url_are_judged_as_the_files(
     assert document["mean"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_python_says_why_there_is_no_score(photograph: Path, pictures: list[Path]) -> None:
+def test_python_says_why_there_is_no_score(photograph: Path, images: list[Path]) -> None:
     with PacoReward.from_pretrained() as reward:
         with pytest.raises(RuntimeError, match="tiny gave no verdict: this judge knows the tiny world"):
-            reward.score(photograph, pictures[0])
-        scores = reward.score_set([*pictures[:2], photograph])
+            reward.score(photograph, images[0])
+        scores = reward.score_set([*images[:2], photograph])
         assert [pair.declined for pair in scores.pairs] == [False, True, True]
-        assert reward.score(*pictures[:2]) == scores.mean
+        assert reward.score(*images[:2]) == scores.mean

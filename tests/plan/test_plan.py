@@ -19,7 +19,7 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts
 from pacorl.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.plan import components, memory, sources
-from pacorl.plan.plan import Plan, plan, print_plan
+from pacorl.plan.plan import Plan, plan_policy, print_plan
 from pacorl.policies import POLICIES
 from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.policies.meta import META, model_on_meta
@@ -117,7 +117,7 @@ def train_for_real(config: PolicyRun) -> None:
 def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: Path, checkpointing: bool) -> None:
     config = tiny_run(checkpoints, f"model.gradient_checkpointing={checkpointing}")
 
-    found = plan(config)
+    found = plan_policy(config)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         train_for_real(config)
 
@@ -210,7 +210,7 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    found = plan(load(PolicyRun, RECIPE))
+    found = plan_policy(load(PolicyRun, RECIPE))
 
     assert {absence.key for absence in found.absences} == {
         *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint"),
@@ -318,7 +318,7 @@ def test_a_model_in_the_hub_s_cache_is_found_without_the_network(tmp_path: Path,
 )
 def test_a_wrong_config_is_refused(checkpoints: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        plan(tiny_run(checkpoints, override))
+        plan_policy(tiny_run(checkpoints, override))
 
 
 def test_another_kind_of_model_is_refused(checkpoints: Path, tmp_path: Path) -> None:
@@ -392,17 +392,17 @@ def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Pat
     file.write_text(json.dumps({"prompt": TEXTS[0]}) + "\n{oops\n")
 
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
-        plan(tiny_run(checkpoints, f"prompts.train={file}"))
+        plan_policy(tiny_run(checkpoints, f"prompts.train={file}"))
 
 
 def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rewards: 'beauty' is none of .*consistency"):
-        plan(tiny_run(checkpoints, "rewards=[{name: beauty}]"))
+        plan_policy(tiny_run(checkpoints, "rewards=[{name: beauty}]"))
 
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "A 1x1 grid. [ONE]: a lone hero."}) + "\n")
     with pytest.raises(ValueError, match="consistency needs at least two panels"):
-        plan(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
+        plan_policy(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
 
 
 # --- showing it ------------------------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_a_verdict_points_to_the_notes_above() -> None:
 
 
 def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(checkpoints: Path) -> None:
-    components_of = {row.component: row for row in plan(tiny_run(checkpoints)).rows}
+    components_of = {row.component: row for row in plan_policy(tiny_run(checkpoints)).rows}
     policy = FLUX.over(tiny_flux(TEXTS), max_sequence_length=48)
     config = tiny_run(checkpoints)
     add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=policy.lora_targets)
@@ -478,7 +478,7 @@ def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(check
         "judge.checkpoint=http://127.0.0.1:9/v1",
         "judge.model=paco",
     )
-    found = plan(other)
+    found = plan_policy(other)
     names = {row.component: row for row in found.rows}
     assert "merged weights" not in names
     assert names["adapter that samples"].bytes == names["adapter"].bytes

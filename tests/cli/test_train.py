@@ -1,4 +1,4 @@
-"""`pacorl train-reward`: the plan, and one line for what is wrong."""
+"""`pacorl train-reward`: the plan, and one line for what is wrong; `--resume` with a value and without."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pacorl import cli
+from pacorl.cli.train import spelled_out
 
 RECIPE = Path(__file__).parents[2] / "configs" / "reward" / "tiny.yaml"
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
@@ -35,3 +36,20 @@ def test_a_bad_dataset_is_one_line(
         capsys.readouterr().err
         == f"pacorl: {data}: 1 image(s) missing; unpack them beside it:\n  {tmp_path}/gone.png\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["run.yaml", "--resume"], ["run.yaml", "--resume", "auto"]),
+        (["--resume", "run.yaml"], ["--resume", "auto", "run.yaml"]),
+        (["run.yaml", "--resume", "seed=1"], ["run.yaml", "--resume", "auto", "seed=1"]),
+        (["run.yaml", "--resume", "--dry-run"], ["run.yaml", "--resume", "auto", "--dry-run"]),
+        (["run.yaml", "--resume", "auto"], ["run.yaml", "--resume", "auto"]),
+        (["run.yaml", "--resume", "runs/a/checkpoints/step-000040"],) * 2,
+        (["run.yaml", "--resume=auto"],) * 2,
+        (["run.yaml"],) * 2,
+    ],
+)
+def test_a_bare_resume_means_auto(given: list[str], meant: list[str]) -> None:
+    assert spelled_out(given) == meant

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pacorl.cli.options import with_options
+from pacorl.cli.shared import with_options
 from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, one_of, option
 from pacorl.types import Size
 

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from pacorl.cli import app
 from pacorl.cli import generate as command
-from pacorl.cli.generate import register
 from pacorl.data.characters import character_prompts
 from pacorl.data.records import save_prompts
 
@@ -21,14 +20,6 @@ CASES = Path(__file__).parents[2] / "configs" / "cases"
 SET = ("--prompt", "red round hero, crown, night", "--panel", "waving, flag", "--panel", "jumping, boat")
 SET += ("--panel", "standing, tree", "--panel", "waving, lamp")
 SMALL = ("--size", "64x64", "--steps", "2")
-
-app = typer.Typer()
-register(app)
-
-
-@app.callback()
-def several() -> None:
-    """More commands than one, as in `pacorl`."""
 
 
 def run(*words: str | Path):
@@ -84,7 +75,7 @@ def test_faults_are_told_before_weights_are_loaded(no_weights, words, fault):
     assert fault in refused(*words)
 
 
-def test_a_picture_that_is_none_is_refused_by_name(no_weights, tmp_path):
+def test_a_file_that_is_no_image_is_refused_by_name(no_weights, tmp_path):
     letter = tmp_path / "letter.png"
     letter.write_text("Dear Sir")
     assert f"{letter}: not an image" in refused("--image", letter, "--instruction", "Give it a hat.")
@@ -96,14 +87,14 @@ def test_sets_with_scores_page_and_json(tmp_path):
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     made = document["made"]
-    assert [one["rank"] for one in made] == [1, 2]
+    assert [image["rank"] for image in made] == [1, 2]
     assert made[0]["score"] >= made[1]["score"]
-    assert {one["seed"] for one in made} == {4, 5}
+    assert {image["seed"] for image in made} == {4, 5}
     assert len(made[0]["pairs"]) == 4
     assert document["judge"] == "tiny"
     assert any("tiny world" in note for note in document["notes"])
-    with Image.open(made[0]["file"]) as sheet:
-        assert (sheet.size, sheet.info["seed"]) == ((64, 64), str(made[0]["seed"]))
+    with Image.open(made[0]["file"]) as grid:
+        assert (grid.size, grid.info["seed"]) == ((64, 64), str(made[0]["seed"]))
     assert [Path(path).is_file() for path in made[0]["panels"]] == [True] * 4
     assert (tmp_path / "page.html").is_file()
     assert (tmp_path / "sets.pdf").is_file()
@@ -116,8 +107,8 @@ def test_sets_with_scores_page_and_json(tmp_path):
 def test_a_record_and_a_storyboard(records, tmp_path):
     result = run("--record", f"{records}:0001", *SMALL, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    with Image.open(tmp_path / "set-1.png") as sheet:
-        assert sheet.info["prompt"] == character_prompts("test", 2)[1].text
+    with Image.open(tmp_path / "set-1.png") as grid:
+        assert grid.info["prompt"] == character_prompts("test", 2)[1].text
     case = CASES / "tiny_journey.yaml"
     result = run("--storyboard", case, *SMALL, "--judge", "tiny", "--ask", "criteria", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -127,6 +118,6 @@ def test_a_record_and_a_storyboard(records, tmp_path):
 
 
 def test_help_asks_for_nothing_heavy():
-    code = "import sys; from pacorl.cli import generate, studio; print(*sys.modules)"
+    code = "import sys; from pacorl.cli import generate, serve; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "diffusers", "transformers", "fastapi", "numpy"} & set(loaded)

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner, Result
 
-from pacorl.cli import doctor
-from pacorl.cli.serve import register
+from pacorl.cli import app
 from pacorl.data.characters import vocabulary
 from pacorl.judges.http.endpoints import load_endpoints
 from pacorl.serve import builtin, vllm
@@ -44,9 +42,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
 
 
 def run(*arguments: object) -> Result:
-    app = typer.Typer()
-    register(app)
-    doctor.register(app)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
@@ -113,10 +108,10 @@ def test_an_open_server_without_a_key_is_warned_about(calls: CALLS) -> None:
 
 def test_a_judge_is_probed_with_a_real_question(judge_folder: Path) -> None:
     result = run("doctor", judge_folder, "--json")
-    found = json.loads(result.stdout)
-    assert 0 < found["p_yes_same"] < 1
-    assert found["errors"] == []
-    assert set(found["token_ids"]) == {"Yes", "No"}
-    assert found["versions"]["torch"] == torch.__version__
-    assert result.exit_code == (1 if found["problems"] else 0)
-    assert bool(found["problems"]) == (found["p_yes_same"] <= found["p_yes_different"])
+    probe = json.loads(result.stdout)
+    assert 0 < probe["p_yes_same"] < 1
+    assert probe["errors"] == []
+    assert set(probe["token_ids"]) == {"Yes", "No"}
+    assert probe["versions"]["torch"] == torch.__version__
+    assert result.exit_code == (1 if probe["problems"] else 0)
+    assert bool(probe["problems"]) == (probe["p_yes_same"] <= probe["p_yes_different"])

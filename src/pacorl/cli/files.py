@@ -1,0 +1,135 @@
+"""Commands about single files: `pacorl adapter`, `pacorl prompts check|split` and `pacorl config upgrade`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from pacorl.cli.shared import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pacorl.lora.formats import Lora
+
+prompts = typer.Typer(name="prompts", no_args_is_help=True, help="Check and split files of prompts and edits.")
+config = typer.Typer(name="config", no_args_is_help=True, help="Configs of runs.")
+
+SOURCE = typer.Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
+NEAR = typer.Option(None, "--near", min=0, max=1, help="Share of word triples from which two texts count as one.")
+
+
+def adapter(
+    source: str = typer.Argument(
+        help="A generator's LoRA: a safetensors file, a folder, or ORG/NAME[:FOLDER/FILE] on the hub."
+    ),
+    *,
+    out: Path | None = typer.Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
+) -> None:
+    """Say what an adapter is; with --out, write it so that pacorl, PEFT, diffusers and ComfyUI all read it."""
+    from pacorl.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
+
+    lora = read_lora(source)
+    typer.echo(f"{source}: {_summary(lora)}")
+    if out is None:
+        return
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"--out {out} is not empty; name a new folder")
+    write_lora(out, lora)
+    typer.echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
+
+
+def _summary(lora: Lora) -> str:
+    # Ranks and alphas may differ by module; the scale α/r is what a tool multiplies by.
+    scales = {lora.alphas[module] / rank for module, rank in lora.ranks.items()}
+    ranges = {"rank": lora.ranks.values(), "alpha": lora.alphas.values(), "scale": scales}
+    facts = [f"{len(lora.alphas)} modules", *(f"{name} {_range(numbers)}" for name, numbers in ranges.items())]
+    return ", ".join([*facts, *([f"trained on {lora.base}"] if lora.base else [])])
+
+
+def _range(numbers: Iterable[float]) -> str:
+    """One number, or the least and the most."""
+    low, *_, high = sorted([*numbers] * 2)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+@prompts.command("check")
+def check_prompts(
+    source: str = SOURCE,
+    against: list[str] = typer.Option(..., help="Prompts that results are reported on; may be given several times."),
+    near: float = NEAR,
+    as_json: bool = typer.Option(False, "--json", help="One JSON object with every leak."),
+) -> None:
+    """Say which prompts are also in the others; exit code 1 if any is."""
+    from pacorl.data.leaks import find_leaks, leak_report
+    from pacorl.data.records import prompts_from
+
+    train = prompts_from(source)
+    leaks = find_leaks(train, {name: prompts_from(name) for name in against}, near=near)
+    if as_json:
+        rows = [
+            {
+                "prompt": leak.prompt.id,
+                "text": leak.prompt.text,
+                "in": leak.against,
+                "is": leak.other.id,
+                "why": leak.why,
+            }
+            for leak in leaks
+        ]
+        print_json({"prompts": len(train), "leaks": rows})
+    else:
+        typer.echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")
+    raise typer.Exit(1 if leaks else 0)
+
+
+@prompts.command("split")
+def split_prompts(
+    source: str = SOURCE,
+    *,
+    out: Path = typer.Option(..., help="A folder for train.jsonl and test.jsonl."),
+    test: int = typer.Option(128, min=1, help="About how many to hold out; what belongs together stays together."),
+    seed: int = typer.Option(42, help="Of the draw."),
+    keep_out: list[str] = typer.Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
+    near: float = NEAR,
+) -> None:
+    """Split prompts into training and test, benchmarks kept out of both."""
+    from pacorl.data import leaks
+    from pacorl.data.records import prompts_from, save_prompts
+
+    benchmarks = {name: prompts_from(name) for name in keep_out}
+    train, held_out, leaking = leaks.split_prompts(
+        prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near
+    )
+    for name, side in (("train", train), ("test", held_out)):
+        # Edits have a form of their own: a record of a set has no place for a source image.
+        save = leaks.save_edits if any(prompt.sources for prompt in side) else save_prompts
+        save(side, out / f"{name}.jsonl")
+    typer.echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaking)} kept out")
+
+
+@config.callback()
+def configs() -> None:
+    """Configs of runs."""
+    # Without a callback typer makes a group of one command that command itself: `pacorl config FILE`.
+
+
+@config.command("upgrade")
+def upgrade_config(
+    file: Path = typer.Argument(help="A YAML of `train-policy` or `train-reward`."),
+    *,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would change, and change nothing."),
+) -> None:
+    """Rewrite a config of an earlier version with today's keys; comments stay."""
+    from pacorl.config.upgrade import rewrite
+    from pacorl.io.documents import read_text
+    from pacorl.io.files import write_atomic
+
+    before = read_text(file)
+    after, notices = rewrite(before, name=str(file))
+    for notice in notices or ["its keys are today's"]:
+        typer.echo(f"{file}: {notice}")
+    if after != before and not dry_run:
+        write_atomic(file, after)

@@ -1,0 +1,142 @@
+"""`pacorl train-policy`, `train-reward`, `quickstart`, and what becomes of a run: `report` and `publish`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+RESUME, AUTO = "--resume", "auto"
+OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
+
+
+class ResumableCommand(TyperCommand):
+    """A command whose `--resume` may stand alone, which typer's options of text may not: then it means `auto`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spelled_out(args))
+
+
+def spelled_out(args: Sequence[str]) -> list[str]:
+    """The arguments with `auto` after each `--resume` that no checkpoint's folder follows."""
+    full: list[str] = []
+    for word, following in zip(args, [*args[1:], "--"], strict=True):
+        full.append(word)
+        # Another flag, an override or the config itself may follow; a folder is none of these.
+        if word == RESUME and (following.startswith("-") or "=" in following or following.endswith((".yaml", ".yml"))):
+            full.append(AUTO)
+    return full
+
+
+def train_policy(
+    config: Path = typer.Argument(help="A YAML file, such as configs/tiny.yaml."),
+    overrides: list[str] = OVERRIDES,
+    resume: str = typer.Option(
+        "",
+        RESUME,
+        metavar="auto|CHECKPOINT",
+        help="auto, or no value: go on from the newest checkpoint of the run's folder, or start if there is none; "
+        "or a checkpoint's folder, of this run or another.",
+    ),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Check everything and print what it would need. Exit code 2: something is absent."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
+) -> None:
+    """Train a generator with PaCo-GRPO."""
+    from pacorl.config.base import load
+    from pacorl.config.policy_run import PolicyRun
+
+    run = load(PolicyRun, config, overrides or [])
+    if dry_run:
+        from pacorl.plan.plan import plan_policy, print_plan
+
+        plan = plan_policy(run)
+        print(plan.to_json()) if as_json else print_plan(plan)
+        raise typer.Exit(plan.exit_code)
+    from pacorl.engine.runtime import destroy_process_group
+    from pacorl.engine.threads import use_cores
+    from pacorl.report import write_report
+    from pacorl.train import trainer
+
+    use_cores()
+    folder = trainer.train_policy(run, resume=resume)
+    if destroy_process_group():  # the main process; the others have nothing to say
+        typer.echo(f"done: {write_report(folder)}")
+
+
+def train_reward(
+    config: Path = typer.Argument(help="A YAML file, such as configs/reward/tiny.yaml."),
+    overrides: list[str] = OVERRIDES,
+    resume: str = typer.Option(
+        "", RESUME, metavar="auto", help="Go on from the newest complete checkpoint of the run's folder."
+    ),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Check everything and print what it would do. Exit code 2: something is absent."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
+) -> None:
+    """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
+    from transformers.utils import logging
+
+    from pacorl.config.base import load
+    from pacorl.config.judge_run import RewardRun
+    from pacorl.engine.threads import use_cores
+
+    if resume not in {"", AUTO}:
+        raise ValueError(
+            f"--resume {resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
+        )
+    run = load(RewardRun, config, overrides or [])
+    use_cores()
+    logging.disable_progress_bar()  # of loading weights; training has its own
+    if dry_run:
+        from pacorl.plan.judge_plan import plan_reward
+
+        plan = plan_reward(run)
+        typer.echo(plan.to_json() if as_json else "\n".join(plan.lines()))
+        raise typer.Exit(plan.exit_code)
+    from pacorl.train_judge.run import JudgeTrainer
+
+    folder = JudgeTrainer(run, resume=bool(resume)).run()
+    typer.echo(f"done: {folder / 'summary.json'}")
+
+
+def quickstart(
+    overrides: list[str] = typer.Argument(None, help="Changes to the tiny recipe, as section.key=value."),
+    out: Path = typer.Option(Path("runs/quickstart"), help="The run's folder."),
+) -> None:
+    """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
+    from pacorl.engine.threads import use_cores
+    from pacorl.quickstart import run_quickstart
+
+    use_cores()
+    page, verdict = run_quickstart(out, overrides=overrides or [])
+    typer.echo("\n".join([*verdict, f"page: {page}"]))
+
+
+def report(run: Path = typer.Argument(help="A run's folder.")) -> None:
+    """Build a run's page again."""
+    from pacorl.report import write_report
+
+    typer.echo(write_report(run))
+
+
+def publish(
+    run: Path = typer.Argument(help="A finished run's folder."),
+    *,
+    licence: str = typer.Option("", help="The hub's identifier; the base's if it is known."),
+    benchmark: list[Path] = typer.Option([], help="A folder of `pacorl benchmark` for the card; may be repeated."),
+    push_to_hub: str = typer.Option("", help="OWNER/NAME to upload to; nothing is uploaded without it."),
+    public: bool = typer.Option(False, "--public", help="Let everybody see the repository; else it is private."),
+) -> None:
+    """Write a run's model card; upload adapter and card only with --push-to-hub."""
+    from pacorl.report.publish import push, write_card
+
+    folder = write_card(run, licence=licence, benchmarks=benchmark)
+    typer.echo(f"card: {folder / 'README.md'}")
+    if push_to_hub:
+        typer.echo(f"uploaded: {push(folder, push_to_hub, private=not public)}")
