@@ -12,8 +12,8 @@ from scipy.stats import kendalltau, spearmanr
 from typer.testing import CliRunner, Result
 
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
-from pacorl.bench.pairs import JudgePairs, RewardPairs, ScoreFile
-from pacorl.bench.suite import run
+from pacorl.bench.run import run
+from pacorl.bench.scorers import JudgePairs, RewardPairs, ScoreFile
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
@@ -21,6 +21,7 @@ from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 from pacorl.judges.local import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
+from pacorl.score.reward import PacoReward
 from pacorl.types import Question
 
 PLAIN = (
@@ -73,7 +74,7 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
 
 
 def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder), JudgePairs(tiny, name="tiny"))
+    bench = ConsistencyRank(read_rank_data(rank_folder), JudgePairs(PacoReward(tiny, name="tiny")))
     outcome = run(bench, tmp_path / "run", name="tiny")
     lines = outcome.tables[1].lines
     assert [line.name for line in lines] == ["Character (3)", "Story (3)"]
@@ -84,8 +85,10 @@ def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, ti
 
 
 def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
-    bench = ConsistencyRank(read_rank_data(rank_folder, limit=1), JudgePairs(tiny, name="tiny", wording="criteria"))
-    (row,) = bench.measure(bench.keys())
+    bench = ConsistencyRank(
+        read_rank_data(rank_folder, limit=1), JudgePairs(PacoReward(tiny, name="tiny"), wording="criteria")
+    )
+    (row,) = bench.measure(list(bench.items()))
     criteria = json.loads((rank_folder / "prompt_data.jsonl").read_text().splitlines()[0])["criteria"]
     folder = rank_folder / "images" / row["folder"]
     pair = (open_image(folder / row["ref_image"]), open_image(folder / row["comp_images"][0]))

@@ -13,10 +13,11 @@ from bench_data import edit_reward_rows, write_parquet
 from typer.testing import CliRunner
 
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
-from pacorl.bench.suite import run
+from pacorl.bench.run import run
 from pacorl.cli.benchmark import app
 from pacorl.io.images import open_image
 from pacorl.judges.local import LocalJudge
+from pacorl.score.reward import PacoReward
 from pacorl.types import Question, Verdict
 
 
@@ -79,15 +80,15 @@ class Even:
 
 
 def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, tmp_path: Path) -> None:
-    bench = EditRewardBench(read_edit_data(edit_reward_folder), Even(), judge_name="even")
+    bench = EditRewardBench(read_edit_data(edit_reward_folder), PacoReward(Even(), name="even"))
     cells = run(bench, tmp_path / "run", name="even").tables[0].lines[0].cells
     assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
 
 
 def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
-    bench = EditRewardBench(read_edit_data(edit_reward_folder, limit=3), Even(), judge_name="even")
-    assert [choice.number for choice in bench.data.choices] == [0, 3, 6]
-    assert len(bench.keys()) == 6
+    bench = EditRewardBench(read_edit_data(edit_reward_folder, limit=3), PacoReward(Even(), name="even"))
+    assert [choice.number for choice in bench.data.items] == [0, 3, 6]
+    assert len(list(bench.items())) == 6
 
 
 def test_rows_may_be_jsonl_beside_their_pictures(tmp_path: Path) -> None:
@@ -96,11 +97,11 @@ def test_rows_may_be_jsonl_beside_their_pictures(tmp_path: Path) -> None:
         (tmp_path / f"{name}.png").write_bytes(cell["bytes"])
     line = row | {"input_image": "in.png", "output_images": ["a.png", "b.png"]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(line) + "\n")
-    bench = EditRewardBench(read_edit_data(tmp_path), Even(), judge_name="even")
-    assert len(bench.measure(bench.keys())) == 2
+    bench = EditRewardBench(read_edit_data(tmp_path), PacoReward(Even(), name="even"))
+    assert len(bench.measure(list(bench.items()))) == 2
     (tmp_path / "b.png").unlink()
     with pytest.raises(ValueError, match=r"b\.png: cannot be read"):
-        bench.measure(bench.keys())
+        bench.measure(list(bench.items()))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any]
     with pytest.raises(ValueError, match="row 1: ") as caught:
         read_edit_data(tmp_path)
     assert fault in str(caught.value)
-    assert len(read_edit_data(tmp_path, skip_bad=True).choices) == 2
+    assert len(read_edit_data(tmp_path, skip_bad=True).items) == 2
 
 
 def test_what_is_no_table_is_said(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
     rows = edit_reward_rows()[:1]
     rows[0]["output_images"][1]["bytes"] = b"nothing"
     write_parquet(tmp_path / "data.parquet", rows)
-    bench = EditRewardBench(read_edit_data(tmp_path), Even(), judge_name="even")
+    bench = EditRewardBench(read_edit_data(tmp_path), PacoReward(Even(), name="even"))
     with pytest.raises(ValueError, match=r"row 1, output_images\[1\]: not an image"):
         run(bench, tmp_path / "run", name="even")
     outcome = run(bench, tmp_path / "run", name="even", skip_bad=True)

@@ -21,8 +21,8 @@ from bench_data import gedit_rows, write_parquet
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.gedit import PARTS, read_edits
-from pacorl.bench.rating import RUBRIC, _UnreadableError, read_rubric, read_scores
+from pacorl.bench.gedit import SUBSETS, read_edits
+from pacorl.bench.rating import RUBRIC, UnreadableError, read_rubric, read_scores
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
@@ -139,7 +139,7 @@ def test_the_table_is_what_loops_give(gedit_folder: Path, edits: Path, tmp_path:
     assert done.exit_code == 0, (done.output, done.exception)
     values = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
     expected = by_hand(edits)
-    assert len(expected) == 3 * len(PARTS)
+    assert len(expected) == 3 * len(SUBSETS)
     for name, value in expected.items():
         assert values[name]["mean"] == pytest.approx(value), name
     assert len(rater.asked) == 4 * 8  # each of two questions asked twice, because the first answer was off the scale
@@ -220,9 +220,9 @@ def test_rows_of_another_schema_are_named(tmp_path: Path, change: dict[str, Any]
 
 
 def test_answers_are_read_or_refused() -> None:
-    assert read_scores('Sure.\n```json\n{"score": [5, 25], "reasoning": "x"}\n```', scale=25) == ((2.0, 10.0), "x")
+    assert read_scores('Sure.\n```json\n{"score": [5, 25], "reasoning": "x"}\n```', scale=25) == ([2.0, 10.0], "x")
     for answer in ("none", '{"score": [5]}', '{"score": [5, 11]}', '{"score": [true, 1]}', '{"score": [5, 1'):
-        with pytest.raises(_UnreadableError):
+        with pytest.raises(UnreadableError):
             read_scores(answer, scale=10)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pacorl.bench.suite import BadItemError, Row, check_faults, read_results, remarks_of, run
-from pacorl.bench.tables import Line, Table, cell, markdown
+from pacorl.bench.items import BadItemError, parse_records
+from pacorl.bench.run import read_results, run
+from pacorl.bench.suite import Line, Row, Table, cell_text
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.data.sources import evenly_spread
 from pacorl.engine.image_queue import Shard
@@ -21,11 +22,10 @@ class Numbers:
     """Measures the length of each key, so that what was asked can be counted."""
 
     title = "Numbers"
-    columns = ("Mean", "Twice")
+    columns: tuple[str, ...] = ("Mean", "Twice")
     source = "nowhere, Tab. 0"
     published: Mapping[str, Sequence[float | None]] = {"Somebody": (0.5,)}
-    digits = 2
-    notes = ()
+    notes: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
 
     def __init__(self, keys: Sequence[str], *, bad: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
@@ -36,10 +36,7 @@ class Numbers:
     def settings(self) -> Mapping[str, Any]:
         return {"benchmark": "numbers", "setting": self.setting}
 
-    def keys(self) -> Sequence[str]:
-        return self.held
-
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def items(self) -> Mapping[str, Sequence[str]]:
         return {key: [key] for key in self.held}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -138,7 +135,7 @@ def test_shards_share_the_work_and_their_results(tmp_path: Path) -> None:
     first, second = Numbers(KEYS), Numbers(KEYS)
     half = run(first, tmp_path, name="here", shard=Shard.parse("0/2"))
     assert not half.complete
-    assert "Incomplete: 3 of 5" in remarks_of(half)[0]
+    assert "Incomplete: 3 of 5" in half.remarks[0]
     whole = run(second, tmp_path, name="here", shard=Shard.parse("1/2"))
     assert (first.asked, second.asked) == (["a", "ccc", "eeeee"], ["bb", "dddd"])
     assert whole.complete
@@ -183,28 +180,28 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
     rest = outcome.tables[0].lines[1].cells[0]
     assert isinstance(rest, Interval)
     assert rest.mean == 4.0
-    assert "Leak: 2 of 5" in remarks_of(outcome)[0]
+    assert "Leak: 2 of 5" in outcome.remarks[0]
 
 
 def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
     outcome = run(Numbers(KEYS), tmp_path, name="here | there")
     text, page = (tmp_path / "table.md").read_text(), (tmp_path / "table.html").read_text()
-    assert "| Somebody | published † | 0.50 | – |" in text
+    assert "| Somebody | published † | 0.500 | – |" in text
     assert "† Published in nowhere, Tab. 0; not measured here." in text
-    assert r"| here \| there | measured | 3.00 [" in text
+    assert r"| here \| there | measured | 3.000 [" in text
     assert page.count("published †") == 1
     assert "not measured here" in page
     assert "http" not in page.replace("http-equiv", "")
     held = json.loads((tmp_path / "summary.json").read_text())
     assert [row["source"] for row in held["tables"][0]["rows"]] == ["measured", "published, not measured here"]
     assert held["complete"] is True
-    assert markdown(outcome.tables[0]).startswith("## Numbers")
+    assert outcome.tables[0].markdown.startswith("## Numbers")
 
 
 def test_cells() -> None:
-    assert cell(Interval(-0.1234, -0.2, 0.1), digits=3) == "−0.123 [−0.200, 0.100]"
-    assert cell(Interval(float("nan")), digits=3) == cell(None, digits=3) == "–"
-    assert cell(7.2, digits=3) == "7.200"
+    assert cell_text(Interval(-0.1234, -0.2, 0.1)) == "−0.123 [−0.200, 0.100]"
+    assert cell_text(Interval(float("nan"))) == cell_text(None) == "–"
+    assert cell_text(7.2) == "7.200"
     with pytest.raises(AssertionError, match="x has 1 cells"):
         Table("t", ("a", "b"), (Line("x", (1.0,)),))
 
@@ -218,7 +215,12 @@ def test_shards_and_limits_are_checked() -> None:
 
 
 def test_many_faults_are_listed_up_to_a_point() -> None:
-    faults = {str(number): f"fault {number}" for number in range(12)}
-    with pytest.raises(ValueError, match=r"(?s)fault 9\n… and 2 more\n--skip-bad"):
-        check_faults(faults, skip_bad=False)
-    assert check_faults(faults, skip_bad=True) == faults
+    def refuse(number: int) -> int:
+        raise ValueError(f"fault {number}")
+
+    records = {f"record {number}": (number,) for number in range(12)}
+    with pytest.raises(ValueError, match=r"(?s)^data, record 0: fault 0\n.*fault 9\n… and 2 more\n--skip-bad"):
+        parse_records(records, refuse, at="data, ")
+    items, faults = parse_records(records, refuse, at="data, ", skip_bad=True)
+    assert items == []
+    assert faults == {key: f"data, {key}: fault {number}" for key, (number,) in records.items()}

@@ -14,9 +14,9 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from pacorl.bench import t2is
-from pacorl.bench.published import T2IS
-from pacorl.bench.suite import run
-from pacorl.bench.t2is import Aesthetics, JudgeTexts, T2isBench, average, prompts_by_case, read_cases
+from pacorl.bench.run import run
+from pacorl.bench.scorers import JudgeTexts, RewardTexts
+from pacorl.bench.t2is import T2IS, T2isBench, average, prompts_by_case, read_cases
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
@@ -26,6 +26,7 @@ from pacorl.io.documents import read_jsonl
 from pacorl.io.images import open_image
 from pacorl.judges.local import LocalJudge
 from pacorl.rewards.jpeg import JpegSize
+from pacorl.score.reward import PacoReward
 from pacorl.types import Question, Verdict
 
 
@@ -106,16 +107,16 @@ class Counted:
 
 def finished(folder: Path, images: Path) -> Path:
     images.mkdir(exist_ok=True)
-    for case in read_cases(folder).cases:
+    for case in read_cases(folder).items:
         for number in range(1, len(case.captions) + 1):
             Image.new("RGB", (16, 16), (60 * number, 0, 0)).save(images / f"{case.id}_{number:04d}.png")
     return images
 
 
 def bench_over(folder: Path, images: Path, **options: Any) -> T2isBench:
-    judge = Counted()
-    defaults: dict[str, Any] = {"alignment": JudgeTexts(judge, name="counted"), "made_by": {"images": str(images)}}
-    return T2isBench(read_cases(folder), images, judge=judge, judge_name="counted", **(defaults | options))
+    judge = PacoReward(Counted(), name="counted")
+    defaults: dict[str, Any] = {"alignment": JudgeTexts(judge), "made_by": {"images": str(images)}}
+    return T2isBench(read_cases(folder), images, judge=judge, **(defaults | options))
 
 
 def test_zero_valued_cases_are_left_out_as_released_and_kept_beside(t2is_folder: Path, tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def _mean(value: Interval | float | None) -> float:
 
 def test_pictures_of_others_and_no_alignment(t2is_folder: Path, tmp_path: Path) -> None:
     images = finished(t2is_folder, tmp_path / "images")
-    aesthetics = Aesthetics(JpegSize(), "jpeg_size", 1.0)
+    aesthetics = RewardTexts(JpegSize(), "jpeg_size")
     bench = bench_over(t2is_folder, images, alignment=None, aesthetics=aesthetics)
     (line, *_) = run(bench, tmp_path / "run", name="here").tables[0].lines
     cells = dict(zip(bench.columns, line.cells, strict=True))
@@ -179,7 +180,7 @@ def test_a_case_of_another_schema_is_named(
     with pytest.raises(ValueError, match="case 0001_0001: ") as caught:
         read_cases(t2is_folder)
     assert fault in str(caught.value)
-    assert len(read_cases(t2is_folder, skip_bad=True).cases) == 2
+    assert len(read_cases(t2is_folder, skip_bad=True).items) == 2
 
 
 def test_files_that_are_none_of_the_benchmark(t2is_folder: Path) -> None:
@@ -222,17 +223,17 @@ def test_what_a_run_was_trained_on_is_found_by_text_and_by_id(t2is_folder: Path,
     ]
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {records}\n")
-    found = trained_on(bench.texts(), tmp_path)
+    found = trained_on(bench.items(), tmp_path)
     assert set(found) == {"0001_0001", "0002_0001"}
     assert found["0001_0001"] == "id 0001_0001"
     records.unlink()
     with pytest.raises(ValueError, match="which cannot be compared with the items"):
-        trained_on(bench.texts(), tmp_path)
+        trained_on(bench.items(), tmp_path)
     (tmp_path / "config.yaml").write_text("epochs: 3\n")
     with pytest.raises(ValueError, match=r"names neither prompts\.train nor data\.train"):
-        trained_on(bench.texts(), tmp_path)
+        trained_on(bench.items(), tmp_path)
     with pytest.raises(ValueError, match="is no run's folder"):
-        trained_on(bench.texts(), tmp_path / "nowhere")
+        trained_on(bench.items(), tmp_path / "nowhere")
 
 
 def test_a_judges_training_is_compared_by_the_themes_that_it_was_asked(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 
@@ -29,6 +31,17 @@ def test_the_help_has_every_option_with_a_text(name: str) -> None:
         assert setting.help.endswith("."), field.name
         for flag in setting.flags or (f"--{field.name.replace('_', '-')}",):
             assert flag in shown.stdout
+
+
+def test_no_help_needs_a_model_or_a_page() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from pacorl.cli import app\n"
+        f"for words in ['--help'], *([name, '--help'] for name in {list(BENCHMARKS)}):\n"
+        "    assert CliRunner().invoke(app, ['benchmark', *words]).exit_code == 0\n"
+        "print(sorted({'torch', 'transformers', 'diffusers', 'jinja2'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @each

@@ -7,8 +7,6 @@ intervals draw whole folders, because the items of one folder share its images.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.images import ImageCache
-from pacorl.bench.pairs import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording
-from pacorl.bench.published import CONSISTENCY_RANK, PAPER
-from pacorl.bench.scorers import load_reward
-from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, fingerprint, parse_records
+from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
+from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.tables import Line, Table
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.data.sources import evenly_spread
@@ -74,18 +69,10 @@ class RankOptions(BenchmarkOptions):
         return super().subject if self.needs_judge else str(self.scores or self.scorer)
 
 
-@dataclass(frozen=True, slots=True)
-class RankData:
-    """The items of a folder."""
-
-    folder: Path
-    items: tuple[Ranked, ...]
-    refused: Mapping[str, str]
-    fingerprint: str
-    """Of all items, whatever the limit."""
+# --- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> RankData:
+def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Ranked, Path]:
     """Reads and checks the folder: files there, candidates distinct, each order a permutation of its candidates.
 
     Raises:
@@ -95,36 +82,33 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
         if not (folder / name).exists():
             raise ValueError(f"{folder / name} is missing; give the folder of ConsistencyRank-Bench as published")
     prompts = read_keyed(folder / PROMPTS, key="idx")
-    items: dict[str, Ranked] = {}
-    faults: dict[str, str] = {}
-    for number, row in enumerate(read_jsonl(folder / RANKS), 1):
-        where = f"{folder / RANKS}, record {number}"
-        try:
-            item = _item(row, prompts)
-            if item.key in items:
-                raise ValueError("the same item as an earlier record")
-            _check_files(folder, item)
-        except ValueError as error:
-            faults[where] = f"{where}: {error}"
-            continue
-        items[item.key] = item
-    refused = check_faults(faults, skip_bad=skip_bad)
+    keys: set[str] = set()
+
+    def parse(row: Mapping[str, Any]) -> Ranked:
+        item = _item(row, prompts)
+        if item.key in keys:
+            raise ValueError("the same item as an earlier record")
+        for name in (item.reference, *item.candidates):
+            if not inside(folder / IMAGES, name).is_file():
+                raise ValueError(f"{folder / IMAGES / name} is missing")
+        keys.add(item.key)
+        return item
+
+    records = {f"{folder / RANKS}, record {number}": (row,) for number, row in enumerate(read_jsonl(folder / RANKS), 1)}
+    items, refused = parse_records(records, parse, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
-    content = json.dumps([[item.key, item.best_first] for item in items.values()])
-    chosen = tuple(evenly_spread(list(items.values()), limit))
-    return RankData(folder, chosen, refused, hashlib.sha256(content.encode()).hexdigest()[:16])
+    digest = fingerprint([[item.key, item.best_first] for item in items])
+    return Dataset(tuple(evenly_spread(items, limit)), refused, digest, folder)
 
 
 def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:
     folder, reference = row.get("folder"), row.get("ref_image", row.get("ref_img"))
-    candidates, order = row.get("comp_images", row.get("comparison_images")), row.get("rank_images")
-    if not (isinstance(folder, str) and isinstance(reference, str) and _are_names(candidates) and _are_names(order)):
+    candidates, order = (_names(row, *keys) for keys in (("comp_images", "comparison_images"), ("rank_images",)))
+    if not isinstance(folder, str) or not isinstance(reference, str) or candidates is None or order is None:
         raise ValueError(
             f"not a ranking: needs folder, ref_image, comp_images and rank_images, it has {', '.join(row) or 'nothing'}"
         )
-    assert isinstance(candidates, list)
-    assert isinstance(order, list)
     if len(set(candidates)) < len(candidates) or len(candidates) < 2:
         raise ValueError(f"needs two different candidates or more, got {candidates}")
     if sorted(order) != sorted(candidates):
@@ -139,28 +123,21 @@ def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> R
         candidates=tuple(f"{folder}/{name}" for name in candidates),
         best_first=tuple(f"{folder}/{name}" for name in order),
         category=str(row.get("category") or prompt.get("category") or ""),
-        task=str(row.get("task_name") or prompt.get("task_name") or ""),
         prompt=str(prompt.get("prompt") or ""),
-        criteria=_criteria(prompt),
+        # The published files have a few criteria without a text.
+        criteria={
+            str(dimension): {str(name): text for name, text in (texts or {}).items() if isinstance(text, str) and text}
+            for dimension, texts in (prompt.get("criteria") or {}).items()
+        },
     )
 
 
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+def _names(row: Mapping[str, Any], *keys: str) -> list[str] | None:
+    names = next((row[key] for key in keys if key in row), None)
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
-def _criteria(prompt: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Those that have a text; the published files have a few without."""
-    return {
-        str(dimension): {str(name): text for name, text in (texts or {}).items() if isinstance(text, str) and text}
-        for dimension, texts in (prompt.get("criteria") or {}).items()
-    }
-
-
-def _check_files(folder: Path, item: Ranked) -> None:
-    for name in (item.reference, *item.candidates):
-        if not inside(folder / IMAGES, name).is_file():
-            raise ValueError(f"{folder / IMAGES / name} is missing")
+# --- measuring ---------------------------------------------------------------------------------------------------
 
 
 class ConsistencyRank:
@@ -168,33 +145,27 @@ class ConsistencyRank:
 
     title = "ConsistencyRank"
     columns = tuple(MEASURES.values())
-    source = f"{PAPER}, Tab. 2"
-    published = CONSISTENCY_RANK
-    digits = 3
-    notes = (NOTE,)
+    source, published = paper_table("consistency_rank")
+    notes: tuple[str, ...] = (NOTE,)
 
-    def __init__(self, data: RankData, scorer: PairScorer) -> None:
-        self.data, self.scorer = data, scorer
-        self.refused = data.refused
+    def __init__(self, data: Dataset[Ranked, Path], scorer: PairScorer) -> None:
+        self.data, self.scorer, self.refused = data, scorer, data.refused
         self._items = {item.key: item for item in data.items}
 
     def settings(self) -> Mapping[str, Any]:
         return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **self.scorer.settings()}
 
-    def keys(self) -> Sequence[str]:
-        return list(self._items)
-
-    def texts(self) -> Mapping[str, Sequence[str]]:
+    def items(self) -> Mapping[str, Sequence[str]]:
         return {item.key: [item.prompt] for item in self.data.items}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        items, cache = [self._items[key] for key in keys], ImageCache(self.data.folder / IMAGES)
+        items, cache = [self._items[key] for key in keys], ImageCache(self.data.source / IMAGES)
         return [_row(item, scores) for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True)]
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        values = np.array([self._measures(row) for row in rows])
-        groups = [self._items[row["key"]].folder for row in rows]
-        return bootstrap(groups, lambda chosen: values[chosen].mean(0))
+        measures = np.array([self._measures(row) for row in rows])
+        folders = [self._items[row["key"]].folder for row in rows]
+        return bootstrap(folders, lambda drawn: measures[drawn].mean(0))
 
     def _measures(self, row: Row) -> list[float]:
         item = self._items[row["key"]]
@@ -205,16 +176,12 @@ class ConsistencyRank:
         return [float(getattr(agreement, name)) for name in MEASURES]
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        by_category: dict[str, list[Row]] = {}
-        for row in rows:
-            by_category.setdefault(self._items[row["key"]].category, []).append(row)
-        if set(by_category) <= {""}:
+        if not any(self._items[row["key"]].category for row in rows):
             return []
-        lines = [
-            Line(f"{category or 'no category'} ({len(rows)})", tuple(self.figures(rows)))
-            for category, rows in sorted(by_category.items())
-        ]
-        return [Table("By category", self.columns, tuple(lines))]
+        return grouped("By category", self.columns, rows, self._category, self.figures)
+
+    def _category(self, row: Row) -> str:
+        return self._items[row["key"]].category or "no category"
 
 
 def _row(item: Ranked, scores: Sequence[Score]) -> Row:
@@ -236,9 +203,8 @@ def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
     if options.scores:
         return ScoreFile(options.scores)
     if reward:
-        return JudgePairs(reward.judge, name=reward.name, wording=options.wording)
-    pair_reward, name = load_reward(REWARD_OF.get(options.scorer, options.scorer), options.scorer_arg)
-    return RewardPairs(pair_reward, name=name)
+        return JudgePairs(reward, options.wording)
+    return RewardPairs(*load_reward(REWARD_OF.get(options.scorer, options.scorer), options.scorer_arg))
 
 
 SPEC = BenchmarkSpec(

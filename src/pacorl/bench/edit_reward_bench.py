@@ -2,7 +2,7 @@
 
 A row has an instruction, an input image, two output images of which people preferred the first, a task type, and the
 dimension that they were asked about. Each distinct output is judged once: prompt following, consistency, and
-overall = √(PF · C). A row is right where the first output scores higher; figures are macro means over task types.
+overall = √(PF · C). A row is right if the first output scores higher; figures are macro means over task types.
 """
 
 from __future__ import annotations
@@ -15,28 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pacorl.bench.images import ImageCache
-from pacorl.bench.published import EDIT_REWARD_BENCH, PAPER
-from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
-from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.items import (
+    BadItemError,
+    Dataset,
+    ImageCache,
+    Rows,
+    check_filled,
+    fingerprint,
+    open_rows,
+    parse_records,
+)
+from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
-from pacorl.bench.tables import Line, Table
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.sources import evenly_spread
 from pacorl.judges.pairwise import ask
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judges.judge import Judge
+    from pacorl.score.reward import PacoReward
 
 TEXTS = ("key", "instruction", "task_type", "dimension")
-DIMENSIONS = ("prompt_following", "consistency", "overall")
-TASK_TYPES = 13
-
+SCHEMA = f"a row of EditReward-Bench has {', '.join(TEXTS)}, input_image and output_images"
 TITLES = {"prompt_following": "Prompt following", "consistency": "Consistency", "overall": "Overall"}
+DIMENSIONS = tuple(TITLES)
+TASK_TYPES = 13
 NOTE = (
     "Accuracy, macro mean over the {count} task types. Strict: the preferred output scores higher. With ties (≥): it "
     "scores at least as high. The paper does not say which of the two it prints. Each output is resized to its input, "
@@ -50,24 +56,18 @@ class Choice:
     """One row: two outputs, the preferred one first."""
 
     number: int
-    """Its place in the table."""
+    """Its index in the table."""
     outputs: tuple[str, str]
     instruction: str
     task: str
     dimension: str
 
 
-@dataclass(frozen=True, slots=True)
-class EditData:
-    """The wanted rows of the table."""
-
-    rows: Rows
-    choices: tuple[Choice, ...]
-    refused: Mapping[str, str]
-    fingerprint: str
+Judged = tuple[Choice, float, float]
+"""A row with the scores of its two outputs."""
 
 
-def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = False) -> EditData:
+def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Choice, Rows]:
     """Reads the texts of the table.
 
     Raises:
@@ -75,23 +75,15 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-    choices, faults = [], dict[str, str]()
-    for number, row in enumerate(texts):
-        where = f"{source}, row {number + 1}"
-        try:
-            choices.append(_choice(number, row))
-        except ValueError as error:
-            faults[where] = f"{where}: {error}"
-    refused = check_faults(faults, skip_bad=skip_bad)
+    records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(texts)}
+    choices, refused = parse_records(records, _choice, skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
-    return EditData(rows, tuple(evenly_spread(choices, limit)), refused, fingerprint(texts))
+    return Dataset(tuple(evenly_spread(choices, limit)), refused, fingerprint(texts), rows)
 
 
 def _choice(number: int, row: Mapping[str, Any]) -> Choice:
-    missing = lacking(row, TEXTS)
-    if missing:
-        raise ValueError(f"{missing}; a row of EditReward-Bench has {', '.join(TEXTS)}, input_image and output_images")
+    check_filled(row, TEXTS, schema=SCHEMA)
     key, dimension = row["key"], str(row["dimension"])
     if not isinstance(key, list) or len(key) != 2 or key[0] == key[1]:
         raise ValueError(f"'key' must name two outputs, got {key!r}")
@@ -104,84 +96,68 @@ class EditRewardBench:
     """The benchmark over a judge, which should add up the spellings of Yes and of No (`variants`)."""
 
     title = "EditReward-Bench"
-    columns = tuple(f"{TITLES[dimension]}{ties}" for ties in ("", " (≥)") for dimension in DIMENSIONS)
-    source = f"{PAPER}, Tab. 1"
-    published = EDIT_REWARD_BENCH
-    digits = 3
+    columns = tuple(f"{title}{ties}" for ties in ("", " (≥)") for title in TITLES.values())
+    source, published = paper_table("edit_reward_bench")
 
-    def __init__(self, data: EditData, judge: Judge, *, judge_name: str) -> None:
-        self.data, self.judge, self.judge_name = data, judge, judge_name
-        self.refused = data.refused
-        self._first: dict[str, tuple[Choice, int]] = {}
-        for choice in data.choices:
-            for place, output in enumerate(choice.outputs):
-                self._first.setdefault(output, (choice, place))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        count = len({choice.task for choice in self.data.choices})
+    def __init__(self, data: Dataset[Choice, Rows], judge: PacoReward) -> None:
+        self.data, self.judge, self.refused = data, judge, data.refused
+        count = len({choice.task for choice in data.items})
         fewer = "" if count == TASK_TYPES else f" The published figures are over {TASK_TYPES} task types."
-        return (NOTE.format(count=count) + fewer,)
+        self.notes: tuple[str, ...] = (NOTE.format(count=count) + fewer,)
+        # Several rows ask about one output; the first of them is read for its images.
+        self._first: dict[str, tuple[Choice, int]] = {}
+        for choice in data.items:
+            for index, output in enumerate(choice.outputs):
+                self._first.setdefault(output, (choice, index))
 
     def settings(self) -> Mapping[str, Any]:
-        return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge_name}
+        return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge.name}
 
-    def keys(self) -> Sequence[str]:
+    def items(self) -> Mapping[str, Sequence[str]]:
         """The distinct outputs of the wanted rows."""
-        return list(self._first)
-
-    def texts(self) -> Mapping[str, Sequence[str]]:
         return {output: [choice.instruction] for output, (choice, _) in self._first.items()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        cache = ImageCache(self.data.rows.folder)
-        questions = {(key, name): question for key in keys for name, question in self._questions(key, cache).items()}
-        answers = ask(self.judge, questions)
-        return [_row(key, followed=answers[key, "followed"], kept=answers[key, "kept"]) for key in keys]
+        cache = ImageCache(self.data.source.folder)
+        questions: dict[tuple[str, str], Question] = {}
+        for key in keys:
+            choice, index = self._first[key]
+            before, after = self._images(choice, index, cache)
+            pair = (before, after.resize(before.size))
+            questions[key, "followed"] = Question(pair, wordings.edit_followed_in_a_word(choice.instruction))
+            questions[key, "consistent"] = Question(pair, wordings.edit_consistent_in_a_word(choice.instruction))
+        answers = ask(self.judge.judge, questions)
+        rows: list[Row] = []
+        for key in keys:
+            followed, consistent = answers[key, "followed"], answers[key, "consistent"]
+            if followed.p_yes is None or consistent.p_yes is None:
+                rows.append({"key": key, "error": followed.error or consistent.error})
+            else:
+                rows.append({"key": key, "prompt_following": followed.p_yes, "consistency": consistent.p_yes})
+        return rows
 
-    def _questions(self, key: str, cache: ImageCache) -> dict[str, Question]:
-        choice, place = self._first[key]
-        before, after = self._pictures(choice, place, cache)
-        pair = (before, after.resize(before.size))
-        return {
-            "followed": Question(pair, wordings.edit_followed_in_a_word(choice.instruction)),
-            "kept": Question(pair, wordings.edit_consistent_in_a_word(choice.instruction)),
-        }
-
-    def _pictures(self, choice: Choice, place: int, cache: ImageCache) -> tuple[Image, Image]:
-        row, where = self.data.rows.row(choice.number), f"row {choice.number + 1}"
+    def _images(self, choice: Choice, index: int, cache: ImageCache) -> tuple[Image, Image]:
+        row, where = self.data.source.row(choice.number), f"row {choice.number + 1}"
         outputs = row.get("output_images")
         if not isinstance(outputs, list) or len(outputs) != 2:
             raise BadItemError(f"{where}: 'output_images' must be two images")
         before = cache.decode(row.get("input_image"), name=f"{where}, input_image")
-        return before, cache.decode(outputs[place], name=f"{where}, output_images[{place}]")
+        return before, cache.decode(outputs[index], name=f"{where}, output_images[{index}]")
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         return _accuracies(self._judged(rows))
 
-    def _judged(self, rows: Sequence[Row]) -> list[tuple[Choice, float, float]]:
-        """The rows of the table whose two outputs are both measured, with their scores."""
+    def _judged(self, rows: Sequence[Row]) -> list[Judged]:
+        """The rows of the table whose two outputs are both measured."""
         row_of = {row["key"]: row for row in rows}
         return [
             (choice, *(_score(row_of[output], choice.dimension) for output in choice.outputs))  # type: ignore[misc]
-            for choice in self.data.choices
+            for choice in self.data.items
             if all(output in row_of for output in choice.outputs)
         ]
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        by_task: dict[str, list[tuple[Choice, float, float]]] = {}
-        for choice, better, worse in self._judged(rows):
-            by_task.setdefault(choice.task, []).append((choice, better, worse))
-        lines = [
-            Line(f"{task} ({len(judged)})", tuple(_accuracies(judged))) for task, judged in sorted(by_task.items())
-        ]
-        return [Table("By task type", self.columns, tuple(lines))] if lines else []
-
-
-def _row(key: str, *, followed: Verdict, kept: Verdict) -> Row:
-    if followed.p_yes is None or kept.p_yes is None:
-        return {"key": key, "error": followed.error or kept.error}
-    return {"key": key, "prompt_following": followed.p_yes, "consistency": kept.p_yes}
+        return grouped("By task type", self.columns, self._judged(rows), lambda row: row[0].task, _accuracies)
 
 
 def _score(row: Row, dimension: str) -> float:
@@ -190,31 +166,29 @@ def _score(row: Row, dimension: str) -> float:
     return float(row[dimension])
 
 
-def _accuracies(judged: Sequence[tuple[Choice, float, float]]) -> list[Interval]:
+def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
     """Macro means over task types, per dimension: strict, then with ties."""
     tasks = sorted({choice.task for choice, _, _ in judged})
-    task = np.array([tasks.index(choice.task) for choice, _, _ in judged], dtype=np.int64)
-    dimension = np.array([DIMENSIONS.index(choice.dimension) for choice, _, _ in judged], dtype=np.int64)
-    right = np.array([[better > worse, better >= worse] for _, better, worse in judged], dtype=float).reshape(-1, 2)
+    shape = (len(tasks), len(DIMENSIONS))
+    cell_N = np.array(
+        [tasks.index(choice.task) * shape[1] + DIMENSIONS.index(choice.dimension) for choice, _, _ in judged],
+        dtype=np.int64,
+    )
+    right_N2 = np.array([[better > worse, better >= worse] for _, better, worse in judged], dtype=float).reshape(-1, 2)
 
-    def statistic(chosen: Indices) -> Floats:
-        cell = task[chosen] * len(DIMENSIONS) + dimension[chosen]
-        size = len(tasks) * len(DIMENSIONS)
-        counts = np.bincount(cell, minlength=size).astype(float)
-        sums = np.stack([np.bincount(cell, right[chosen, rule], size).astype(float) for rule in (0, 1)])
-        share = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-        return _means(share.reshape(2, len(tasks), len(DIMENSIONS))).reshape(-1)
+    def statistic(drawn: Indices) -> Floats:
+        size = shape[0] * shape[1]
+        counts = np.bincount(cell_N[drawn], minlength=size).astype(float)
+        sums = np.stack([np.bincount(cell_N[drawn], right_N2[drawn, rule], size).astype(float) for rule in (0, 1)])
+        share = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0).reshape(2, *shape)
+        # A draw may lack a task type altogether: the mean is over those it has. (nanmean warns if it has none.)
+        present = ~np.isnan(share)
+        present_D = present.sum(1).astype(float)
+        mean = np.full(present_D.shape, np.nan)
+        np.divide(np.where(present, share, 0.0).sum(1), present_D, out=mean, where=present_D > 0)
+        return mean.reshape(-1)
 
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
-
-
-def _means(share: Floats) -> Floats:
-    """Over the task types that are there; NaN where none is."""
-    present = ~np.isnan(share)
-    count = present.sum(1).astype(float)
-    mean = np.full(count.shape, np.nan)
-    np.divide(np.where(present, share, 0.0).sum(1), count, out=mean, where=count > 0)
-    return mean
 
 
 SPEC = BenchmarkSpec(
@@ -223,6 +197,6 @@ SPEC = BenchmarkSpec(
     options=BenchmarkOptions,
     benchmark=EditRewardBench,
     read=lambda data, options: read_edit_data(data, limit=options.limit, skip_bad=options.skip_bad),
-    build=lambda data, options, reward, out: EditRewardBench(data, reward.judge, judge_name=reward.name),
+    build=lambda data, options, reward, out: EditRewardBench(data, reward),
     all_spellings=True,
 )

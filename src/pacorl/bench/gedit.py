@@ -7,7 +7,7 @@ rated by a rubric, and averaged per task type, then over task types; "-I" is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +15,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.images import ImageCache
-from pacorl.bench.published import GEDIT, PAPER
-from pacorl.bench.rating import RUBRIC, Rating, Rubric, UnratedError, rate, read_rubric
-from pacorl.bench.rows import Rows, fingerprint, lacking, open_rows
+from pacorl.bench.items import (
+    BadItemError,
+    Dataset,
+    ImageCache,
+    Rows,
+    check_filled,
+    fingerprint,
+    open_rows,
+    parse_records,
+)
+from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.sources import described, image_source
-from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.bench.tables import Line, Table
 from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.sources import evenly_spread
-from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
+from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.types import Prompt
@@ -34,12 +40,13 @@ from pacorl.types import Prompt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.judges.judge import Judge
+    from pacorl.score.reward import PacoReward
 
-TEXTS = ("task_type", "key", "instruction", "instruction_language", "Intersection_exist")
-NEEDED = TEXTS[:4]
+NEEDED = ("task_type", "key", "instruction", "instruction_language")
+TEXTS = (*NEEDED, "Intersection_exist")
+SCHEMA = f"a row of GEdit-Bench has {', '.join(TEXTS)} and input_image"
 LANGUAGES = ("en", "cn")
-PARTS = ("EN-I", "EN", "CN-I", "CN")
+SUBSETS = ("EN-I", "EN", "CN-I", "CN")
 FIGURES = ("SC", "PQ", "O")
 TASK_TYPES = 11
 
@@ -68,18 +75,13 @@ class GeditOptions(GeneratorBenchmarkOptions):
     def languages(self) -> Sequence[str]:
         return [self.language] if self.language else LANGUAGES
 
-    @property
-    def parallel_ratings(self) -> int:
-        """A judge in this process takes one at a time."""
-        return self.workers if self.judge_model or self.judge.endswith((".yaml", ".yml")) else 1
-
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     """One row."""
 
     number: int
-    """Its place in the table."""
+    """Its index in the table."""
     key: str
     """`en/color_alter/1a2b`: the row's own key may serve both languages."""
     instruction: str
@@ -89,35 +91,25 @@ class Edit:
 
     @property
     def file(self) -> str:
-        """Where its edit lies, in the layout of the published evaluation."""
+        """Of its edit, in the layout of the published evaluation."""
         language, task, name = self.key.split("/")
         return f"fullset/{task}/{language}/{name}.png"
 
     @property
     def source(self) -> str:
-        """Where its input image is put, for the generator to read."""
+        """The file of its input image, for the generator to read."""
         return f"sources/{self.key}.png"
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def subsets(self) -> tuple[str, ...]:
         """The columns that it counts in."""
-        whole = "EN" if self.language == "en" else "CN"
+        whole = self.language.upper()
         return (f"{whole}-I", whole) if self.intersection else (whole,)
-
-
-@dataclass(frozen=True, slots=True)
-class GeditData:
-    """The wanted rows of the table."""
-
-    rows: Rows
-    edits: tuple[Edit, ...]
-    refused: Mapping[str, str]
-    fingerprint: str
 
 
 def read_edits(
     source: Path, *, languages: Sequence[str] = LANGUAGES, limit: int | None = None, skip_bad: bool = False
-) -> GeditData:
+) -> Dataset[Edit, Rows]:
     """Reads the texts of the table.
 
     Raises:
@@ -125,106 +117,68 @@ def read_edits(
     """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
-    edits: dict[str, Edit] = {}
-    faults: dict[str, str] = {}
-    for number, row in enumerate(texts):
-        where = f"{source}, row {number + 1}"
-        try:
-            edit = _edit(number, row)
-            if edit.key in edits:
-                raise ValueError(f"key {edit.key} is that of an earlier row")
-        except ValueError as error:
-            faults[where] = f"{where}: {error}"
-            continue
-        edits[edit.key] = edit
-    refused = check_faults(faults, skip_bad=skip_bad)
-    chosen = [edit for edit in edits.values() if edit.language in languages]
-    if not chosen:
+    keys: set[str] = set()
+
+    def parse(number: int, row: Mapping[str, Any]) -> Edit:
+        edit = _edit(number, row)
+        if edit.key in keys:
+            raise ValueError(f"key {edit.key} is that of an earlier row")
+        keys.add(edit.key)
+        return edit
+
+    records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(texts)}
+    edits, refused = parse_records(records, parse, skip_bad=skip_bad)
+    edits = [edit for edit in edits if edit.language in languages]
+    if not edits:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return GeditData(rows, tuple(evenly_spread(chosen, limit)), refused, fingerprint(texts))
+    return Dataset(tuple(evenly_spread(edits, limit)), refused, fingerprint(texts), rows)
 
 
 def _edit(number: int, row: Mapping[str, Any]) -> Edit:
-    missing = lacking(row, NEEDED)
-    if missing:
-        raise ValueError(f"{missing}; a row of GEdit-Bench has {', '.join(TEXTS)} and input_image")
+    check_filled(row, NEEDED, schema=SCHEMA)
     language, task = str(row["instruction_language"]), safe_name(str(row["task_type"]))
     if language not in LANGUAGES:
         raise ValueError(f"instruction_language {language!r} is none of {', '.join(LANGUAGES)}")
     key = f"{language}/{task}/{safe_name(str(row['key']))}"
-    return Edit(number, key, str(row["instruction"]), language, task, _is_true(row["Intersection_exist"]))
+    # Mirrors of the table hold the flag as a bool, a number or a word.
+    intersection = str(row["Intersection_exist"]).lower() in ("true", "1")
+    return Edit(number, key, str(row["instruction"]), language, task, intersection)
 
 
-def _is_true(value: object) -> bool:
-    """Mirrors of the table hold the flag as a bool, a number or a word."""
-    return str(value).lower() in ("true", "1")
-
-
-# --- generating --------------------------------------------------------------------------------------------------
-
-
-def generate_edits(
-    data: GeditData,
-    out: Path,
-    source: ImageSource,
-    *,
-    shard: Shard = Shard(),
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
-    """Writes this shard's input images to `sources/` and generates the missing edits; returns how many those were."""
-    for edit in data.edits[shard.index :: shard.count]:
-        if not (out / edit.source).is_file():
-            write_atomic(out / edit.source, png_bytes(_input(data, edit)))
-    return generate_missing(edit_jobs(data, out), out, source, shard=shard, progress=progress)
-
-
-def edit_jobs(data: GeditData, out: Path) -> list[ImageJob]:
-    """One edit per row."""
-    return [
-        ImageJob(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
-        for edit in data.edits
-    ]
-
-
-def _input(data: GeditData, edit: Edit) -> Image:
-    cell = data.rows.row(edit.number).get("input_image")
-    return ImageCache(data.rows.folder).decode(cell, name=f"row {edit.number + 1}, input_image")
-
-
-# --- rating ------------------------------------------------------------------------------------------------------
+def _input(rows: Rows, edit: Edit) -> Image:
+    cell = rows.row(edit.number).get("input_image")
+    return ImageCache(rows.folder).decode(cell, name=f"row {edit.number + 1}, input_image")
 
 
 class GeditBench:
     """The benchmark over the edits of a folder."""
 
     title = "GEdit-Bench"
-    columns = tuple(f"{part} {figure}" for part in PARTS for figure in FIGURES)
-    source = f"{PAPER}, Tab. 4"
-    published = GEDIT
-    digits = 3
+    columns = tuple(f"{subset} {figure}" for subset in SUBSETS for figure in FIGURES)
+    source, published = paper_table("gedit")
 
     def __init__(
         self,
-        data: GeditData,
+        data: Dataset[Edit, Rows],
         images: Path,
         *,
-        judge: Judge,
-        judge_name: str,
+        judge: PacoReward,
         rubric: Rubric,
         made_by: Mapping[str, Any],
         workers: int = 1,
     ) -> None:
-        """images: the folder that holds `fullset/`; workers: ratings at a time (a judge in this process takes one)."""
+        """
+        Args:
+            images: the folder that holds `fullset/`.
+            made_by: what names the images in the settings.
+            workers: ratings at a time; a judge in this process takes one.
+        """
         self.data, self.images, self.refused = data, images, data.refused
-        self.judge, self.judge_name, self.rubric = judge, judge_name, rubric
-        self.made_by, self.workers = made_by, workers
-        self._edits = {edit.key: edit for edit in data.edits}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        count = len({edit.task for edit in self.data.edits})
+        self.judge, self.rubric, self.made_by, self.workers = judge, rubric, made_by, workers
+        self._edits = {edit.key: edit for edit in data.items}
+        count = len({edit.task for edit in data.items})
         fewer = "" if count == TASK_TYPES else f" The published figures are over {TASK_TYPES} task types."
-        return (
+        self.notes: tuple[str, ...] = (
             "SC, PQ and O = √(SC · PQ) of each edit, from 0 to 10; mean per task type, then over the "
             f"{count} task types. -I is the intersection subset.{fewer} The published rows were rated by another model "
             "with VIEScore's own words: compare with care. Intervals are 95 %, bootstrapped over edits.",
@@ -234,16 +188,13 @@ class GeditBench:
         return {
             "benchmark": "gedit",
             "data": self.data.fingerprint,
-            "judge": self.judge_name,
+            "judge": self.judge.name,
             "rubric": self.rubric.digest,
-            "pictures": dict(self.made_by),
+            "pictures": dict(self.made_by),  # the key of the first edition: its results stay valid
         }
 
-    def keys(self) -> Sequence[str]:
-        return list(self._edits)
-
-    def texts(self) -> Mapping[str, Sequence[str]]:
-        return {edit.key: [edit.instruction] for edit in self.data.edits}
+    def items(self) -> Mapping[str, Sequence[str]]:
+        return {edit.key: [edit.instruction] for edit in self.data.items}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         images = [self._images_of(self._edits[key]) for key in keys]  # in order: the table is read forward
@@ -253,77 +204,69 @@ class GeditBench:
     def _images_of(self, edit: Edit) -> tuple[Image, Image]:
         if not (self.images / edit.file).is_file():
             raise BadItemError(f"{self.images / edit.file} is missing")
-        return _input(self.data, edit), ImageCache(self.images).open(edit.file)
+        return _input(self.data.source, edit), ImageCache(self.images).open(edit.file)
 
     def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
-        before, after = images
         try:
-            rating = rate(self.judge, self.rubric, before=before, after=after, instruction=self._edits[key].instruction)
+            return {
+                "key": key,
+                **rate(self.judge.judge, self.rubric, *images, instruction=self._edits[key].instruction),
+            }
         except UnratedError as fault:
             return {"key": key, "error": str(fault)}
-        return {
-            "key": key,
-            "semantics": list(rating.semantics),
-            "quality": list(rating.quality),
-            "reasons": list(rating.reasons),
-        }
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        return bootstrap([row["key"] for row in rows], self._statistic(rows))
-
-    def _statistic(self, rows: Sequence[Row]) -> Callable[[Indices], Floats]:
-        """Edits (by index, with repetition) → SC, PQ, O of each part: macro means over task types."""
+        """SC, PQ, O of each subset: macro means over the task types that are there."""
         edits = [self._edits[row["key"]] for row in rows]
-        value = np.array([_rating(row).figures for row in rows])
-        names = sorted({edit.task for edit in edits})
-        task = np.array([names.index(edit.task) for edit in edits])
-        member = np.array([[part in edit.parts for part in PARTS] for edit in edits])
+        figure_N3 = np.array([figures_of(row) for row in rows])
+        task_N = np.unique([edit.task for edit in edits], return_inverse=True)[1]
+        member_NS = np.array([[subset in edit.subsets for subset in SUBSETS] for edit in edits])
 
-        def statistic(chosen: Indices) -> Floats:
-            return np.concatenate(
-                [
-                    _macro(value[rows], task[rows])
-                    for rows in (chosen[member[chosen, part]] for part in range(len(PARTS)))
-                ]
-            )
+        def statistic(drawn: Indices) -> Floats:
+            subsets = [drawn[member_NS[drawn, subset]] for subset in range(len(SUBSETS))]
+            return np.concatenate([_macro_mean(figure_N3[subset], task_N[subset]) for subset in subsets])
 
-        return statistic
+        return bootstrap([row["key"] for row in rows], statistic)
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        by_task: dict[str, list[Row]] = {}
-        for row in rows:
-            by_task.setdefault(self._edits[row["key"]].task, []).append(row)
-        lines = [Line(f"{task} ({len(rows)})", tuple(self.figures(rows))) for task, rows in sorted(by_task.items())]
-        return [Table("By task type", self.columns, tuple(lines))]
+        return grouped("By task type", self.columns, rows, lambda row: self._edits[row["key"]].task, self.figures)
 
 
-def _rating(row: Row) -> Rating:
-    (a, b), (c, d) = row["semantics"], row["quality"]
-    return Rating((a, b), (c, d))
-
-
-def _macro(value: Floats, task: Indices) -> Floats:
-    """(B, 3) → mean per task, then over the tasks that are there."""
-    if not len(value):
+def _macro_mean(figure_N3: Floats, task_N: Indices) -> Floats:
+    """(3,): the mean per task type, then over those that are there."""
+    if not len(figure_N3):
         return np.full(len(FIGURES), np.nan)
-    means = np.stack([value[task == one].mean(0) for one in np.unique(task)])
+    means = np.stack([figure_N3[task_N == task].mean(0) for task in np.unique(task_N)])
     return np.asarray(means.mean(0), dtype=np.float64)
 
 
-def _build(data: GeditData, options: GeditOptions, reward: Any, out: Path) -> GeditBench:
+# --- the table's entry -------------------------------------------------------------------------------------------
+
+
+def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward, out: Path) -> GeditBench:
+    # A judge in this process takes one question at a time; only a server gains by several.
+    remote = options.judge_model or options.judge.endswith((".yaml", ".yml"))
     return GeditBench(
         data,
         options.images or out,
-        judge=reward.judge,
-        judge_name=reward.name,
+        judge=reward,
         rubric=read_rubric(options.rubric or RUBRIC),
         made_by=described(options),
-        workers=options.parallel_ratings,
+        workers=options.workers if remote else 1,
     )
 
 
-def _generate(data: GeditData, options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
-    generate_edits(data, out, image_source(options, edits=True), shard=shard, progress=advance)
+def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
+    """Writes this shard's input images to `sources/` and generates the missing edits."""
+    source = image_source(options, edits=True)
+    for edit in data.items[shard.index :: shard.count]:
+        if not (out / edit.source).is_file():
+            write_atomic(out / edit.source, png_bytes(_input(data.source, edit)))
+    jobs = [
+        ImageJob(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
+        for edit in data.items
+    ]
+    generate_missing(jobs, out, source, shard=shard, progress=advance)
 
 
 SPEC = BenchmarkSpec(

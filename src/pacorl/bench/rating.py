@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -24,16 +25,20 @@ if TYPE_CHECKING:
 RUBRIC = Path(__file__).with_name("rubric.yaml")
 INSTRUCTION = "{instruction}"
 ATTEMPTS = 3
-"""Askings after which an answer that is no score is given up."""
+"""Questions after which an answer that is no score is given up."""
 
 
 class UnratedError(Exception):
     """The model gave no answer that can be used."""
 
 
+class UnreadableError(Exception):
+    """An answer that holds no scores."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """What a rater is told."""
+    """The words by which a rater rates."""
 
     semantics: str
     quality: str
@@ -41,23 +46,8 @@ class Rubric:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rating:
-    """Four scores of one edit, on VIEScore's scale of 0 to 10."""
-
-    semantics: tuple[float, float]
-    quality: tuple[float, float]
-    reasons: tuple[str, str] = ("", "")
-
-    @property
-    def figures(self) -> tuple[float, float, float]:
-        """SC, PQ, O."""
-        semantic, perceptual = min(self.semantics), min(self.quality)
-        return semantic, perceptual, sqrt(semantic * perceptual)
-
-
 def read_rubric(path: Path = RUBRIC) -> Rubric:
-    """Reads `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError where one is not usable."""
+    """Reads `semantics` (with {instruction}), `quality` and `scale`. Raises ValueError if one is not usable."""
     content = read_text(path)
     document = parse_yaml(content, name=str(path))
     texts = document if isinstance(document, dict) else {}
@@ -72,20 +62,32 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     return Rubric(texts["semantics"], texts["quality"], float(scale), hashlib.sha256(content.encode()).hexdigest()[:16])
 
 
-def rate(judge: Judge, rubric: Rubric, *, before: Image, after: Image, instruction: str) -> Rating:
-    """Asks for both pairs of scores. Raises UnratedError with the last fault."""
+def rate(judge: Judge, rubric: Rubric, before: Image, after: Image, *, instruction: str) -> dict[str, Any]:
+    """Asks for both pairs of scores, on VIEScore's scale of 0 to 10, and their reasons.
+
+    Raises:
+        UnratedError: with the last fault.
+    """
+    # Not `format`: a rubric shows the JSON that it asks for, braces and all.
     text = rubric.semantics.replace(INSTRUCTION, instruction)
-    semantics, why = _ask(judge, Question((before, after), text), rubric.scale)
-    quality, how = _ask(judge, Question((after,), rubric.quality), rubric.scale)
-    return Rating(semantics, quality, (why, how))
+    semantics, why_semantics = _ask(judge, Question((before, after), text), rubric.scale)
+    quality, why_quality = _ask(judge, Question((after,), rubric.quality), rubric.scale)
+    return {"semantics": semantics, "quality": quality, "reasons": [why_semantics, why_quality]}
 
 
-def _ask(judge: Judge, question: Question, scale: float) -> tuple[tuple[float, float], str]:
+def figures_of(rating: Mapping[str, Any]) -> tuple[float, float, float]:
+    """SC, PQ, O."""
+    semantic, perceptual = min(rating["semantics"]), min(rating["quality"])
+    return semantic, perceptual, sqrt(semantic * perceptual)
+
+
+def _ask(judge: Judge, question: Question, scale: float) -> tuple[list[float], str]:
     text, fault = question.text, ""
     for _ in range(ATTEMPTS):
         try:
             return read_scores(judge.explain(Question(question.images, text)), scale=scale)
-        except _UnreadableError as error:
+        except UnreadableError as error:
+            # At temperature 0 the same question would get the same answer, so the fault goes with it.
             fault = str(error)
             text = f"{question.text}\nYour last answer could not be used: {fault}."
         except RuntimeError as error:  # no answer, after retries of its own
@@ -93,27 +95,23 @@ def _ask(judge: Judge, question: Question, scale: float) -> tuple[tuple[float, f
     raise UnratedError(f"{ATTEMPTS} answers in a row could not be used; the last: {fault}")
 
 
-class _UnreadableError(Exception):
-    """An answer that holds no scores."""
-
-
-def read_scores(answer: str, *, scale: float) -> tuple[tuple[float, float], str]:
+def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     """Two scores, brought to 0 … 10, and the reasoning, from the JSON object in an answer.
 
-    Raises where there is no such object, or a score lies off the scale: a wrong score must not become a figure.
+    Raises:
+        UnreadableError: there is no such object, or a score lies off the scale: a wrong score must not become a figure.
     """
     start, end = answer.find("{"), answer.rfind("}")
     try:
         document = parse_json(answer[start : end + 1]) if 0 <= start < end else None
     except ValueError as error:
-        raise _UnreadableError(f"its JSON is malformed ({error})") from None
+        raise UnreadableError(f"its JSON is malformed ({error})") from None
     if not isinstance(document, dict):
-        raise _UnreadableError(f"it holds no JSON object: {answer[:60]!r}")
+        raise UnreadableError(f"it holds no JSON object: {answer[:60]!r}")
     scores = document.get("score")
     if not isinstance(scores, list) or len(scores) != 2 or not all(_on_scale(score, scale) for score in scores):
-        raise _UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
-    first, second = (float(score) * 10 / scale for score in scores)
-    return (first, second), str(document.get("reasoning", ""))[:500]
+        raise UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
+    return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]
 
 
 def _on_scale(score: Any, scale: float) -> bool:

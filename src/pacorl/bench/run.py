@@ -1,21 +1,31 @@
 """`run_benchmark`: read the data, generate what is missing, ask the judge, write the tables.
 
-report = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), RankOptions(judge="tiny"))
-print(report.outcome.tables[0])
+outcome = run_benchmark("consistency-rank", Path("ConsistencyRank-Bench"), RankOptions(judge="tiny"))
+print(outcome.tables[0].markdown)
+
+A run's folder holds `settings.json` (what the results depend on), `results.jsonl` (one line per item; with --shard one
+file per process), `table.md`, `table.html` and `summary.json`. Raw judgements are stored and figures are computed from
+them at the end, so that a run can be resumed item by item, nothing counts twice, and a table can be made again without
+asking anybody.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pacorl.bench.suite import Benchmark, Outcome, run
+from pacorl.bench.items import BadItemError
+from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.bench.table import BENCHMARKS, Advance, BenchmarkOptions
-from pacorl.data.leaks import trained_on
+from pacorl.data import leaks
 from pacorl.engine.image_queue import Shard
+from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
+from pacorl.io.files import LockedError, sole_holder, write_atomic
+from pacorl.report import render
 from pacorl.score.reward import PacoReward
 
 RUN_LEVELS = 3
@@ -26,17 +36,55 @@ Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """A finished run."""
+class Outcome:
+    """What a run has measured so far, over all of its processes."""
 
-    outcome: Outcome
-    note: str
+    folder: Path
+    wanted: int
+    measured: int
+    missing: Mapping[str, str]
+    """Items without a judgement, and why; another run tries them again."""
+    skipped: Mapping[str, str]
+    """Items whose data cannot be used, left out on request."""
+    trained_on: Mapping[str, str]
+    """Items that the named run was trained on, and what they share."""
+    tables: tuple[Table, ...]
+    note: str = ""
     """What a reader must know of the judge; empty for most."""
 
+    @property
+    def complete(self) -> bool:
+        return self.measured + len(self.skipped) == self.wanted
 
-def no_progress(activity: str) -> AbstractContextManager[Advance]:
-    """Shows nothing."""
-    return nullcontext(lambda done, total: None)
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "wanted": self.wanted,
+            "measured": self.measured,
+            "complete": self.complete,
+            "missing": dict(self.missing),
+            "skipped": dict(self.skipped),
+            "trained_on": dict(self.trained_on),
+            "tables": [table.to_dict() for table in self.tables],
+        }
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of the tables must know."""
+        lines = [] if self.complete else [f"Incomplete: {self.measured} of {self.wanted} items are measured."]
+        for items, fate in ((self.missing, "without a judgement"), (self.skipped, "left out, unusable")):
+            if items:
+                lines.append(f"{len(items)} items {fate}, such as {_first(items)}.")
+        if self.trained_on:
+            leaked = f"Leak: {len(self.trained_on)} of {self.measured} items are among the training data"
+            lines.append(f"{leaked}, such as {_first(self.trained_on)}.")
+        return lines
+
+
+def _first(items: Mapping[str, str]) -> str:
+    key, why = next(iter(items.items()))
+    return f"{key} ({why.removesuffix('.')})"
 
 
 def run_benchmark(
@@ -44,9 +92,9 @@ def run_benchmark(
     data: Path,
     options: BenchmarkOptions,
     *,
-    progress: Progress = no_progress,
+    progress: Progress = lambda activity: nullcontext(lambda done, total: None),
     notice: Notice = lambda line: None,
-) -> Report | None:
+) -> Outcome | None:
     """Runs a benchmark of the table, or goes on with it.
 
     Args:
@@ -63,7 +111,10 @@ def run_benchmark(
     """
     spec = BENCHMARKS.named(name)
     items = spec.read(data, options)
-    out, shard = options.out or Path("runs") / "bench" / name, shard_of(options.shard)
+    out = options.out or Path("runs") / "bench" / name
+    # Without --shard, torchrun's rank: one command then serves one process and many.
+    rank = Shard(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    shard = Shard.parse(options.shard) if options.shard else rank
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
             spec.generate(items, options, out, shard, advance)
@@ -84,7 +135,7 @@ def run_benchmark(
                 progress=advance,
                 notice=notice,
             )
-    return Report(outcome, reward.note if reward else "")
+    return replace(outcome, note=reward.note if reward else "")
 
 
 def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
@@ -100,23 +151,159 @@ def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractC
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
     """Item → what it shares with the training data, of a run that is named or that the measured adapter lies in."""
     if options.trained:
-        return trained_on(benchmark.texts(), options.trained)
-    folder = run_of(options.subject_adapter)
+        return leaks.trained_on(benchmark.items(), options.trained)
+    adapter = Path(options.subject_adapter)
+    folders = [adapter, *adapter.resolve().parents[:RUN_LEVELS]] if options.subject_adapter else []
+    folder = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
     try:
-        return trained_on(benchmark.texts(), folder) if folder else {}
+        return leaks.trained_on(benchmark.items(), folder) if folder else {}
     except ValueError as error:
+        # Nobody asked for this comparison, so it must not stop the run.
         notice(f"not compared with what the adapter was trained on: {error}")
         return {}
 
 
-def run_of(adapter: str) -> Path | None:
-    """The run's folder that an adapter lies in, if it does."""
-    folders = [Path(adapter), *Path(adapter).resolve().parents[:RUN_LEVELS]] if adapter else []
-    return next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
+def run(
+    benchmark: Benchmark,
+    out: Path,
+    *,
+    name: str,
+    batch: int = 16,
+    shard: Shard = Shard(),
+    trained_on: Mapping[str, str] | None = None,
+    skip_bad: bool = False,
+    progress: Advance = lambda done, total: None,
+    notice: Notice = lambda line: None,
+) -> Outcome:
+    """Measures what is not measured yet and writes the tables.
+
+    Args:
+        name: the measured row's.
+        trained_on: item → what it shares with the training data (see `data.leaks`); such items get a second row
+            without them.
+        skip_bad: leave out items whose data cannot be used instead of stopping.
+
+    Raises:
+        ValueError: if `out` holds results of other settings, or another process writes this shard.
+    """
+    _claim(out, benchmark.settings())
+    with _sole_writer(out / f".{shard.file}.lock"):
+        journal = Journal(out / shard.file)
+        if journal.torn:
+            notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
+        row_of = read_results(out)  # of every process: shards may have been cut otherwise in an earlier run
+        own_keys = list(benchmark.items())[shard.index :: shard.count]
+        keys = [key for key in own_keys if key not in row_of or "error" in row_of[key]]
+        for start in range(0, len(keys), batch):
+            chunk = keys[start : start + batch]
+            for row in _measured(benchmark, chunk, skip_bad=skip_bad):
+                journal.add(row)
+            progress(start + len(chunk), len(keys))
+    outcome = _gather(benchmark, out, name=name, trained_on=trained_on or {})
+    _write_tables(outcome, title=benchmark.title)
+    return outcome
 
 
-def shard_of(text: str) -> Shard:
-    """`--shard`, else this process's rank under torchrun, else everything."""
-    if text:
-        return Shard.parse(text)
-    return Shard(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+def _claim(out: Path, settings: Mapping[str, Any]) -> None:
+    """Makes `out` the folder of these settings. Raises ValueError if it is another's, naming what differs."""
+    path, requested = out / "settings.json", as_read_back(settings)
+    if not path.is_file():
+        write_json(path, requested)
+        return
+    stored = read_object(path, fix="name another folder with --out")
+    differing = sorted(key for key in {*stored, *requested} if stored.get(key) != requested.get(key))
+    if differing:
+        first = differing[0]
+        raise ValueError(
+            f"{out} holds results of other settings: {', '.join(differing)} differ "
+            f"({first} was {stored.get(first)!r} and is {requested.get(first)!r}); name another folder with --out"
+        )
+
+
+@contextmanager
+def _sole_writer(lock: Path) -> Iterator[None]:
+    try:
+        with sole_holder(lock):
+            yield
+    except LockedError:
+        raise ValueError(
+            f"another process writes results in {lock.parent}; give each a --shard of its own, e.g. 0/2 and 1/2"
+        ) from None
+
+
+def _measured(benchmark: Benchmark, keys: Sequence[str], *, skip_bad: bool) -> list[Row]:
+    try:
+        rows = benchmark.measure(keys)
+    except BadItemError as error:
+        if not skip_bad:
+            raise BadItemError(f"{error}; --skip-bad leaves such items out") from None
+        if len(keys) == 1:
+            return [{"key": keys[0], "error": str(error), "skipped": True}]
+        # The error does not say whose it is, so each item of the batch is tried alone.
+        return [row for key in keys for row in _measured(benchmark, [key], skip_bad=True)]
+    assert [row["key"] for row in rows] == list(keys), "a benchmark must return one row per item, in order"
+    return rows
+
+
+def read_results(out: Path) -> dict[str, Row]:
+    """Item → row over the files of all processes; a judgement wins over a failure, a later line over an earlier one.
+
+    A last line that is half-written is another process at work, and passed over. Raises ValueError with file and line
+    for any other line that is no result.
+    """
+    rows: dict[str, Row] = {}
+    for path in sorted(out.glob("results*.jsonl")):
+        whole_lines = path.read_bytes().rpartition(b"\n")[0]
+        for number, line in enumerate(whole_lines.split(b"\n") if whole_lines else [], start=1):
+            with blamed_on(f"{path}:{number}"):
+                row = parse_json(line, fix="delete the line, and its item is measured again")
+                if not isinstance(row, dict) or not isinstance(row.get("key"), str):
+                    raise ValueError("no result (it has no 'key'); delete the line, and its item is measured again")
+            if "error" not in row or row["key"] not in rows:
+                rows[row["key"]] = row
+    return rows
+
+
+def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str]) -> Outcome:
+    """The figures of everything that all processes have measured; each item counts once."""
+    keys, row_of = list(benchmark.items()), read_results(out)
+    rows = [row_of[key] for key in keys if key in row_of]
+    good = [row for row in rows if "error" not in row]
+    errors = {row["key"]: str(row["error"]) for row in rows if "error" in row}
+    skipped = {key: why for key, why in errors.items() if row_of[key].get("skipped")}
+    leaked = {row["key"] for row in good} & trained_on.keys()
+    clean = [row for row in good if row["key"] not in leaked]
+    lines = [Line(name, tuple(benchmark.figures(good)))] if good else []
+    if leaked and clean:
+        lines.append(Line(f"{name}, without what it was trained on", tuple(benchmark.figures(clean))))
+    width = len(benchmark.columns)
+    lines += [
+        Line(paper_name, (*figures, *(None,) * (width - len(figures))), published=True)
+        for paper_name, figures in benchmark.published.items()
+    ]
+    main = Table(benchmark.title, benchmark.columns, tuple(lines), source=benchmark.source, notes=benchmark.notes)
+    return Outcome(
+        folder=out,
+        wanted=len(keys) + len(benchmark.refused),
+        measured=len(good),
+        missing={key: why for key, why in errors.items() if key not in skipped},
+        skipped=dict(benchmark.refused) | skipped,
+        trained_on={key: shared for key, shared in trained_on.items() if key in leaked},
+        tables=(main, *(benchmark.breakdowns(good) if good else ())),
+    )
+
+
+def _write_tables(outcome: Outcome, *, title: str) -> None:
+    """table.md, table.html and summary.json."""
+    text = "\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks])
+    write_atomic(outcome.folder / "table.md", f"# {title}\n\n{text}\n")
+    page = render(
+        "benchmark.html",
+        title=title,
+        name=outcome.folder.resolve().name,
+        remarks=outcome.remarks,
+        tables=outcome.tables,
+        facts=[(f"{outcome.measured}", "measured"), (f"{outcome.wanted}", "wanted")],
+    )
+    write_atomic(outcome.folder / "table.html", page)
+    write_json(outcome.folder / "summary.json", outcome.summary)

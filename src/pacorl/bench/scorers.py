@@ -1,14 +1,47 @@
-"""Rewards as the scorers of benchmarks: by name and `key=value` arguments, as a config has them."""
+"""Who scores for a benchmark: a judge, a reward such as CLIP-I or DreamSim, or a file of scores.
+
+A `PairScorer` says how well candidates fit a reference, a `TextScorer` how well images show texts. Any reward may be
+either, by its name and `key=value` arguments, as a config has them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pacorl.config.policy_run import RewardConfig
-from pacorl.io.documents import parse_yaml
-from pacorl.rewards import build_rewards, check_rewards
-from pacorl.rewards.reward import Loads, Reward
+from pacorl.bench.items import BadItemError
+from pacorl.core import questions as wordings
+from pacorl.core.grid import join
+from pacorl.io.documents import parse_yaml, read_jsonl
+from pacorl.judges.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
+from pacorl.types import Grid, Prompt, Question
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.rewards.reward import Reward
+    from pacorl.score.reward import PacoReward
+
+Wording = Literal["criteria", "word", "reasons"]
+"""ConsistencyRank's three questions: per written criterion, plain, plain with reasons to follow (its default)."""
+OpenImage = Callable[[str], "Image"]
+
+PAIR = Grid(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well something fits, or why nobody can say."""
+
+    value: float | None
+    error: str = ""
+
+
+# --- rewards -----------------------------------------------------------------------------------------------------
 
 
 def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
@@ -17,7 +50,12 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
     Raises:
         ValueError: if there is no such reward, or it takes other arguments.
     """
+    # Rewards bring torch; a command's help, which reads this file, must not.
     import torch
+
+    from pacorl.config.policy_run import RewardConfig
+    from pacorl.rewards import build_rewards, check_rewards
+    from pacorl.rewards.reward import Loads
 
     config = RewardConfig(name=kind, args=dict(_argument(text) for text in arguments))
     check_rewards([config], key="scorer")
@@ -42,3 +80,175 @@ class _NoJudge:
         raise ValueError("this reward asks a judge; score with --scorer judge instead")
 
     explain = verdicts
+
+
+def score_of(value: float | None, name: str) -> Score:
+    """A score as `name` gave it: a number that is not finite is none."""
+    return Score(value) if value is not None and isfinite(value) else Score(None, f"{name} gave no score")
+
+
+# --- pairs -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A reference, its candidates, and the order that people gave them."""
+
+    key: str
+    folder: str
+    reference: str
+    candidates: tuple[str, ...]
+    best_first: tuple[str, ...]
+    category: str = ""
+    prompt: str = ""
+    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+class PairScorer(Protocol):
+    """Scores every candidate of several items; higher fits better."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """What the scores depend on."""
+
+    def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
+        """One list per item, one score per candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgePairs:
+    """P(Yes) of (reference, candidate), in this order."""
+
+    judge: PacoReward
+    wording: Wording = "reasons"
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"judge": self.judge.name, "wording": self.wording}
+
+    def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
+        """All questions in one call."""
+        answers = ask_pairs(
+            self.judge.judge,
+            [[open_image(item.reference), *map(open_image, item.candidates)] for item in items],
+            [self._texts(item) for item in items],
+            pairs=lambda count: [(0, candidate) for candidate in range(1, count)],
+        )
+        verdicts = [[mean_over_dimensions(by_text) for by_text in pairs.values()] for pairs in answers]
+        return [[Score(verdict.p_yes, verdict.error) for verdict in of_item] for of_item in verdicts]
+
+    def _texts(self, item: Ranked) -> dict[Criterion, str]:
+        if self.wording != "criteria":
+            return {THEME: wordings.consistent() if self.wording == "reasons" else wordings.consistent_in_a_word()}
+        texts = by_criterion(item.criteria, wordings.meets_criterion_in_a_word)
+        if not texts:
+            raise BadItemError(f"{item.key}: prompt_data.jsonl has no criteria for it; ask another wording")
+        return texts
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPairs:
+    """Any reward of pairs, on a grid of reference and candidate: `panel_clip_image` is CLIP-I, `dreamsim` DreamSim."""
+
+    reward: Reward
+    name: str
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"reward": self.name}
+
+    def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
+        texts = [item.prompt for item in items for _ in item.candidates]
+        prompts = [Prompt(id=number, text=text, theme=text, grid=PAIR) for number, text in enumerate(texts)]
+        images = [
+            _joined(open_image(item.reference), open_image(name), item.key)
+            for item in items
+            for name in item.candidates
+        ]
+        values = iter(self.reward(prompts, images))
+        return [[score_of(next(values), self.name) for _ in item.candidates] for item in items]
+
+
+def _joined(reference: Image, candidate: Image, key: str) -> Image:
+    if reference.size != candidate.size:
+        raise BadItemError(f"{key}: reference and candidate are {reference.size} and {candidate.size} pixels")
+    return join([reference, candidate], PAIR)
+
+
+class ScoreFile:
+    """Scores that somebody has already: a JSONL of {folder, ref_image, comp_images, scores}, one line per item.
+
+    The results of the released evaluation are such a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._scores: dict[tuple[str, ...], list[float]] = {}
+        for number, row in enumerate(read_jsonl(path), 1):
+            key, scores = _score_row(row, where=f"{path}, record {number}")
+            if key in self._scores:
+                raise ValueError(f"{path}, record {number}: {key[0]}/{key[1]} has scores in an earlier record already")
+            self._scores[key] = scores
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"scores": str(self.path)}
+
+    def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
+        return [self._of(item) for item in items]
+
+    def _of(self, item: Ranked) -> list[Score]:
+        scores = self._scores.get((item.folder, *(Path(name).name for name in (item.reference, *item.candidates))))
+        if scores is None:
+            return [Score(None, f"{self.path} has no scores of it")] * len(item.candidates)
+        return [score_of(value, str(self.path)) for value in scores]
+
+
+def _score_row(row: Mapping[str, Any], *, where: str) -> tuple[tuple[str, ...], list[float]]:
+    names = row.get("comp_images", row.get("comparison_images"))
+    reference, scores = row.get("ref_image", row.get("ref_img")), row.get("scores")
+    if not (isinstance(names, list) and isinstance(reference, str) and isinstance(row.get("folder"), str)):
+        raise ValueError(f"{where}: needs folder, ref_image and comp_images, it has {', '.join(row)}")
+    if not isinstance(scores, list) or not all(isinstance(score, int | float) for score in scores):
+        raise ValueError(f"{where}: 'scores' must be a list of numbers, got {json.dumps(scores)[:80]}")
+    if len(scores) != len(names):
+        raise ValueError(f"{where}: {len(scores)} scores for {len(names)} candidates")
+    return (row["folder"], reference, *names), [float(score) for score in scores]
+
+
+# --- texts -------------------------------------------------------------------------------------------------------
+
+
+class TextScorer(Protocol):
+    """Says how well images show texts."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """What the scores depend on."""
+
+    def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
+        """One score per image and its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTexts:
+    """VQA-style: a judge's P(Yes) to VQAScore's question."""
+
+    judge: PacoReward
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"alignment": f"judge {self.judge.name}"}
+
+    def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
+        questions = [Question((image,), wordings.figure_shows(text)) for image, text in zip(images, texts, strict=True)]
+        return [Score(verdict.p_yes, verdict.error) for verdict in self.judge.judge.verdicts(questions)]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTexts:
+    """Any reward of (text, image): a service of one's own (`http`), CLIP, or an aesthetics predictor."""
+
+    reward: Reward
+    name: str
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"alignment": f"reward {self.name}"}
+
+    def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
+        prompts = [Prompt(id=number, text=text, theme=text, panels=(text,)) for number, text in enumerate(texts)]
+        return [score_of(value, self.name) for value in self.reward(prompts, images)]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 from pacorl.bench.table import GeneratorBenchmarkOptions
 from pacorl.engine.image_queue import GenerateImages, ImageSource
+from pacorl.io.files import digest
 
 PANEL = 512
 """Side of a panel, in pixels, if neither the options nor a record say one."""
 
 
 def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int = PANEL) -> ImageSource:
-    """Where a benchmark's images come from.
+    """The generator of a benchmark's images.
 
     Args:
         edits: whether it is to edit images, rather than to make sets.
@@ -35,51 +35,41 @@ def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int 
     return ImageSource(lambda: _load(options, kind), recipe, seed=options.seed, batch=options.image_batch)
 
 
-def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict[str, Any]:
-    """What the images depend on, for their recipes and the results' settings; an adapter by its content."""
-    if options.images:
-        return {"images": str(options.images)}
-    chosen = {name: value for name, value in options.policy_options.items() if value is not None}
-    guidance = chosen.pop("guidance_scale", None)
-    # The keys of the first edition: images and results of its runs stay valid.
-    return {
-        "model": options.model,
-        "adapter": adapter_digest(options.adapter),
-        "size": str(options.size or ""),
-        "steps": options.steps,
-        "guidance": guidance,
-        "panel": panel,
-        "seed": options.seed,
-    } | chosen
-
-
 def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
+    import torch
+
     from pacorl.engine.generator import Generator
 
+    # Under torchrun each process has a GPU of its own; without a rank, the usual choice.
+    rank = os.environ.get("LOCAL_RANK")
+    device = f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
     generator = Generator.load(
-        options.model,
-        kind=kind,
-        adapter=options.adapter,
-        **options.policy_options,
-        device=_own_device(),
+        options.model, kind=kind, adapter=options.adapter, **options.policy_options, device=device
     )
     generator.batch = options.image_batch
     return lambda prompts, seeds: generator.sample(prompts, seeds, size=options.size, steps=options.steps)
 
 
-def adapter_digest(source: str) -> str:
-    """An adapter's content if it lies on the disk, else its name."""
+def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict[str, Any]:
+    """What the images depend on, for their recipes and the results' settings; an adapter by its content."""
+    if options.images:
+        return {"images": str(options.images)}
+    given_options = {name: value for name, value in options.policy_options.items() if value is not None}
+    guidance = given_options.pop("guidance_scale", None)
+    # The keys of the first edition: images and results of its runs stay valid.
+    return {
+        "model": options.model,
+        "adapter": _adapter_digest(options.adapter),
+        "size": str(options.size or ""),
+        "steps": options.steps,
+        "guidance": guidance,
+        "panel": panel,
+        "seed": options.seed,
+    } | given_options
+
+
+def _adapter_digest(source: str) -> str:
+    """An adapter's content if it lies on the disk, else its name: a run writes new weights under the same path."""
     path = Path(source)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors")) if source and path.is_dir() else []
-    if not files:
-        return source
-    with files[0].open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()[:16]
-
-
-def _own_device() -> str:
-    """The GPU of this process under torchrun; empty for the usual choice."""
-    import torch
-
-    rank = os.environ.get("LOCAL_RANK")
-    return f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
+    return digest(files[0])[:16] if files else source

@@ -13,26 +13,20 @@ images are `{case}_0001.png` and so on, as the released evaluation reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pacorl.bench.images import ImageCache
-from pacorl.bench.pairs import Score
-from pacorl.bench.published import PAPER, T2IS, T2IS_GEMMA
-from pacorl.bench.rows import fingerprint
-from pacorl.bench.scorers import load_reward
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, fingerprint, parse_records
+from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.sources import PANEL, described, image_source
-from pacorl.bench.suite import BadItemError, Row, check_faults
+from pacorl.bench.suite import Published, Row, Table, grouped, paper_table
 from pacorl.bench.table import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.bench.tables import Line, Table
 from pacorl.config.options import inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
@@ -40,20 +34,16 @@ from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.leaks import id_text
 from pacorl.data.records import load_prompts
 from pacorl.data.sources import evenly_spread
-from pacorl.engine.image_queue import ImageJob, ImageSource, Shard, generate_missing
+from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import IMAGE_TYPES, png_bytes
-from pacorl.judges.pairwise import ask, by_criterion
+from pacorl.judges.pairwise import Criterion, ask, by_criterion
 from pacorl.types import Prompt, Question, Size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from PIL.Image import Image
 
-    from pacorl.judges.judge import Judge
-    from pacorl.rewards.reward import Reward
     from pacorl.score.reward import PacoReward
 
 CASES, CRITERIA, ALIGNMENT = "T2IS-Bench.json", "prompt_consistency.json", "prompt_alignment.json"
@@ -64,7 +54,13 @@ PAIR_SIDE = 512
 WEIGHTS = (0.2, 0.3, 0.5)
 """Of aesthetics, alignment and consistency."""
 
-Named = Mapping[str, Mapping[str, str]]
+SOURCE, T2IS = paper_table("t2is")
+T2IS_GEMMA = paper_table("t2is_gemma")[1]
+NOTE = (
+    "Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. Consistency leaves out cases whose "
+    "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
+    "Which aesthetics scorer the paper used is not known. Intervals are 95 %, bootstrapped over cases."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,58 +81,42 @@ class T2isOptions(GeneratorBenchmarkOptions):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set that is asked for."""
+    """One set of images to be made."""
 
     id: str
     instruction: str
     captions: tuple[str, ...]
     """One per image."""
-    criteria: Named
+    criteria: Mapping[str, Mapping[str, str]]
     """Dimension → name → text."""
     alignment: tuple[Mapping[str, tuple[str, ...]], ...]
     """Per image: dimension → texts that it must show."""
     category: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SetData:
-    """The wanted cases of a folder."""
-
-    cases: tuple[Case, ...]
-    refused: Mapping[str, str]
-    fingerprint: str
-
-
 def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence[float]) -> float:
     """The last column of Tab. 3."""
-    parts = (aesthetics, fmean(alignment), fmean(consistency))
-    return sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True))
+    means = (aesthetics, fmean(alignment), fmean(consistency))
+    return sum(weight * mean for weight, mean in zip(WEIGHTS, means, strict=True))
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
-def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> SetData:
+def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Case, Path]:
     """Reads and checks the three files.
 
     Raises:
         ValueError: if cases do not fit together; it lists them, or with `skip_bad` leaves them out.
     """
-    records, criteria, alignment = (_mapping(folder / name) for name in (CASES, CRITERIA, ALIGNMENT))
-    cases, faults = [], dict[str, str]()
-    for name, record in records.items():
-        try:
-            cases.append(_case(name, record, criteria.get(name), alignment.get(name)))
-        except ValueError as error:
-            faults[name] = f"{folder / CASES}, case {name}: {error}"
-    refused = check_faults(faults, skip_bad=skip_bad)
-    if not cases:
+    fix = "give the folder of ChengyouJia/T2IS-Bench as published"
+    cases, criteria, alignment = (read_object(folder / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
+    records = {name: (name, record, criteria.get(name), alignment.get(name)) for name, record in cases.items()}
+    items, refused = parse_records(records, _case, at=f"{folder / CASES}, case ", skip_bad=skip_bad)
+    if not items:
         raise ValueError(f"{folder / CASES} holds no cases")
-    return SetData(tuple(evenly_spread(cases, limit)), refused, fingerprint([records, criteria, alignment]))
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    return read_object(path, fix="give the folder of ChengyouJia/T2IS-Bench as published")
+    digest = fingerprint([cases, criteria, alignment])
+    return Dataset(tuple(evenly_spread(items, limit)), refused, digest, folder)
 
 
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
@@ -160,12 +140,12 @@ def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
 
 
 def _criteria(record: Any) -> dict[str, dict[str, str]]:
-    """Of each dimension the first (and only) mapping of its list, as the released evaluation reads it."""
     if not isinstance(record, dict):
         raise ValueError(f"it has no criteria in {CRITERIA}")
     criteria: dict[str, dict[str, str]] = {}
     for dimension in CONSISTENT:
         mapping = record.get(dimension) or {}
+        # A dimension is a list of one mapping; the released evaluation reads the first and no other.
         mapping = mapping[0] if isinstance(mapping, list) else mapping
         if not isinstance(mapping, dict):
             raise ValueError(f"{CRITERIA}: {dimension} must map names to texts, got {str(mapping)[:60]!r}")
@@ -193,241 +173,176 @@ def prompts_by_case(path: Path) -> dict[str, Prompt]:
     return prompts
 
 
-def prompt_of(options: T2isOptions) -> Callable[[Case], Prompt]:
-    """What gives a case's prompt: its T2IS record if there are records, else instruction and captions composed."""
+def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> ImageJob:
+    """A case's grid image, from its T2IS record if there are records, else from instruction and captions composed."""
     from pacorl.generate.compose import prompt_from
 
+    if records:
+        if case.id not in records:
+            raise ValueError(f"case {case.id} has no record among the --prompts")
+        prompt = records[case.id]
+    else:
+        prompt = prompt_from(options.model, theme=case.instruction, panels=case.captions)
+        size = Size(prompt.grid.rows * options.panel_size, prompt.grid.cols * options.panel_size)
+        prompt = replace(prompt, size=size)
+    if prompt.grid.count != len(case.captions):
+        raise ValueError(f"case {case.id} has {len(case.captions)} images, its prompt a {prompt.grid} layout")
+    return ImageJob(case.id, prompt, f"sheets/{case.id}.png")  # the first edition's folder: its runs go on
+
+
+def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
+    """Generates the missing grid images into `sheets/` and cuts them into `images/`."""
+    source = image_source(options, edits=False, panel=options.panel_size)
     records = prompts_by_case(options.prompts) if options.prompts else {}
-
-    def prompt(case: Case) -> Prompt:
-        if records:
-            if case.id not in records:
-                raise ValueError(f"case {case.id} has no record among the --prompts")
-            return records[case.id]
-        composed = prompt_from(options.model, theme=case.instruction, panels=case.captions)
-        side = options.panel_size
-        return replace(composed, size=Size(composed.grid.rows * side, composed.grid.cols * side))
-
-    return prompt
-
-
-def set_jobs(cases: Sequence[Case], prompt_of: Callable[[Case], Prompt]) -> list[ImageJob]:
-    """One grid image per case.
-
-    Raises:
-        ValueError: if a prompt's layout has another number of panels than the case.
-    """
-    jobs = []
-    for case in cases:
-        prompt = prompt_of(case)
-        if prompt.grid.count != len(case.captions):
-            raise ValueError(f"case {case.id} has {len(case.captions)} images, its prompt a {prompt.grid} layout")
-        jobs.append(ImageJob(case.id, prompt, f"sheets/{case.id}.png"))
-    return jobs
-
-
-def generate_images(
-    jobs: Sequence[ImageJob],
-    out: Path,
-    source: ImageSource,
-    *,
-    shard: Shard = Shard(),
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> int:
-    """Generates the missing grid images into `sheets/` and cuts them into `images/`; returns how many those were."""
+    jobs = [_job(case, options, records) for case in data.items]
 
     def cut(job: ImageJob, image: Image) -> None:
         for number, panel in enumerate(split(image, job.prompt.grid), start=1):
             write_atomic(out / "images" / f"{job.key}_{number:04d}.png", png_bytes(panel))
 
-    return generate_missing(jobs, out, source, shard=shard, save_panels=cut, progress=progress)
+    generate_missing(jobs, out, source, shard=shard, save_panels=cut, progress=advance)
 
 
 # --- scoring -----------------------------------------------------------------------------------------------------
-
-
-class TextScorer(Protocol):
-    """Says how well images show texts."""
-
-    def settings(self) -> Mapping[str, Any]:
-        """What the scores depend on."""
-
-    def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
-        """One score per (image, text)."""
-
-
-class JudgeTexts:
-    """VQA-style: a judge's P(Yes) to VQAScore's question."""
-
-    def __init__(self, judge: Judge, *, name: str) -> None:
-        self.judge, self.name = judge, name
-
-    def settings(self) -> Mapping[str, Any]:
-        return {"alignment": f"judge {self.name}"}
-
-    def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
-        verdicts = self.judge.verdicts([Question((image,), wordings.figure_shows(text)) for image, text in asked])
-        return [Score(verdict.p_yes, verdict.error) for verdict in verdicts]
-
-
-class RewardTexts:
-    """Any reward of (text, image): a service of one's own (`http`), or CLIP."""
-
-    def __init__(self, reward: Reward, *, name: str) -> None:
-        self.reward, self.name = reward, name
-
-    def settings(self) -> Mapping[str, Any]:
-        return {"alignment": f"reward {self.name}"}
-
-    def scores(self, asked: Sequence[tuple[Image, str]]) -> list[Score]:
-        prompts = [_of_text(number, text) for number, (_, text) in enumerate(asked)]
-        return [_score(value, self.name) for value in self.reward(prompts, [image for image, _ in asked])]
-
-
-def _of_text(number: int, text: str) -> Prompt:
-    return Prompt(id=number, text=text, theme=text, panels=(text,))
-
-
-def _score(value: float | None, name: str) -> Score:
-    return Score(value) if value is not None and isfinite(value) else Score(None, f"{name} gave no score")
-
-
-@dataclass(frozen=True, slots=True)
-class Aesthetics:
-    """A reward of single images, and what brings it to the scale of 0 to 1 (LAION's predictor: .1)."""
-
-    reward: Reward
-    name: str
-    scale: float = 1.0
-
-    def settings(self) -> Mapping[str, Any]:
-        return {"aesthetics": self.name, "aesthetics_scale": self.scale}
-
-    def scores(self, case: Case, images: Sequence[Image]) -> list[Score]:
-        values = self.reward([_of_text(i, text) for i, text in enumerate(case.captions)], images)
-        found = [_score(value, self.name) for value in values]
-        return [Score(None if one.value is None else one.value * self.scale, one.error) for one in found]
 
 
 class T2isBench:
     """The benchmark over the images of a folder."""
 
     title = "T2IS-Bench"
-    columns = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{name}, all cases" for name in CONSISTENT))
-    source = f"{PAPER}, Tab. 3"
-    published = {f"{name} (judge: Qwen2.5-VL-7B)": values for name, values in T2IS.items()} | {
-        f"{name} (judge: Gemma-3-4B)": (*T2IS[name][:4], *values) for name, values in T2IS_GEMMA.items()
-    }
-    digits = 3
-    notes = (
-        "Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. Consistency leaves out cases whose "
-        "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
-        "Which aesthetics scorer the paper used is not known. Intervals are 95 %, bootstrapped over cases.",
+    columns: tuple[str, ...] = (
+        "Aesthetics",
+        *ALIGNED,
+        *CONSISTENT,
+        "Average",
+        *(f"{name}, all cases" for name in CONSISTENT),
     )
+    source = SOURCE
+    # Only consistency and the average depend on the judge: a row of Gemma's begins as Qwen's does.
+    published: Published = {f"{name} (judge: Qwen2.5-VL-7B)": figures for name, figures in T2IS.items()} | {
+        f"{name} (judge: Gemma-3-4B)": (*T2IS[name][:4], *figures) for name, figures in T2IS_GEMMA.items()
+    }
+    notes: tuple[str, ...] = (NOTE,)
 
     def __init__(
         self,
-        data: SetData,
+        data: Dataset[Case, Path],
         images: Path,
         *,
-        judge: Judge,
-        judge_name: str,
+        judge: PacoReward,
         alignment: TextScorer | None,
-        aesthetics: Aesthetics | None = None,
+        aesthetics: RewardTexts | None = None,
+        aesthetics_scale: float = 1.0,
         made_by: Mapping[str, Any],
     ) -> None:
-        """images: the folder of `{case}_{number:04d}` images; made_by: what names them in the settings."""
+        """
+        Args:
+            images: the folder of `{case}_{number:04d}` images.
+            aesthetics: a reward of single images.
+            aesthetics_scale: brings its scores to 0..1.
+            made_by: what names the images in the settings.
+        """
         self.data, self.images, self.refused = data, images, data.refused
-        self.judge, self.judge_name = judge, judge_name
-        self.alignment, self.aesthetics, self.made_by = alignment, aesthetics, made_by
-        self._cases = {case.id: case for case in data.cases}
+        self.judge, self.made_by = judge, made_by
+        self.alignment, self.aesthetics, self.aesthetics_scale = alignment, aesthetics, aesthetics_scale
+        self._cases = {case.id: case for case in data.items}
 
     def settings(self) -> Mapping[str, Any]:
-        scorers = [one.settings() for one in (self.alignment, self.aesthetics) if one]
-        named = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge_name}
-        return named | {"pictures": dict(self.made_by)} | {key: value for one in scorers for key, value in one.items()}
+        settings: dict[str, Any] = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
+        settings["pictures"] = dict(self.made_by)  # the key of the first edition: its results stay valid
+        settings |= self.alignment.settings() if self.alignment else {}
+        if self.aesthetics:
+            settings |= {"aesthetics": self.aesthetics.name, "aesthetics_scale": self.aesthetics_scale}
+        return settings
 
-    def keys(self) -> Sequence[str]:
-        return list(self._cases)
-
-    def texts(self) -> Mapping[str, Sequence[str]]:
-        return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.cases}
+    def items(self) -> Mapping[str, Sequence[str]]:
+        return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         return [self._measure(self._cases[key]) for key in keys]
 
     def _measure(self, case: Case) -> Row:
-        images = self._open(case)
+        cache = ImageCache(self.images)
+        stems = [f"{case.id}_{number:04d}" for number in range(1, len(case.captions) + 1)]
+        images = [cache.open(_file_of(self.images, stem)) for stem in stems]
         try:
             return {
                 "key": case.id,
                 "alignment": self._aligned(case, images),
                 "consistency": self._consistent(case, images),
-                "aesthetics": _scored(self.aesthetics.scores(case, images)) if self.aesthetics else [],
+                "aesthetics": self._aesthetic(case, images),
             }
         except _UnscoredError as fault:
             return {"key": case.id, "error": str(fault)}
 
-    def _open(self, case: Case) -> list[Image]:
-        cache = ImageCache(self.images)
-        names = [f"{case.id}_{number:04d}" for number in range(1, len(case.captions) + 1)]
-        return [cache.open(_file_of(self.images, name)) for name in names]
-
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
-        """Per picture: dimension → mean over its texts."""
+        """Per image: dimension → mean over its texts."""
         if self.alignment is None:
             return []
-        texts = {
-            (number, dimension, turn): (image, text)
-            for number, (image, dimensions) in enumerate(zip(images, case.alignment, strict=True))
-            for dimension, several in dimensions.items()
-            for turn, text in enumerate(several)
-        }
-        shown = dict(zip(texts, _scored(self.alignment.scores(list(texts.values()))), strict=True))
-        return [
-            {
-                dimension: fmean(shown[number, dimension, turn] for turn in range(len(several)))
-                for dimension, several in dimensions.items()
-                if several
-            }
-            for number, dimensions in enumerate(case.alignment)
+        texts = [
+            (index, dimension, text)
+            for index, dimensions in enumerate(case.alignment)
+            for dimension, texts in dimensions.items()
+            for text in texts
         ]
+        scores = self.alignment.scores([images[index] for index, _, _ in texts], [text for _, _, text in texts])
+        by_image: list[dict[str, list[float]]] = [{} for _ in images]
+        for (index, dimension, _), value in zip(texts, _values(scores), strict=True):
+            by_image[index].setdefault(dimension, []).append(value)
+        return [{dimension: fmean(values) for dimension, values in shown.items()} for shown in by_image]
 
     def _consistent(self, case: Case, images: Sequence[Image]) -> dict[str, float]:
         """Dimension → mean over criteria of the mean over pairs."""
         small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]
-        pairs = list(combinations(range(len(small)), 2))
-        texts = by_criterion(case.criteria, wordings.meets_criterion_in_a_word)
         questions = {
             (criterion, (i, j)): Question((small[i], small[j]), text)
-            for criterion, text in texts.items()
-            for i, j in pairs
+            for criterion, text in by_criterion(case.criteria, wordings.meets_criterion_in_a_word).items()
+            for i, j in combinations(range(len(small)), 2)
         }
-        verdicts = ask(self.judge, questions)
-        scores = _scored([Score(verdict.p_yes, verdict.error) for verdict in verdicts.values()])
-        p_yes = dict(zip(verdicts, scores, strict=True))
+        verdicts = ask(self.judge.judge, questions)
+        scores = _values([Score(verdict.p_yes, verdict.error) for verdict in verdicts.values()])
+        by_pair: dict[Criterion, list[float]] = {}
+        for (criterion, _), p_yes in zip(verdicts, scores, strict=True):
+            by_pair.setdefault(criterion, []).append(p_yes)
         by_dimension: dict[str, list[float]] = {}
-        for dimension, name in texts if pairs else ():
-            mean = fmean(p_yes[(dimension, name), pair] for pair in pairs)
-            by_dimension.setdefault(dimension, []).append(mean)
+        for (dimension, _), p_yes_of_pairs in by_pair.items():
+            by_dimension.setdefault(dimension, []).append(fmean(p_yes_of_pairs))
         return {dimension: fmean(means) for dimension, means in by_dimension.items()}
 
+    def _aesthetic(self, case: Case, images: Sequence[Image]) -> list[float]:
+        scores = self.aesthetics.scores(images, case.captions) if self.aesthetics else []
+        return [value * self.aesthetics_scale for value in _values(scores)]
+
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
-        return bootstrap([row["key"] for row in rows], _statistic(rows))
+        aesthetic_N2 = _sums(row["aesthetics"] for row in rows)
+        aligned_DN2 = [
+            _sums([shown[name] for shown in row["alignment"] if name in shown] for row in rows) for name in ALIGNED
+        ]
+        consistent_ND = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
+
+        def statistic(drawn: Indices) -> Floats:
+            aesthetic, *alignment = (_ratio(sum_N2[drawn]) for sum_N2 in (aesthetic_N2, *aligned_DN2))
+            columns = consistent_ND[drawn].T
+            # Leaving out 0 is how the released evaluation leaves out cases without criteria in a dimension.
+            released = [_mean(column[column > 0]) for column in columns]
+            every = [_mean(column[~np.isnan(column)]) for column in columns]
+            return np.array([aesthetic, *alignment, *released, average(aesthetic, alignment, released), *every])
+
+        return bootstrap([row["key"] for row in rows], statistic)
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        by_category: dict[str, list[Row]] = {}
-        for row in rows:
-            by_category.setdefault(self._cases[row["key"]].category or "no category", []).append(row)
-        lines = [Line(f"{name} ({len(rows)})", tuple(self.figures(rows))) for name, rows in sorted(by_category.items())]
-        return [Table("By category", self.columns, tuple(lines))]
+        return grouped("By category", self.columns, rows, self._category, self.figures)
+
+    def _category(self, row: Row) -> str:
+        return self._cases[row["key"]].category or "no category"
 
 
 class _UnscoredError(Exception):
     """A question of a case stayed without an answer."""
 
 
-def _scored(scores: Sequence[Score]) -> list[float]:
+def _values(scores: Sequence[Score]) -> list[float]:
+    """The scores, of which none may be missing: a mean over the others would be one of fewer questions."""
     for score in scores:
         if score.value is None:
             raise _UnscoredError(score.error or "no answer")
@@ -435,54 +350,24 @@ def _scored(scores: Sequence[Score]) -> list[float]:
 
 
 def _file_of(folder: Path, stem: str) -> str:
-    """The image of that name, whatever its format.
-
-    Raises:
-        BadItemError: if there is none.
-    """
     file = next((f"{stem}{suffix}" for suffix in IMAGE_TYPES if (folder / f"{stem}{suffix}").is_file()), None)
     if file is None:
         raise BadItemError(f"{folder / stem}.png is missing")
     return file
 
 
-# --- figures -----------------------------------------------------------------------------------------------------
-
-
-def _statistic(rows: Sequence[Row]) -> Callable[[Indices], Floats]:
-    """Cases (by index, with repetition) → the columns of the table."""
-    aesthetics = _sums([{"": value} for value in row["aesthetics"]] for row in rows)
-    aligned = [_sums([_only(one, name) for one in row["alignment"]] for row in rows) for name in ALIGNED]
-    case_KD = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
-
-    def statistic(chosen: Indices) -> Floats:
-        aesthetic, *alignment = (_ratio(table[chosen]) for table in (aesthetics, *aligned))
-        consistency = case_KD[chosen]
-        # Leaving out 0 is how the released evaluation leaves out cases without criteria in a dimension.
-        released = [_mean(column[column > 0]) for column in consistency.T]
-        every = [_mean(column[~np.isnan(column)]) for column in consistency.T]
-        overall = average(aesthetic, alignment, released)
-        return np.array([aesthetic, *alignment, *released, overall, *every])
-
-    return statistic
-
-
-def _sums(cases: Iterator[Sequence[Mapping[str, float]]]) -> Floats:
+def _sums(cases: Iterable[Sequence[float]]) -> Floats:
     """(cases, 2): the sum over a case's images, and over how many."""
-    return np.array([[sum(sum(one.values()) for one in case), sum(len(one) for one in case)] for case in cases])
+    return np.array([[sum(scores), len(scores)] for scores in cases])
 
 
-def _only(held: Mapping[str, float], name: str) -> Mapping[str, float]:
-    return {name: held[name]} if name in held else {}
-
-
-def _ratio(table: NDArray[np.float64]) -> float:
-    total, count = table.sum(0)
+def _ratio(sum_N2: Floats) -> float:
+    total, count = sum_N2.sum(0)
     return float(total / count) if count else float("nan")
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+def _mean(column: Floats) -> float:
+    return float(column.mean()) if len(column) else float("nan")
 
 
 # --- the table's entry -------------------------------------------------------------------------------------------
@@ -494,34 +379,23 @@ def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
     if kind == "none":
         return None
     if kind == "judge":
-        return JudgeTexts(reward.judge, name=reward.name)
+        return JudgeTexts(reward)
     if kind.startswith(("http://", "https://")):
         kind, arguments = "http", [f"url={kind}", *arguments]
-    scorer, name = load_reward(kind, arguments)
-    return RewardTexts(scorer, name=name)
+    return RewardTexts(*load_reward(kind, arguments))
 
 
-def _aesthetics(options: T2isOptions) -> Aesthetics | None:
-    if not options.aesthetics:
-        return None
-    return Aesthetics(*load_reward(options.aesthetics, options.aesthetics_arg), options.aesthetics_scale)
-
-
-def _build(data: SetData, options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:
+def _build(data: Dataset[Case, Path], options: T2isOptions, reward: PacoReward, out: Path) -> T2isBench:
+    aesthetics = RewardTexts(*load_reward(options.aesthetics, options.aesthetics_arg)) if options.aesthetics else None
     return T2isBench(
         data,
         options.images or out / "images",
-        judge=reward.judge,
-        judge_name=reward.name,
+        judge=reward,
         alignment=text_scorer(options, reward),
-        aesthetics=_aesthetics(options),
+        aesthetics=aesthetics,
+        aesthetics_scale=options.aesthetics_scale,
         made_by=described(options, panel=options.panel_size),
     )
-
-
-def _generate(data: SetData, options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
-    source = image_source(options, edits=False, panel=options.panel_size)
-    generate_images(set_jobs(data.cases, prompt_of(options)), out, source, shard=shard, progress=advance)
 
 
 SPEC = BenchmarkSpec(

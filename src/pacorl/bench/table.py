@@ -87,7 +87,7 @@ class BenchmarkSpec(Generic[Options, Items]):
             options=BenchmarkOptions,
             benchmark=PairAccuracy,
             read=lambda data, options: read_pairs(data, limit=options.limit),
-            build=lambda pairs, options, reward, out: PairAccuracy(pairs, reward.judge),
+            build=lambda pairs, options, reward, out: PairAccuracy(pairs, reward),
         )
     """
 

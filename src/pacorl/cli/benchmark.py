@@ -56,21 +56,18 @@ def command_of(name: str) -> Any:
 def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     """Runs a benchmark and prints its tables; ends with a code of its own if items are lacking."""
     from pacorl.bench.run import run_benchmark
-    from pacorl.bench.suite import remarks_of, summary
-    from pacorl.bench.tables import markdown
     from pacorl.engine.threads import use_cores
     from pacorl.io.quiet import quiet_loading
 
     quiet_loading()
     use_cores()
-    report = run_benchmark(name, data, options, progress=progress, notice=echo_errors)
-    if report is None:
+    outcome = run_benchmark(name, data, options, progress=progress, notice=echo_errors)
+    if outcome is None:
         return  # --generate-only
-    outcome = report.outcome
     if options.as_json:
-        print_json(summary(outcome) | {"note": report.note})
+        print_json(outcome.summary | {"note": outcome.note})
     else:
-        typer.echo("\n\n".join([*(markdown(table) for table in outcome.tables), *remarks_of(outcome)]))
-    echo_errors(report.note, f"tables: {outcome.folder / 'table.html'}")
+        typer.echo("\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks]))
+    echo_errors(outcome.note, f"tables: {outcome.folder / 'table.html'}")
     if outcome.missing or outcome.skipped:
         raise typer.Exit(INCOMPLETE)

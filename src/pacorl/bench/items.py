@@ -1,0 +1,204 @@
+"""The items of published data: rows of parquet files (as the hub serves them) or of JSONL, and the images of both.
+
+Texts are read at once; a row with its images only when it is needed, reading forward, so that a table of many
+gigabytes takes the memory of a few rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pacorl.io.documents import read_jsonl
+from pacorl.io.files import inside
+from pacorl.io.images import ImageError, open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Item = TypeVar("Item")
+Source = TypeVar("Source")
+
+SHOWN_FAULTS = 10
+ROWS_AT_A_TIME = 8
+"""Of a parquet file; each may hold several images of some megabytes."""
+
+
+class BadItemError(ValueError):
+    """An item of the benchmark's own data that cannot be used: a missing image, a damaged one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset(Generic[Item, Source]):
+    """The wanted items of a benchmark's published data."""
+
+    items: tuple[Item, ...]
+    refused: Mapping[str, str]
+    """Records that were left out on request, and why."""
+    fingerprint: str
+    """Of all the data, whatever the limit: a limit may be raised and the results kept."""
+    source: Source
+    """What the items' images are read from."""
+
+
+def parse_records(
+    records: Mapping[str, Sequence[Any]], parse: Callable[..., Item], *, at: str = "", skip_bad: bool = False
+) -> tuple[list[Item], dict[str, str]]:
+    """Parses every record of a benchmark's data.
+
+    Args:
+        records: key → the arguments of `parse`.
+        at: precedes the key in messages, if the key alone does not say which file it is in.
+
+    Returns:
+        The items, and key → fault of the records that are left out.
+
+    Raises:
+        ValueError: if records cannot be used and may not be left out; it lists them.
+    """
+    items: list[Item] = []
+    faults: dict[str, str] = {}
+    for key, record in records.items():
+        try:
+            items.append(parse(*record))
+        except ValueError as error:
+            faults[key] = f"{at}{key}: {error}"
+    if faults and not skip_bad:
+        lines = list(faults.values())
+        more = [f"… and {len(lines) - SHOWN_FAULTS} more"] if len(lines) > SHOWN_FAULTS else []
+        raise ValueError("\n".join([*lines[:SHOWN_FAULTS], *more, "--skip-bad leaves such items out"]))
+    return items, faults
+
+
+def fingerprint(rows: Sequence[Any]) -> str:
+    """What tells one data set from another: a digest of its texts."""
+    return hashlib.sha256(json.dumps(list(rows), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def check_filled(row: Mapping[str, Any], columns: Sequence[str], *, schema: str) -> None:
+    """Raises ValueError naming the columns that a row has no value for; `schema` says what a row has."""
+    missing = [name for name in columns if row.get(name) in (None, "", [])]
+    if missing:
+        raise ValueError(f"no {', '.join(missing)}; {schema}")
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+def open_rows(source: Path) -> Rows:
+    """A folder of parquet files, one such file, or a JSONL. Raises ValueError if there is nothing of the kind."""
+    if source.is_file() and source.suffix == ".jsonl":
+        return JsonRows(source)
+    files = [source] if source.suffix == ".parquet" and source.is_file() else sorted(source.rglob("*.parquet"))
+    if files:
+        return ParquetRows(source if source.is_dir() else source.parent, files)
+    lists = sorted(source.glob("*.jsonl"))
+    if len(lists) == 1:
+        return JsonRows(lists[0])
+    raise ValueError(f"{source}: holds no parquet files and not one JSONL; download the data set, e.g. `hf download`")
+
+
+class JsonRows:
+    """A JSONL; images are paths beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path.parent
+        self._rows = read_jsonl(path)
+
+    def texts(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Every row, these columns only."""
+        return [{name: row.get(name) for name in columns} for row in self._rows]
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """One whole row."""
+        return self._rows[number]
+
+
+class ParquetRows:
+    """Parquet files, in the order of their names."""
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        self.folder, self.files = folder, files
+        self._batches: Iterator[tuple[int, list[dict[str, Any]]]] = iter(())
+        self._start, self._batch = 0, list[dict[str, Any]]()
+
+    def texts(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Every row, these columns only."""
+        rows: list[dict[str, Any]] = []
+        for table in map(_parquet, self.files):
+            # A mirror may lack a column, or have it in some of its files only; `check_filled` tells of it by row.
+            present = [name for name in columns if name in table.schema_arrow.names]
+            rows += [dict.fromkeys(columns) | row for row in table.read(columns=present).to_pylist()]
+        return rows
+
+    def row(self, number: int) -> Mapping[str, Any]:
+        """One whole row; a number below the last one reads from the first file again."""
+        if number < self._start or not self._batch:
+            self._batches, self._start, self._batch = self._read(), 0, []
+        while number >= self._start + len(self._batch):
+            self._start, self._batch = next(self._batches)
+        return self._batch[number - self._start]
+
+    def _read(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """(number of its first row, rows) of every batch."""
+        start = 0
+        for file in self.files:
+            for batch in _parquet(file).iter_batches(batch_size=ROWS_AT_A_TIME):
+                yield start, batch.to_pylist()
+                start += batch.num_rows
+
+
+Rows = JsonRows | ParquetRows
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: no whole parquet file ({' '.join(str(error).split())[:120]})") from None
+
+
+# --- images ------------------------------------------------------------------------------------------------------
+
+
+class ImageCache:
+    """Opens images of one folder, and hands the same object out again: a judge knows equal images by it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._opened: dict[str, Image] = {}
+
+    def open(self, name: str) -> Image:
+        """The image of that name. Raises BadItemError naming the file if there is none that can be used."""
+        if name not in self._opened:
+            path = inside(self.folder, name)
+            self._opened[name] = _open(path, name=str(path))
+        return self._opened[name]
+
+    def decode(self, cell: Any, *, name: str) -> Image:
+        """A table's cell: `{bytes, path}` as `datasets` writes it, bytes, or a path inside the folder."""
+        content = cell.get("bytes") if isinstance(cell, Mapping) else cell
+        if isinstance(content, bytes):
+            return _open(content, name=name)
+        path = cell.get("path") if isinstance(cell, Mapping) else cell
+        if not isinstance(path, str) or not path:
+            raise BadItemError(f"{name}: holds neither an image's bytes nor a path")
+        return self.open(path)
+
+
+def _open(source: Path | bytes, *, name: str) -> Image:
+    try:
+        return open_image(source, name=name)
+    except ImageError as error:
+        raise BadItemError(str(error)) from None
+    except OSError as error:
+        raise BadItemError(f"{name}: cannot be read ({error.strerror or error})") from None
