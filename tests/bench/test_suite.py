@@ -14,7 +14,7 @@ from pacorl.bench.items import BadItemError, parse_records
 from pacorl.bench.run import read_results, run
 from pacorl.bench.suite import Line, Row, Table, cell_text
 from pacorl.core.ranking import Interval, bootstrap
-from pacorl.data.sources import evenly_spread
+from pacorl.data.records import evenly_spread
 from pacorl.engine.image_queue import Shard
 
 

@@ -23,10 +23,11 @@ from pacorl.data.characters import (
     Panel,
     all_panels,
     character_prompts,
-    diversity,
     draw,
     draw_grid,
+    evenness,
     grade,
+    majority,
     redrawn,
     split_of,
 )
@@ -71,12 +72,12 @@ def test_other_texts_are_refused(text: str, message: str) -> None:
 
 
 def test_splits_share_no_character_and_each_has_every_value() -> None:
-    characters_of = {name: {p.kept[:3] for p in all_panels() if split_of(p) == name} for name in SPLITS}
+    heroes_of = {name: {p.kept[:3] for p in all_panels() if split_of(p) == name} for name in SPLITS}
     for first, second in itertools.combinations(SPLITS, 2):
-        assert characters_of[first].isdisjoint(characters_of[second])
-    for found in characters_of.values():
-        for place, name in enumerate(IDENTITY):
-            assert {character[place] for character in found} == set(VALUES[name])
+        assert heroes_of[first].isdisjoint(heroes_of[second])
+    for heroes in heroes_of.values():
+        for index, name in enumerate(IDENTITY):
+            assert {character[index] for character in heroes} == set(VALUES[name])
 
 
 def test_splits_share_no_prompt() -> None:
@@ -86,7 +87,7 @@ def test_splits_share_no_prompt() -> None:
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_prompts_show_characters_of_their_split(name: characters.Split) -> None:
+def test_prompts_show_heroes_of_their_split(name: characters.Split) -> None:
     for prompt in character_prompts(name, 48):
         assert {split_of(Panel.parse(text)) for text in prompt.panels} == {name}
 
@@ -120,8 +121,8 @@ def test_redrawn_changes_kept_attributes_alone() -> None:
     assert [(p.pose, p.prop) for p in changed] == [(p.pose, p.prop) for p in panels]
     assert redrawn(panels, chance=0.0, rng=random.Random(0)) == panels
     for name in KEPT:
-        kept = np.mean([getattr(a, name) == getattr(b, name) for a, b in zip(panels, changed, strict=True)])
-        assert kept == pytest.approx(1 / len(VALUES[name]), abs=0.12)
+        share_equal = np.mean([getattr(a, name) == getattr(b, name) for a, b in zip(panels, changed, strict=True)])
+        assert share_equal == pytest.approx(1 / len(VALUES[name]), abs=0.12)
 
 
 # --- the oracle ------------------------------------------------------------------------------------------------
@@ -133,11 +134,11 @@ def test_the_oracle_reads_drawings(oracle: Oracle, size: int) -> None:
     assert oracle.read([draw(panel, size) for panel in panels]) == panels
 
 
-def test_the_oracle_reads_the_panels_of_a_sheet(oracle: Oracle) -> None:
+def test_the_oracle_reads_the_panels_of_a_grid_image(oracle: Oracle) -> None:
     prompt = character_prompts("test", 1)[0]
-    wanted = [Panel.parse(text) for text in prompt.panels]
-    panels = split(draw_grid(wanted, prompt.grid, 64), prompt.grid)
-    assert oracle.read(panels) == wanted
+    described = [Panel.parse(text) for text in prompt.panels]
+    panels = split(draw_grid(described, prompt.grid, 64), prompt.grid)
+    assert oracle.read(panels) == described
     assert set(oracle.grade(prompt, panels).values()) == {1.0}
 
 
@@ -145,8 +146,8 @@ def test_what_is_nothing_of_this_world_is_invalid(oracle: Oracle) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
     junk = [noise, Image.new("RGB", (64, 64)), Image.new("RGB", (64, 64), "white"), Image.new("RGB", (32, 32), "red")]
     assert oracle.read(junk) == [None] * 4
-    wanted = character_prompts("test", 1)[0]
-    assert set(oracle.grade(wanted, junk).values()) == {0.0}
+    described = character_prompts("test", 1)[0]
+    assert set(oracle.grade(described, junk).values()) == {0.0}
 
 
 def test_the_valid_distance_is_the_change_of_one_identity_attribute() -> None:
@@ -164,15 +165,20 @@ def test_the_valid_distance_is_the_change_of_one_identity_attribute() -> None:
 
 
 def test_grades_of_a_perfect_set() -> None:
-    wanted = [replace(HERO, prop=prop) for prop in ("boat", "tree", "lamp", "flag")]
-    assert grade(wanted, wanted) == {"attribute_agreement": 1, "all_equal_pairs": 1, "prompt_match": 1, "valid": 1}
+    described = [replace(HERO, prop=prop) for prop in ("boat", "tree", "lamp", "flag")]
+    assert grade(described, described) == {
+        "attribute_agreement": 1,
+        "all_equal_pairs": 1,
+        "prompt_match": 1,
+        "valid": 1,
+    }
 
 
 def test_grades_of_one_wrong_hat() -> None:
-    wanted = [HERO] * 4
+    described = [HERO] * 4
     seen = [HERO, HERO, HERO, replace(HERO, hat="cap")]
     # Three of six pairs differ in one of four kept attributes; one panel of four misses one of six.
-    assert grade(wanted, seen) == pytest.approx(
+    assert grade(described, seen) == pytest.approx(
         {"attribute_agreement": (3 + 3 * 0.75) / 6, "all_equal_pairs": 0.5, "prompt_match": 1 - 1 / 24, "valid": 1}
     )
 
@@ -193,16 +199,20 @@ def test_an_invalid_panel_agrees_with_nothing_and_matches_nothing() -> None:
 # --- diversity -------------------------------------------------------------------------------------------------
 
 
-def sets_of(names: Sequence[Sequence[str]]) -> list[list[Panel | None]]:
-    return [[Panel(*kept, pose="standing", prop="tree")] * 4 for kept in names]
+def diversity(sets: Sequence[Sequence[Panel | None]]) -> float:
+    return evenness([majority(panels) for panels in sets])
 
 
-def test_diversity_is_1_where_all_values_are_equally_common() -> None:
+def sets_of(subjects: Sequence[Sequence[str]]) -> list[list[Panel | None]]:
+    return [[Panel(*subject, pose="standing", prop="tree")] * 4 for subject in subjects]
+
+
+def test_diversity_is_1_if_all_values_are_equally_common() -> None:
     everyone = itertools.product(*(VALUES[name] for name in KEPT))
     assert diversity(sets_of(list(everyone))) == pytest.approx(1)
 
 
-def test_diversity_is_0_where_every_set_is_alike() -> None:
+def test_diversity_is_0_if_every_set_is_alike() -> None:
     assert diversity([[HERO] * 4] * 10) == pytest.approx(0, abs=1e-12)
 
 

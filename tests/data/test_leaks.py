@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pacorl.data.leaks import check_leaks, find_leaks, leak_report, save_edits, split_prompts
-from pacorl.data.records import load_prompts, prompts_from
+from pacorl.data.leaks import check_leaks, find_leaks, leak_report, split_prompts
+from pacorl.data.records import prompts_from
 from pacorl.types import Prompt
 
 
@@ -17,7 +17,7 @@ def prompts(*texts: str) -> list[Prompt]:
 
 
 def edits(folder: Path, *pairs: tuple[str, str]) -> list[Prompt]:
-    """(colour of the picture, instruction) each; equal colours are equal files under two names."""
+    """(colour of the image, instruction) each; equal colours are equal files under two names."""
     made = []
     for number, (colour, text) in enumerate(pairs):
         path = folder / f"{number}.png"
@@ -83,15 +83,6 @@ def test_a_split_keeps_families_and_benchmarks_apart(tmp_path: Path) -> None:
 def test_a_split_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="holding out 3 of 3 prompts, 0 kept out, leaves none"):
         split_prompts(prompts("a", "b", "c"), test=3)
-
-
-def test_saved_edits_are_read_back(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    made = edits(tmp_path / "in", ("red", "Make it blue."), ("red", "Add a hat."))
-    save_edits(made, tmp_path / "out" / "train.jsonl")
-    again = load_prompts(tmp_path / "out" / "train.jsonl")
-    assert [p.text for p in again] == ["Make it blue.", "Add a hat."]
-    assert again[0].sources[0].read_bytes() == made[0].sources[0].read_bytes()
 
 
 def test_a_leak_is_refused_told_or_passed_over() -> None:

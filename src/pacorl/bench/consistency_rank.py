@@ -20,7 +20,7 @@ from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
-from pacorl.data.sources import evenly_spread
+from pacorl.data.records import evenly_spread
 from pacorl.io.documents import read_jsonl, read_keyed
 from pacorl.io.files import inside
 

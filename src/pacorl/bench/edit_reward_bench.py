@@ -29,7 +29,7 @@ from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.data.sources import evenly_spread
+from pacorl.data.records import evenly_spread
 from pacorl.judges.pairwise import ask
 from pacorl.types import Question
 

@@ -31,7 +31,7 @@ from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
-from pacorl.data.sources import evenly_spread
+from pacorl.data.records import evenly_spread
 from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes

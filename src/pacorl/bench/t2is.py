@@ -32,8 +32,7 @@ from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.leaks import id_text
-from pacorl.data.records import load_prompts
-from pacorl.data.sources import evenly_spread
+from pacorl.data.records import evenly_spread, load_prompts
 from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
 from pacorl.io.documents import read_jsonl, read_object
 from pacorl.io.files import safe_name, write_atomic

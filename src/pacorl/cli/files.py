@@ -96,18 +96,17 @@ def split_prompts(
     near: float = NEAR,
 ) -> None:
     """Split prompts into training and test, benchmarks kept out of both."""
-    from pacorl.data import leaks
+    from pacorl.data.edits import save_edits
+    from pacorl.data.leaks import split_prompts
     from pacorl.data.records import prompts_from, save_prompts
 
     benchmarks = {name: prompts_from(name) for name in keep_out}
-    train, held_out, leaking = leaks.split_prompts(
-        prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near
-    )
+    train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near)
     for name, side in (("train", train), ("test", held_out)):
         # Edits have a form of their own: a record of a set has no place for a source image.
-        save = leaks.save_edits if any(prompt.sources for prompt in side) else save_prompts
+        save = save_edits if any(prompt.sources for prompt in side) else save_prompts
         save(side, out / f"{name}.jsonl")
-    typer.echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaking)} kept out")
+    typer.echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
 
 
 @config.callback()

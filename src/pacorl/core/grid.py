@@ -35,6 +35,13 @@ def panel_texts(prompt: str) -> tuple[str, ...]:
     return tuple(prompt[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=bool(tags)))
 
 
+def panel_tags(grid: Grid) -> list[str]:
+    """`[TOP]-[LEFT]` and so on for 2×2, as released; `[1]-[2]` (row, column) for others."""
+    if grid == Grid(2, 2):
+        return [f"[{row}]-[{col}]" for row in ("TOP", "BOTTOM") for col in ("LEFT", "RIGHT")]
+    return [f"[{row + 1}]-[{col + 1}]" for row in range(grid.rows) for col in range(grid.cols)]
+
+
 def shared_text(prompt: str) -> str:
     """What a T2IS prompt says before its first panel tag."""
     first = PANEL_TAG.search(prompt)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, all_panels, draw, split_of
+from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, all_panels, draw, split_of, with_another
 from pacorl.io.documents import write_jsonl
 from pacorl.io.images import open_image
 from pacorl.types import Prompt
@@ -59,12 +59,11 @@ def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
 
 def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
     """An edit of `panel` to another value of `attribute`."""
-    values = [value for value in VALUES[attribute] if value != getattr(panel, attribute)]
-    return Edit(panel, attribute, rng.choice(values))
+    return Edit(panel, attribute, getattr(with_another(panel, attribute, rng), attribute))
 
 
 def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int = 64) -> Path:
-    """Draw each source as `folder/name/0000.png` and writes `folder/name.jsonl`, which names them."""
+    """Draw each source as `folder/name/0000.png` and write `folder/name.jsonl`, which names them."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     rows = []
     for number, edit in enumerate(edits):
@@ -98,22 +97,18 @@ def grade_edits(prompts: Sequence[Prompt], images: Sequence[Image], *, oracle: O
     change has its new value. edited_well: both, entirely. valid: share of images that show anything of this world;
     an invalid one keeps and follows nothing.
     """
+    # The nearest panel whatever its distance: a source is a drawing, and its file may have been resized or compressed.
     sources = oracle.nearest([open_image(prompt.sources[0]) for prompt in prompts])
     rows = [
-        _grade(edit_of(prompt, before), seen)
-        for prompt, (before, _), seen in zip(prompts, sources, oracle.read(images), strict=True)
+        _grade(edit_of(prompt, before), shown)
+        for prompt, (before, _), shown in zip(prompts, sources, oracle.read(images), strict=True)
     ]
     return {name: float(np.mean([row[name] for row in rows])) for name in EDIT_GRADES}
 
 
-def _grade(edit: Edit, seen: Panel | None) -> dict[str, float]:
-    if seen is None:
+def _grade(edit: Edit, shown: Panel | None) -> dict[str, float]:
+    if shown is None:
         return dict.fromkeys(EDIT_GRADES, 0.0)
-    kept_share = float(np.mean([getattr(seen, name) == getattr(edit.before, name) for name in edit.others]))
-    followed = float(getattr(seen, edit.attribute) == edit.value)
-    return {
-        "kept": kept_share,
-        "followed": followed,
-        "edited_well": float(kept_share == 1 and followed == 1),
-        "valid": 1.0,
-    }
+    kept_share = float(np.mean([getattr(shown, name) == getattr(edit.before, name) for name in edit.others]))
+    followed = float(getattr(shown, edit.attribute) == edit.value)
+    return {"kept": kept_share, "followed": followed, "edited_well": float(kept_share == followed == 1), "valid": 1.0}

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from pacorl.core.grid import join
+from pacorl.core.grid import join, panel_tags
 from pacorl.types import Grid, Prompt
 
 COLOURS = {
@@ -30,24 +30,19 @@ COLOURS = {
     "purple": (140, 70, 175),
     "white": (245, 243, 236),
 }
-SHAPES = ("round", "square", "pointed", "tall")
-HATS = ("cap", "crown", "top-hat")
 PALETTES = {  # sky, ground, sun or moon
     "day": ((150, 208, 246), (118, 186, 88), (255, 236, 130)),
     "night": ((56, 62, 126), (40, 72, 84), (240, 238, 214)),
     "sunset": ((250, 158, 96), (132, 74, 96), (255, 226, 160)),
     "candy": ((252, 206, 224), (176, 226, 206), (255, 255, 255)),
 }
-POSES = ("standing", "waving", "jumping")
-PROPS = ("tree", "house", "ball", "flag", "lamp", "boat")
-
 VALUES: dict[str, tuple[str, ...]] = {
     "colour": tuple(COLOURS),
-    "shape": SHAPES,
-    "hat": HATS,
+    "shape": ("round", "square", "pointed", "tall"),
+    "hat": ("cap", "crown", "top-hat"),
     "palette": tuple(PALETTES),
-    "pose": POSES,
-    "prop": PROPS,
+    "pose": ("standing", "waving", "jumping"),
+    "prop": ("tree", "house", "ball", "flag", "lamp", "boat"),
 }
 IDENTITY = ("colour", "shape", "hat")
 KEPT = (*IDENTITY, "palette")
@@ -101,29 +96,33 @@ class Panel:
 
 @lru_cache(maxsize=1)
 def all_panels() -> tuple[Panel, ...]:
-    """Every panel of the world (5,184)."""
+    """Every panel of the world (5,184), in an order that seeds and the oracle's templates rest on."""
     return tuple(Panel(*values) for values in itertools.product(*VALUES.values()))
 
 
 def split_of(panel: Panel) -> Split:
     """The split that a panel's character (colour, shape, hat) belongs to."""
-    place = [VALUES[name].index(getattr(panel, name)) for name in IDENTITY]
-    return SPLIT_OF_CLASS[(place[0] + place[1] + 2 * place[2]) % 6]
+    colour, shape, hat = (VALUES[name].index(getattr(panel, name)) for name in IDENTITY)
+    return SPLIT_OF_CLASS[(colour + shape + 2 * hat) % 6]
 
 
 # --- drawing -------------------------------------------------------------------------------------------------
 
 CANVAS = 256  # drawn large, then shrunk: soft edges at any size
 INK = (38, 32, 44)
-Colour = tuple[int, int, int]
 
 
 def draw(panel: Panel, size: int) -> Image.Image:
-    """Paints a panel as an RGB image of `size` × `size` pixels."""
+    """Draw a panel as an RGB image of `size` × `size` pixels."""
     canvas = Image.new("RGB", (CANVAS, CANVAS))
     pen = ImageDraw.Draw(canvas)
-    _draw_place(pen, palette=panel.palette)
-    _draw_prop(pen, prop=panel.prop)
+    sky, ground, light = PALETTES[panel.palette]
+    pen.rectangle((0, 0, CANVAS, CANVAS), fill=sky)
+    pen.rectangle((0, 188, CANVAS, CANVAS), fill=ground)
+    pen.ellipse((12, 12, 54, 54), fill=light)
+    if panel.palette == "night":
+        pen.ellipse((26, 6, 64, 44), fill=sky)  # a crescent
+    _draw_prop(pen, panel.prop)
     _draw_hero(pen, panel)
     return canvas.resize((size, size), Image.Resampling.BOX)
 
@@ -131,15 +130,6 @@ def draw(panel: Panel, size: int) -> Image.Image:
 def draw_grid(panels: Sequence[Panel], grid: Grid, panel_size: int) -> Image.Image:
     """Draw a grid image."""
     return join([draw(panel, panel_size) for panel in panels], grid)
-
-
-def _draw_place(pen: ImageDraw.ImageDraw, palette: str) -> None:
-    sky, ground, light = PALETTES[palette]
-    pen.rectangle((0, 0, CANVAS, CANVAS), fill=sky)
-    pen.rectangle((0, 188, CANVAS, CANVAS), fill=ground)
-    pen.ellipse((12, 12, 54, 54), fill=light)
-    if palette == "night":
-        pen.ellipse((26, 6, 64, 44), fill=sky)  # a crescent
 
 
 def _draw_prop(pen: ImageDraw.ImageDraw, prop: str) -> None:
@@ -168,39 +158,35 @@ def _draw_prop(pen: ImageDraw.ImageDraw, prop: str) -> None:
 
 def _draw_hero(pen: ImageDraw.ImageDraw, panel: Panel) -> None:
     x, lift = 96, 34 if panel.pose == "jumping" else 0
-    half_width, top, bottom = _body_box(panel.shape)
+    boxes = {"round": (50, 100, 200), "square": (50, 104, 200), "pointed": (62, 92, 200), "tall": (30, 80, 200)}
+    half_width, top, bottom = boxes[panel.shape]
     top, bottom = top - lift, bottom - lift
     middle = (top + bottom) // 2
-    pen.ellipse((x - 40 + lift // 2, 222, x + 40 - lift // 2, 236), fill=INK)  # its shadow
+    pen.ellipse((x - 40 + lift // 2, 222, x + 40 - lift // 2, 236), fill=INK)  # a shadow, smaller under a jump
     for side in (-1, 1):
         pen.line((x + side * 20, bottom - 10, x + side * 24, bottom + 26), fill=INK, width=14)
         up = panel.pose == "jumping" or (panel.pose == "waving" and side == -1)
         arm = (x + side * (half_width - 8), middle + 6, x + side * (half_width + 26), middle + (-46 if up else 40))
         pen.line(arm, fill=INK, width=22)
         pen.line(arm, fill=COLOURS[panel.colour], width=12)
-    _draw_body(pen, panel.shape, fill=COLOURS[panel.colour], x=x, half_width=half_width, top=top, bottom=bottom)
+    _draw_body(pen, panel, (x - half_width, top, x + half_width, bottom))
     for side in (-1, 1):
         eye = x + side * 15
         pen.ellipse((eye - 9, middle - 11, eye + 9, middle + 7), fill=(255, 255, 255), outline=INK, width=3)
         pen.ellipse((eye - 4, middle - 5, eye + 4, middle + 4), fill=INK)
+    # A pointed body ends in a tip, over which the hat is pulled down.
     _draw_hat(pen, panel.hat, x=x, brim=top + (16 if panel.shape == "pointed" else 8))
 
 
-def _body_box(shape: str) -> tuple[int, int, int]:
-    return {"round": (50, 100, 200), "square": (50, 104, 200), "pointed": (62, 92, 200), "tall": (30, 80, 200)}[shape]
-
-
-def _draw_body(
-    pen: ImageDraw.ImageDraw, shape: str, *, fill: Colour, x: int, half_width: int, top: int, bottom: int
-) -> None:
-    box = (x - half_width, top, x + half_width, bottom)
-    match shape:
+def _draw_body(pen: ImageDraw.ImageDraw, panel: Panel, box: tuple[int, int, int, int]) -> None:
+    fill, (left, top, right, bottom) = COLOURS[panel.colour], box
+    match panel.shape:
         case "round":
             pen.ellipse(box, fill=fill, outline=INK, width=6)
         case "square":
             pen.rectangle(box, fill=fill, outline=INK, width=6)
         case "pointed":
-            corners = [(x - half_width, bottom), (x, top - 16), (x + half_width, bottom)]
+            corners = [(left, bottom), ((left + right) // 2, top - 16), (right, bottom)]
             pen.polygon(corners, fill=fill, outline=INK, width=6)
         case "tall":
             pen.rounded_rectangle(box, radius=28, fill=fill, outline=INK, width=6)
@@ -222,7 +208,7 @@ def _draw_hat(pen: ImageDraw.ImageDraw, hat: str, *, x: int, brim: int) -> None:
 
 # --- prompts -------------------------------------------------------------------------------------------------
 
-SCENES = tuple(itertools.product(POSES, PROPS))
+SCENES = tuple(itertools.product(VALUES["pose"], VALUES["prop"]))
 CRITERIA = {
     "Identity": {
         "Colour": "The hero has the same colour in all images.",
@@ -239,6 +225,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
     Characters and palettes take turns (no two of the first 48 test prompts share both); scenes are drawn anew.
     """
     rng = random.Random(f"{split}-{seed}")
+    # Sorted first: the order of a set of texts differs from process to process, and the draws must not.
     subjects = sorted({panel.kept for panel in all_panels() if split_of(panel) == split})
     prompts = []
     for index in range(count):
@@ -248,18 +235,22 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
     return prompts
 
 
-def set_of(kept: Sequence[str], count: int, rng: random.Random) -> list[Panel]:
-    """`count` panels of one subject in different scenes (scenes repeat only if there are too few)."""
+def set_of(subject: Sequence[str], count: int, rng: random.Random) -> list[Panel]:
+    """`count` panels of one subject (values of KEPT) in different scenes, which repeat only if there are too few."""
     scenes = [scene for _ in range(-(-count // len(SCENES))) for scene in rng.sample(SCENES, len(SCENES))]
-    return [Panel(*kept, *scene) for scene in scenes[:count]]  # type: ignore[call-arg]
+    return [Panel(*subject, *scene) for scene in scenes[:count]]  # type: ignore[call-arg]
 
 
-def write_prompt(number: int, panels: Sequence[Panel], grid: Grid) -> Prompt:
-    """The T2IS prompt that asks for exactly these panels (which must share a subject)."""
-    subject = panels[0].subject
-    assert all(panel.subject == subject for panel in panels)
-    tags = _panel_tags(grid)
-    scenes = [f"{tag}: {panel.text}." for tag, panel in zip(tags, panels, strict=True)]
+def write_prompt(number: int, panels: Sequence[Panel], grid: Grid, *, subject: str = "") -> Prompt:
+    """The T2IS prompt that asks for exactly these panels.
+
+    Args:
+        subject: what the set shares, from which a panel may depart; what all panels share if left out.
+    """
+    assert subject or len({panel.subject for panel in panels}) == 1
+    # What the panels share comes first: CLIP reads 77 tokens of a prompt and nothing beyond.
+    subject = subject or panels[0].subject
+    scenes = [f"{tag}: {panel.text}." for tag, panel in zip(panel_tags(grid), panels, strict=True)]
     return Prompt(
         id=number,
         text=" ".join([f"{grid} grid layout of {subject}.", *scenes]),
@@ -268,12 +259,6 @@ def write_prompt(number: int, panels: Sequence[Panel], grid: Grid) -> Prompt:
         panels=tuple(panel.text for panel in panels),
         criteria=CRITERIA,
     )
-
-
-def _panel_tags(grid: Grid) -> list[str]:
-    if grid == Grid(2, 2):
-        return [f"[{row}]-[{col}]" for row in ("TOP", "BOTTOM") for col in ("LEFT", "RIGHT")]
-    return [f"[{row + 1}]-[{col + 1}]" for row in range(grid.rows) for col in range(grid.cols)]
 
 
 def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> list[Panel]:
@@ -285,11 +270,15 @@ def redrawn(panels: Sequence[Panel], *, chance: float, rng: random.Random) -> li
 
 def redrawn_once(panel: Panel, rng: random.Random, *, names: Sequence[str] = KEPT) -> Panel:
     """The panel with one attribute of `names` changed to another value."""
-    name = rng.choice(names)
-    others = [value for value in VALUES[name] if value != getattr(panel, name)]
-    return replace(panel, **{name: rng.choice(others)})
+    return with_another(panel, rng.choice(names), rng)
 
 
+def with_another(panel: Panel, name: str, rng: random.Random) -> Panel:
+    """The panel with another value of one attribute."""
+    return replace(panel, **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)])})
+
+
+# The committed editor was trained on these words, so they stay as they are.
 EDITS = {
     "colour": "Paint the hero {}.",
     "hat": "Give the hero a {}.",
@@ -302,9 +291,7 @@ INSTRUCTIONS = tuple(form.format(value) for name, form in EDITS.items() for valu
 
 def vocabulary() -> list[str]:
     """Texts that hold every word of this world about as often as its prompts do: what the tiny tokenizers read."""
-    prompts = [prompt.text for prompt in character_prompts("train", 288)]
-    edits = [EDITS[name].format(value) for name in EDITS for value in VALUES[name]]
-    return prompts + 4 * edits
+    return [*(prompt.text for prompt in character_prompts("train", 288)), *4 * INSTRUCTIONS]
 
 
 # --- grading -------------------------------------------------------------------------------------------------
@@ -319,7 +306,7 @@ GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 
 
 class Oracle:
-    """Read panels back by their nearest template, and grades sets. It is used to measure, never as a reward."""
+    """Read panels back by their nearest template, and grade sets. It is used to measure, never as a reward."""
 
     @cached_property
     def templates(self) -> NDArray[np.float32]:
@@ -333,43 +320,41 @@ class Oracle:
     def nearest(self, images: Sequence[Image.Image]) -> list[tuple[Panel, float]]:
         """The closest template of each image and its distance."""
         pixels = np.stack([_pixels(image) for image in images])
+        # |a − b|² = |a|² − 2ab + |b|², one matrix product instead of 5,184 differences of 3,072 numbers per image.
         squared = (
             (pixels**2).sum(1)[:, None] - 2 * pixels @ self.templates.T + (self.templates**2).sum(1)[None, :]
-        ).clip(min=0) / pixels.shape[1]
+        ).clip(min=0) / pixels.shape[1]  # in float32 the distance to an image's own template comes out below 0
         best = squared.argmin(1)
         return [(all_panels()[i], float(np.sqrt(squared[row, i]))) for row, i in enumerate(best)]
 
     def grade(self, prompt: Prompt, panels: Sequence[Image.Image]) -> dict[str, float]:
         """The GRADES of one set, each in 0..1; an invalid panel agrees with nothing and matches nothing."""
-        wanted = [Panel.parse(text) for text in prompt.panels]
-        return grade(wanted, self.read(panels))
+        return grade([Panel.parse(text) for text in prompt.panels], self.read(panels))
 
 
-def grade(wanted: Sequence[Panel], seen: Sequence[Panel | None]) -> dict[str, float]:
-    """The GRADES of a set that was to show `wanted` and shows `seen`.
+def grade(described: Sequence[Panel], shown: Sequence[Panel | None]) -> dict[str, float]:
+    """The GRADES of a set by the panels that its prompt describes and those that it shows.
 
     attribute_agreement: share of kept attributes that two panels share, mean over pairs of panels.
     all_equal_pairs: share of pairs that share all of them.
     prompt_match: share of the six attributes that a panel's text names and the panel shows, mean over panels.
     valid: share of panels that show anything of this world.
     """
-    pairs = list(itertools.combinations(seen, 2))
-    agreement = [_agreement(first, second) for first, second in pairs]
-    matches = [_share_equal(want, see, tuple(VALUES)) if see else 0.0 for want, see in zip(wanted, seen, strict=True)]
+    # A single panel has no pairs, and cannot disagree with itself.
+    agreement = [_share_equal(*pair, KEPT) for pair in itertools.combinations(shown, 2)] or [1.0]
+    matches = [_share_equal(*pair, tuple(VALUES)) for pair in zip(described, shown, strict=True)]
     return {
-        "attribute_agreement": float(np.mean(agreement)) if pairs else 1.0,
-        "all_equal_pairs": float(np.mean([value == 1 for value in agreement])) if pairs else 1.0,
+        "attribute_agreement": float(np.mean(agreement)),
+        "all_equal_pairs": float(np.mean([share == 1 for share in agreement])),
         "prompt_match": float(np.mean(matches)),
-        "valid": float(np.mean([see is not None for see in seen])),
+        "valid": float(np.mean([panel is not None for panel in shown])),
     }
 
 
-def diversity(sets: Sequence[Sequence[Panel | None]]) -> float:
-    """Mean over the kept attributes of the normalised entropy, over sets, of a set's majority value.
-
-    1 if all values are equally common as a set's majority, 0 if every set shows the same value.
-    """
-    return evenness([majority(panels) for panels in sets])
+def _share_equal(first: Panel | None, second: Panel | None, names: Sequence[str]) -> float:
+    if first is None or second is None:
+        return 0.0
+    return float(np.mean([getattr(first, name) == getattr(second, name) for name in names]))
 
 
 Majority = tuple[str | None, ...]
@@ -378,28 +363,21 @@ Majority = tuple[str | None, ...]
 
 def majority(panels: Sequence[Panel | None]) -> Majority:
     """The majority of a set; of values that are equally common the first in the alphabet."""
-    shown = [panel.kept for panel in panels if panel]
-    return tuple(max(sorted(set(values)), key=values.count) for values in zip(*shown, strict=True)) or (None,) * len(
-        KEPT
-    )
+    values_by_name = zip(*[panel.kept for panel in panels if panel], strict=True)
+    return tuple(max(sorted(set(values)), key=values.count) for values in values_by_name) or (None,) * len(KEPT)
 
 
 def evenness(majorities: Sequence[Majority]) -> float:
-    """`diversity` of sets by their majorities."""
+    """The diversity of sets: mean over the kept attributes of the normalised entropy, over sets, of their majorities.
+
+    1 if all values are equally common as a set's majority, 0 if every set shows the same value.
+    """
     entropies = []
     for name, values in zip(KEPT, zip(*majorities, strict=True), strict=True):
         counts = np.array([values.count(value) for value in VALUES[name]], dtype=float)
         shares = counts[counts > 0] / max(counts.sum(), 1)
         entropies.append(float(-(shares * np.log(shares)).sum() / np.log(len(VALUES[name]))))
     return float(np.mean(entropies))
-
-
-def _agreement(first: Panel | None, second: Panel | None) -> float:
-    return _share_equal(first, second, KEPT) if first and second else 0.0
-
-
-def _share_equal(first: Panel, second: Panel, names: Sequence[str]) -> float:
-    return float(np.mean([getattr(first, name) == getattr(second, name) for name in names]))
 
 
 def _pixels(image: Image.Image) -> NDArray[np.float32]:

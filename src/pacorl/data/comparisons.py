@@ -27,10 +27,11 @@ from typing import Any
 
 from pacorl.core.questions import meets_criterion
 from pacorl.data import characters
-from pacorl.data.characters import IDENTITY, VALUES, Panel, Split
-from pacorl.data.sources import SPLITS, TINY, evenly_spread, tiny_source
+from pacorl.data.characters import IDENTITY, Split, with_another
+from pacorl.data.records import TINY, TINY_COUNTS, evenly_spread, tiny_source
 from pacorl.io.documents import blamed_on, read_json, read_records, text_field, write_json, write_jsonl
 from pacorl.io.files import inside
+from pacorl.io.images import SHOWN_FAULTS
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
@@ -40,20 +41,26 @@ IMPORT_RANKINGS = (
     "`pacorl dataset export SET`, and name SET/export/comparisons_train.jsonl"
 )
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
-SHOWN_FAULTS = 10
-"""How many missing images a message lists; the rest is counted."""
 TINY_COUNT = 200
 """Pairs of a split of the tiny world if a source gives no count."""
 TINY_SIDE = 64
 """Pixels of a drawn panel."""
 ONE_HERO = "The hero is the same in all images, whatever the palette."
 
+INFO = "dataset_info.json"
 # LLaMA-Factory's own defaults for entries of dataset_info.json that do not say otherwise.
 COLUMNS = {"messages": "conversations", "images": "images"}
 TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
 # How PaCo-Dataset and our exports name them: for a file that nothing describes.
-OPENAI_COLUMNS = {"messages": "messages", "images": "images"}
-OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+OPENAI_FORM = {
+    "formatting": "sharegpt",
+    "columns": {"messages": "messages", "images": "images"},
+    "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+}
+
+
+class MissingImagesError(ValueError):
+    """Images of a source are not where it says; the message lists them."""
 
 
 def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | None = None) -> list[Comparison]:
@@ -62,32 +69,35 @@ def comparisons_from(source: str, *, limit: int | None = None, scratch: Path | N
     `scratch` is the folder in which pairs of the tiny world are drawn. Raises ValueError for an unknown source, for
     what `load_comparisons` and `load_sharegpt` refuse, and for missing images.
     """
-    comparisons = _source(source, scratch)
+    comparisons = _comparisons(source, scratch)
     if not comparisons:
         raise ValueError(f"{source}: holds no comparisons; give {SOURCES}")
     return evenly_spread(comparisons, limit, source=source)
 
 
-def _source(source: str, scratch: Path | None) -> list[Comparison]:
+def _comparisons(source: str, scratch: Path | None) -> list[Comparison]:
+    path, suffix = Path(source), Path(source).suffix.lower()
     if source.startswith(TINY):
         return _tiny_comparisons(source, scratch)
-    folder, _, name = source.rpartition(":")
-    path = Path(source)
-    if path.suffix.lower() == ".jsonl":
+    if suffix == ".jsonl":
         return load_comparisons(path)
-    if path.suffix.lower() == ".json":
-        return load_sharegpt(path.parent, _entry_of(path))
-    if path.is_dir():
-        return load_sharegpt(path, "")
-    if folder and Path(folder).is_dir():
-        return load_sharegpt(Path(folder), name)
-    if path.suffix.lower() == ".csv":
+    if suffix == ".json":
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file; give {SOURCES}")
+        return load_sharegpt(path.parent, path.name)
+    if folder_entry := _folder_entry(source):
+        return load_sharegpt(*folder_entry)
+    if suffix == ".csv":
         raise ValueError(f"{source}: {IMPORT_RANKINGS}")
     raise ValueError(f"{source}: no such source; give {SOURCES}")
 
 
-class MissingImagesError(ValueError):
-    """Images of a source are not where it says; the message lists them."""
+def _folder_entry(source: str) -> tuple[Path, str] | None:
+    """The folder and the name of FOLDER or FOLDER:NAME; None if there is no such folder."""
+    folder, _, name = source.rpartition(":")
+    if Path(source).is_dir():
+        return Path(source), ""
+    return (Path(folder), name) if folder and Path(folder).is_dir() else None
 
 
 def missing_file(source: str) -> Path | None:
@@ -99,27 +109,23 @@ def missing_file(source: str) -> Path | None:
     Raises:
         ValueError: A dataset_info.json is no such file, or has no such entry.
     """
-    path, (folder, _, name) = Path(source), source.rpartition(":")
     if source.startswith(TINY):
         return None
-    if path.suffix.lower() in (".jsonl", ".json"):
-        return None if path.is_file() else path
-    if path.is_dir():
-        folder, name = source, ""
-    elif not (folder and Path(folder).is_dir()):
-        return Path(folder or source)
-    info = Path(folder) / "dataset_info.json"
-    if not info.is_file():
-        return info
-    file = inside(Path(folder), str(_entry(Path(folder), name)[1].get("file_name", "")))
-    return None if file.is_file() else file
+    needed = Path(source)
+    if needed.suffix.lower() not in (".jsonl", ".json"):
+        folder_entry = _folder_entry(source)
+        if folder_entry is None:
+            return Path(source.rpartition(":")[0] or source)
+        needed = folder_entry[0] / INFO
+        if needed.is_file():
+            needed = inside(folder_entry[0], str(_entry(*folder_entry)[1].get("file_name", "")))
+    return None if needed.is_file() else needed
 
 
 def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
     """Raises MissingImagesError that lists the images that are not there."""
-    missing = [
-        path for path in dict.fromkeys(p for comparison in comparisons for p in comparison.images) if not path.is_file()
-    ]
+    paths = dict.fromkeys(path for comparison in comparisons for path in comparison.images)
+    missing = [path for path in paths if not path.is_file()]
     if missing:
         shown = "".join(f"\n  {path}" for path in missing[:SHOWN_FAULTS])
         more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
@@ -170,8 +176,7 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
         raise ValueError(f"'consistent' must be true or false, got {consistent!r}")
     if answer and _decision(answer)[0] != consistent:
         raise ValueError(f"'consistent' is {str(consistent).lower()} and the answer says {answer[:40]!r}")
-    images = _images(record.get("images"), folder)
-    question = text_field(record, "question")
+    images, question = _images(record.get("images"), folder), text_field(record, "question")
     if not question.strip():
         raise ValueError("'question' is missing or empty; give what the judge is to be asked")
     _check_tags(question, images, tags_required=False)
@@ -198,8 +203,8 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     """
     folder = Path(folder)
     key, entry = _entry(folder, name)
-    if entry.get("formatting", "alpaca") != "sharegpt":
-        raise ValueError(f"{folder / 'dataset_info.json'}: {key} is not in the sharegpt form, which is what is read")
+    if entry.get("formatting") != "sharegpt":  # LLaMA-Factory takes an entry that does not say for alpaca's
+        raise ValueError(f"{folder / INFO}: {key} is not in the sharegpt form, which is what is read")
     path = inside(folder, str(entry.get("file_name", "")))
     columns, tags = COLUMNS | entry.get("columns", {}), TAGS | entry.get("tags", {})
     records = read_json(path, fix=f"give {SOURCES}")
@@ -208,7 +213,8 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     comparisons = []
     for number, record in enumerate(records, start=1):
         with blamed_on(f"{path}, record {number}"):
-            comparisons.append(replace(_turns(record, folder, columns, tags), category=_category(record, key)))
+            comparison = _turns(record, folder, columns, tags)
+            comparisons.append(replace(comparison, category=comparison.category or key))
     check_images(comparisons, source=str(path))
     return comparisons
 
@@ -219,17 +225,15 @@ def save_sharegpt(datasets: Mapping[str, Sequence[Comparison]], folder: Path) ->
     Images must lie below `folder`. Group and category go along under keys that LLaMA-Factory does not look at.
     Returns the files.
     """
-    described = {"formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
-    written = []
-    for name, comparisons in datasets.items():
-        written.append(folder / f"{name}.json")
-        write_json(written[-1], [_sharegpt_row(comparison, folder) for comparison in comparisons], indent=1)
-    info = {name: {"file_name": f"{name}.json", **described} for name in datasets}
-    write_json(folder / "dataset_info.json", info)
-    return [*written, folder / "dataset_info.json"]
+    paths = [folder / f"{name}.json" for name in datasets]
+    for path, comparisons in zip(paths, datasets.values(), strict=True):
+        write_json(path, [_sharegpt_row(comparison, folder) for comparison in comparisons], indent=1)
+    write_json(folder / INFO, {path.stem: {"file_name": path.name, **OPENAI_FORM} for path in paths})
+    return [*paths, folder / INFO]
 
 
 def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
+    # LLaMA-Factory puts an image at each tag, and refuses a record whose tags and images differ in number.
     leading = "" if IMAGE_TAG in comparison.question else IMAGE_TAG * len(comparison.images)
     return {
         "messages": [
@@ -242,48 +246,34 @@ def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
     }
 
 
-def sharegpt_names(folder: str | Path) -> list[str]:
+def sharegpt_names(folder: Path) -> list[str]:
     """The entries of a folder's dataset_info.json that are in the sharegpt form."""
-    path = Path(folder) / "dataset_info.json"
-    return [name for name, entry in _info(path).items() if entry.get("formatting", "alpaca") == "sharegpt"]
+    return [name for name, entry in _info(folder).items() if entry.get("formatting") == "sharegpt"]
 
 
-def sharegpt_files(folder: str | Path) -> list[Path]:
+def sharegpt_files(folder: Path) -> list[Path]:
     """dataset_info.json and the files of its entries in the sharegpt form."""
-    path = Path(folder) / "dataset_info.json"
-    entries = _info(path)
-    return [path, *(inside(path.parent, str(entries[name].get("file_name"))) for name in sharegpt_names(folder))]
+    entries = _info(folder)
+    return [folder / INFO, *(inside(folder, str(entries[name].get("file_name"))) for name in sharegpt_names(folder))]
 
 
-def _info(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    info = read_json(path, fix=f"give {SOURCES}")
+def _info(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+    info = read_json(folder / INFO, fix=f"give {SOURCES}")
     if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
-        raise ValueError(f"{path}: it must map names to entries")
+        raise ValueError(f"{folder / INFO}: it must map names to entries")
     return info
 
 
 def _entry(folder: Path, name: str) -> tuple[str, Mapping[str, Any]]:
-    path = folder / "dataset_info.json"
-    if not path.is_file() and name.endswith(".json"):
-        described = {"file_name": name, "formatting": "sharegpt", "columns": OPENAI_COLUMNS, "tags": OPENAI_TAGS}
-        return Path(name).stem, described
-    info = _info(path)
+    """An entry and its name, by the name or by its file's; a file that nothing describes is read as PaCo-Dataset's."""
+    if not (folder / INFO).is_file() and name.endswith(".json"):
+        return Path(name).stem, {"file_name": name, **OPENAI_FORM}
+    info = _info(folder)
     matching = {key: entry for key, entry in info.items() if name in ("", key, entry.get("file_name"))}
     if len(matching) != 1:
         fault = f"{name!r} is not in it" if name else f"it has {len(info)} entries"
-        raise ValueError(f"{path}: {fault}; name one as {folder}:NAME, of {', '.join(info) or 'none'}")
+        raise ValueError(f"{folder / INFO}: {fault}; name one as {folder}:NAME, of {', '.join(info) or 'none'}")
     return next(iter(matching.items()))
-
-
-def _entry_of(path: Path) -> str:
-    """A file's entry is looked up by the file's name; if nothing describes it, it is read as PaCo-Dataset's are."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file; give {SOURCES}")
-    return path.name
-
-
-def _category(record: Mapping[str, Any], key: str) -> str:
-    return text_field(record, "category") or key
 
 
 def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[str, str]) -> Comparison:
@@ -300,12 +290,13 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
     images = _images(record.get(columns["images"]), folder)
     _check_tags(question, images, tags_required=True)
     consistent, reasons = _decision(answer)
-    leading = IMAGE_TAG * len(images)
     return Comparison(
         images=images,
-        question=question.removeprefix(leading),
+        # Tags in front are the form's, and a judge's template puts images there anyway; within a text they stay.
+        question=question.removeprefix(IMAGE_TAG * len(images)),
         consistent=consistent,
         reasons=reasons,
+        category=text_field(record, "category"),
         group=text_field(record, "group"),
         answer=answer,
     )
@@ -337,7 +328,7 @@ def _images(names: Any, folder: Path) -> tuple[Path, ...]:
 
 
 def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
-    split, count = tiny_source(source, counts=dict.fromkeys(SPLITS.values(), TINY_COUNT))
+    split, count = tiny_source(source, counts=dict.fromkeys(TINY_COUNTS, TINY_COUNT))
     assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
     path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
     if not path.is_file():
@@ -348,7 +339,7 @@ def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
 
 
 def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -> list[Comparison]:
-    """Draw pairs of panels into `folder` and asks whether they show one hero; half of the answers are Yes.
+    """Draw pairs of panels into `folder` and ask whether they show one hero; half of the answers are Yes.
 
     The palette is drawn anew for each panel and must be overlooked, which the committed judge has not learned. The
     category is the attribute in question, the reasons say what is seen.
@@ -376,8 +367,3 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
             )
         )
     return drawn
-
-
-def with_another(panel: Panel, name: str, rng: random.Random) -> Panel:
-    """The panel with another value of one attribute."""
-    return replace(panel, **{name: rng.choice([value for value in VALUES[name] if value != getattr(panel, name)])})

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pacorl.core.grid import shared_text
 from pacorl.data.comparisons import comparisons_from
 from pacorl.data.records import prompts_from
-from pacorl.io.documents import read_jsonl, read_yaml, write_jsonl
+from pacorl.io.documents import read_jsonl, read_yaml
 from pacorl.io.files import digest
 from pacorl.types import Prompt
 
@@ -54,14 +53,19 @@ def find_leaks(
 
     near: the share of word triples (Jaccard) from which two texts are nearly the same; None for equal ones only.
     """
-    found: dict[int, Leak] = {}
-    for name, others in against.items():
-        known = _index(others)
-        resembling = _Resembling(others, near) if near is not None else None
+    leaks: dict[int, Leak] = {}
+    for name, prompts in against.items():
+        # Backwards, so that the first prompt of a key stays.
+        equals = {key: prompt for prompt in reversed(prompts) for key in _keys(prompt)}
+        resembling = _Resembling(prompts, near) if near is not None else None
         for position, prompt in enumerate(train):
-            if position not in found and (hit := _hit(prompt, known, resembling)):
-                found[position] = Leak(prompt, hit[0], name, hit[1])
-    return [found[position] for position in sorted(found)]
+            if position in leaks:
+                continue
+            if equal := next((equals[key] for key in _keys(prompt) if key in equals), None):
+                leaks[position] = Leak(prompt, equal, name, "image" if prompt.sources else "text")
+            elif resembling and not prompt.sources and (nearest := resembling.nearest(prompt)):
+                leaks[position] = Leak(prompt, nearest, name, "near")
+    return [leaks[position] for position in sorted(leaks)]
 
 
 def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
@@ -69,17 +73,13 @@ def leak_report(leaks: Sequence[Leak], *, total: int) -> str:
     if not leaks:
         return ""
     counts = Counter((leak.against, leak.why) for leak in leaks)
-    parts = [f"{count} in {name} ({WORDS[why]})" for (name, why), count in counts.items()]
-    examples = [
+    totals = "; ".join(f"{count} in {name} ({WORDS[why]})" for (name, why), count in counts.items())
+    examples = "; ".join(
         f"training prompt {leak.prompt.id} is {leak.against}'s {leak.other.id}: {leak.prompt.text[:60]!r}"
-        for leak in leaks
-    ]
-    rest = f" and {len(leaks) - SHOWN} more" if len(leaks) > SHOWN else ""
-    return (
-        f"{len(leaks)} of {total} training prompts are measured on: {'; '.join(parts)}. "
-        + "; ".join(examples[:SHOWN])
-        + rest
+        for leak in leaks[:SHOWN]
     )
+    more = f" and {len(leaks) - SHOWN} more" if len(leaks) > SHOWN else ""
+    return f"{len(leaks)} of {total} training prompts are measured on: {totals}. {examples}{more}"
 
 
 def check_leaks(
@@ -120,33 +120,23 @@ def split_prompts(
     holds goes to neither side. Raises ValueError if nothing would be left to train on.
     """
     leaks = find_leaks(prompts, keep_out or {}, near=near)
+    # By identity: an id is a position in a file, and these prompts may come from several.
     dropped = {id(leak.prompt) for leak in leaks}
     families = _families([prompt for prompt in prompts if id(prompt) not in dropped])
     random.Random(seed).shuffle(families)
-    held: list[Prompt] = []
-    while families and len(held) < test:
-        held += families.pop()
+    held_out: list[Prompt] = []
+    while families and len(held_out) < test:
+        held_out += families.pop()
     if not families:
         raise ValueError(
             f"holding out {test} of {len(prompts)} prompts, {len(leaks)} kept out, leaves none to train on"
         )
-    order = {id(prompt): place for place, prompt in enumerate(prompts)}
-    rest = sorted((prompt for family in families for prompt in family), key=lambda prompt: order[id(prompt)])
-    return rest, sorted(held, key=lambda prompt: order[id(prompt)]), leaks
-
-
-def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
-    """Write edits as JSONL that `load_prompts` reads back, their images copied into a folder beside it."""
-    folder = path.parent / f"{path.stem}_pictures"
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for prompt in prompts:
-        names = [f"{folder.name}/{digest(source)[:32]}{source.suffix}" for source in prompt.sources]
-        for source, name in zip(prompt.sources, names, strict=True):
-            shutil.copyfile(source, path.parent / name)
-        row = {"image": names if len(names) > 1 else names[0], "instruction": prompt.text}
-        rows.append(row | {"category": prompt.category, "task_name": prompt.task, "panels": list(prompt.panels)})
-    write_jsonl(path, rows)
+    position = {id(prompt): index for index, prompt in enumerate(prompts)}
+    train, test_prompts = (
+        sorted(side, key=lambda prompt: position[id(prompt)])
+        for side in ([prompt for family in families for prompt in family], held_out)
+    )
+    return train, test_prompts, leaks
 
 
 # --- what a run was trained on ---------------------------------------------------------------------------------
@@ -163,34 +153,28 @@ def trained_on(texts: Mapping[str, Sequence[str]], run: Path) -> dict[str, str]:
     texts: item → its texts (`Benchmark.texts`). Raises ValueError if the folder, or the data that its config
     names, is not there: what cannot be compared must not count as clean.
     """
-    known = {plain(text) for text in trained_texts(run)} - {""}
-    found = {item: [text for text in own if plain(text) in known] for item, own in texts.items()}
-    return {item: shared[0][:80] for item, shared in found.items() if shared}
+    learned = {plain(text) for text in _trained_texts(run)} - {""}
+    shared = {item: next((text for text in of_item if plain(text) in learned), "") for item, of_item in texts.items()}
+    return {item: text[:80] for item, text in shared.items() if text}
 
 
-def trained_texts(run: Path) -> Iterator[str]:
+def _trained_texts(run: Path) -> Iterator[str]:
     """Every text and id of the data that a policy's or a judge's run was trained on."""
-    config = _config(run)
-    prompts, data = (config.get(section) or {} for section in ("prompts", "data"))
+    try:
+        config = read_yaml(run / "config.yaml")
+    except ValueError as error:
+        raise ValueError(f"{run} is no run's folder: {error}") from None
+    prompts, data = ((config if isinstance(config, Mapping) else {}).get(key) or {} for key in ("prompts", "data"))
     sources = [prompts["train"]] if "train" in prompts else list(data.get("train") or [])
     if not sources:
         raise ValueError(f"{run / 'config.yaml'} names neither prompts.train nor data.train; name a training run")
-    for source in sources:
+    for source in map(str, sources):
         try:
-            yield from _prompt_texts(str(source)) if "train" in prompts else _comparison_texts(source)
+            yield from _prompt_texts(source) if "train" in prompts else _comparison_texts(source)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{run} was trained on {source}, which cannot be compared with the items: {error}"
             ) from None
-
-
-def _config(run: Path) -> Mapping[str, Any]:
-    path = run / "config.yaml"
-    try:
-        document = read_yaml(path)
-    except ValueError as error:
-        raise ValueError(f"{run} is no run's folder: {error}") from None
-    return document if isinstance(document, Mapping) else {}
 
 
 def _prompt_texts(source: str) -> Iterator[str]:
@@ -201,22 +185,13 @@ def _prompt_texts(source: str) -> Iterator[str]:
             yield from (id_text(str(row[name])) for name in IDS if row.get(name))
 
 
-def _comparison_texts(source: Any) -> Iterator[str]:
-    for comparison in comparisons_from(str(source)):
-        yield from (text for found in QUOTED.findall(comparison.question) for text in found)
+def _comparison_texts(source: str) -> Iterator[str]:
+    for comparison in comparisons_from(source):
+        for quotations in QUOTED.findall(comparison.question):
+            yield from quotations
 
 
 # --- sameness --------------------------------------------------------------------------------------------------
-
-
-def _hit(prompt: Prompt, known: Mapping[str, Prompt], resembling: _Resembling | None) -> tuple[Prompt, Why] | None:
-    keys = _keys(prompt)
-    for key in keys:
-        if key in known:
-            return known[key], "image" if prompt.sources else "text"
-    if resembling is not None and not prompt.sources and (other := resembling.nearest(prompt)):
-        return other, "near"
-    return None
 
 
 def _keys(prompt: Prompt) -> list[str]:
@@ -224,20 +199,12 @@ def _keys(prompt: Prompt) -> list[str]:
     return [f"image {digest(source)}" for source in prompt.sources] or [f"text {plain(prompt.text)}"]
 
 
-def _index(prompts: Iterable[Prompt]) -> dict[str, Prompt]:
-    index: dict[str, Prompt] = {}
-    for prompt in prompts:
-        for key in _keys(prompt):
-            index.setdefault(key, prompt)
-    return index
-
-
 def _families(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """Prompts that share a key, directly or through others, in order of their first member."""
     family_of: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        keys = _keys(prompt)
-        joined = {id(family_of[key]): family_of[key] for key in keys if key in family_of}
+        # One edit of two sources joins the families of both.
+        joined = {id(family_of[key]): family_of[key] for key in _keys(prompt) if key in family_of}
         family = [member for members in joined.values() for member in members] + [prompt]
         for member in family:
             family_of.update(dict.fromkeys(_keys(member), family))
@@ -253,8 +220,7 @@ class _Resembling:
     """Finds the prompt that shares most word triples with another, by an index of them."""
 
     def __init__(self, prompts: Sequence[Prompt], least: float) -> None:
-        self.prompts = prompts
-        self.least = least
+        self.prompts, self.least = prompts, least
         self.shingles = [_shingles(prompt.text) for prompt in prompts]
         self.holders: dict[str, list[int]] = defaultdict(list)
         for number, shingles in enumerate(self.shingles):
@@ -263,12 +229,11 @@ class _Resembling:
 
     def nearest(self, prompt: Prompt) -> Prompt | None:
         """The nearest one, if it shares at least the least share."""
-        own = _shingles(prompt.text)
-        shared = Counter(number for shingle in own for number in self.holders.get(shingle, ()))
-        scored = [
-            (count / (len(own) + len(self.shingles[number]) - count), -number) for number, count in shared.items()
-        ]
-        best, number = max(scored, default=(0.0, 0))
+        shingles = _shingles(prompt.text)
+        shared = Counter(number for shingle in shingles for number in self.holders.get(shingle, ()))
+        # Negated, so that of equal shares the first prompt is the greatest pair.
+        shares = [(count / len(shingles | self.shingles[number]), -number) for number, count in shared.items()]
+        best, number = max(shares, default=(0.0, 0))
         return self.prompts[-number] if best >= self.least else None
 
 

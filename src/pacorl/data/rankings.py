@@ -27,7 +27,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import parse_object, read_text, text_field
+from pacorl.io.documents import blamed_on, parse_object, read_text, text_field, text_lines
 
 Criteria = Mapping[str, Mapping[str, str]]
 """dimension → name → text, as in the records of prompts."""
@@ -77,28 +77,16 @@ def load_rankings(path: str | Path) -> list[Ranking]:
             print(ranking.reference, ranking.candidates)
     """
     path = Path(path)
-    readers: dict[str, Callable[[str], Iterator[tuple[int, Any]]]] = {".csv": _csv_records, ".jsonl": _jsonl_records}
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {".csv": _csv_records, ".jsonl": _jsonl_records}
     if path.suffix.lower() not in readers:
         raise ValueError(f"{path}: rankings are read from .csv and .jsonl files; save a spreadsheet as CSV (UTF-8)")
-    line, rankings = 1, []
-    try:
-        for line, record in readers[path.suffix.lower()](read_text(path)):
+    rankings = []
+    for line, record in readers[path.suffix.lower()](path):
+        with blamed_on(f"{path}:{line}"):
             rankings.append(_ranking(record, line))
-    except _LineError as error:
-        raise ValueError(f"{path}:{error.line}: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}:{line}: {error}") from None
     if not rankings:
         raise ValueError(f"{path}: holds no rankings; give one a line, below a header such as {EXAMPLE} in a CSV")
     return rankings
-
-
-class _LineError(ValueError):
-    """A fault on a line that gave no record."""
-
-    def __init__(self, line: int, message: str) -> None:
-        super().__init__(message)
-        self.line = line
 
 
 def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
@@ -113,11 +101,6 @@ def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
         criteria=_criteria(record.get("criteria")),
         **{name: text_field(record, name).strip() for name in TEXTS},
     )
-    _check(ranking)
-    return ranking
-
-
-def _check(ranking: Ranking) -> None:
     candidates = ranking.candidates
     repeated = [name for name in dict.fromkeys(candidates) if candidates.count(name) > 1]
     if not ranking.reference:
@@ -132,19 +115,16 @@ def _check(ranking: Ranking) -> None:
         raise ValueError(f"{ranking.reference!r} is the reference and a candidate; take it out of the candidates")
     if len(ranking.tiers) < 2:
         raise ValueError("all candidates are tied, which says nothing; take the line out")
+    return ranking
 
 
 def _tiers(value: Any) -> tuple[tuple[str, ...], ...]:
-    if not isinstance(value, list) or not all(_is_tier(entry) for entry in value):
+    tiers = [entry if isinstance(entry, list) else [entry] for entry in value] if isinstance(value, list) else [[]]
+    if not all(tier and all(isinstance(name, str) and name for name in tier) for tier in tiers):
         raise ValueError(
             f"'candidates' must be a list of paths, best first, got {value!r}; put tied ones into a list of their own"
         )
-    return tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in value)
-
-
-def _is_tier(entry: Any) -> bool:
-    names = entry if isinstance(entry, list) else [entry]
-    return bool(names) and all(isinstance(name, str) and name for name in names)
+    return tuple(map(tuple, tiers))
 
 
 def _criteria(value: Any) -> Criteria:
@@ -165,74 +145,87 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(text, str) and text for text in value.values())
 
 
-# --- JSONL -----------------------------------------------------------------------------------------------------
+# --- the two forms ---------------------------------------------------------------------------------------------
 
 
-def _jsonl_records(text: str) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines() would cut at U+2028 inside a text
-        if not line.strip():
-            continue
-        try:
+def _jsonl_records(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in text_lines(path):
+        with blamed_on(f"{path}:{number}"):
             record = parse_object(line, kind="ranking")
-        except ValueError as error:
-            raise _LineError(number, str(error)) from None
         yield number, record
 
 
-# --- CSV -------------------------------------------------------------------------------------------------------
-
-
-def _csv_records(text: str) -> Iterator[tuple[int, Any]]:
+def _csv_records(path: Path) -> Iterator[tuple[int, Any]]:
     """The records under the header, in the form of the JSONL's."""
-    lines = _csv_lines(text)
+    text = read_text(path)
+    # Whatever occurs most in the header, whose names hold none of these: spreadsheets of some countries write ";".
+    delimiter = max((",", ";", "\t"), key=text.lstrip().partition("\n")[0].count)
+    lines = _csv_lines(path, text, delimiter)
     _, first = next(lines, (1, [""]))
-    header = [name.strip().lower() for name in first]
-    ranks = _rank_columns(header)
+    header = [name.lower() for name in first]
+    with blamed_on(f"{path}:1"):
+        ranks = _rank_columns(header)
     for line, cells in lines:
-        row = {name: cell for name, cell in zip_longest(header, cells, fillvalue="") if name}
-        unnamed = [cell for name, cell in zip_longest(header, cells, fillvalue="") if cell and not name]
-        if unnamed:
-            raise _LineError(
-                line,
-                f"{unnamed[0]!r} stands under no column name; name its column (those of ranks 1, 2, 3 …), or put "
-                f"quotes around a cell that holds {_delimiter(text)!r}",
-            )
-        candidates = _in_columns(row, ranks, line) if ranks else _in_one_cell(row["candidates"])
-        criteria = [criterion.strip() for criterion in row.get("criteria", "").split("|") if criterion.strip()]
-        other_cells = {name: cell for name, cell in row.items() if name not in ranks}
-        yield line, {**other_cells, "criteria": criteria, "candidates": candidates}
+        with blamed_on(f"{path}:{line}"):
+            record = _csv_record(header, cells, ranks, delimiter)
+        yield line, record
 
 
-def _csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(line, stripped cells) of each row that is not blank."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     start = 1
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
             if any(cells):
                 yield start, cells
-            start = reader.line_num + 1
+            start = reader.line_num + 1  # a quoted cell may run over several lines; a row is named by its first
     except csv.Error as error:
-        raise _LineError(start, f"not valid CSV ({error})") from None
+        raise ValueError(f"{path}:{start}: not valid CSV ({error})") from None
 
 
-def _delimiter(text: str) -> str:
-    """What separates cells: whatever occurs most in the header, whose names hold none of these."""
-    return max((",", ";", "\t"), key=text.lstrip().partition("\n")[0].count)
+def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str], delimiter: str) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    # Spreadsheets leave out the last empty cells of a row, or add some.
+    for name, cell in zip_longest(header, cells, fillvalue=""):
+        if cell and not name:
+            raise ValueError(
+                f"{cell!r} stands under no column name; name its column (those of ranks 1, 2, 3 …), or put "
+                f"quotes around a cell that holds {delimiter!r}"
+            )
+        row[name] = cell
+    if ranks:
+        tiers = _in_columns({name: row.pop(name) for name in ranks})
+    else:
+        separator = next((mark for mark in SEPARATORS if mark in row["candidates"]), SEPARATORS[0])
+        tiers = [tier.strip() for tier in row["candidates"].split(separator) if tier.strip()]
+    criteria = [criterion.strip() for criterion in row.get("criteria", "").split("|") if criterion.strip()]
+    row.pop("", None)
+    return {**row, "criteria": criteria, "candidates": [TIE.split(tier) for tier in tiers]}
+
+
+def _in_columns(row: Mapping[str, str]) -> list[str]:
+    """The cells of columns that hold one rank each, best first; of numbered ones only the last may be empty."""
+    filled = [cell for cell in row.values() if cell]
+    required = {"best", "worst"} if "best" in row else {*list(row)[: len(filled)]}
+    empty = [name for name in row if name in required and not row[name]]
+    if empty:
+        raise ValueError(f"column {empty[0]!r} is empty; move the worse ones up")
+    return filled
 
 
 def _rank_columns(header: Sequence[str]) -> list[str]:
     """The columns that hold one rank each, best first; none if there is a column of candidates.
 
-    Raises _LineError, of line 1, if candidates or references have no column.
+    Raises ValueError if candidates or references have no column.
     """
     fix = f"the first line names the columns, e.g. {EXAMPLE}"
     repeated = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
     if repeated:
-        raise _LineError(1, f"two columns are called {repeated[0]!r}; {fix}")
+        raise ValueError(f"two columns are called {repeated[0]!r}; {fix}")
     if "reference" not in header:
-        raise _LineError(1, f"no column is called 'reference', there are {', '.join(header)}; {fix}")
+        raise ValueError(f"no column is called 'reference', there are {', '.join(header)}; {fix}")
     numbered = [name for name in header if RANK_COLUMN.fullmatch(name)]
     span = header[header.index("best") : header.index("worst") + 1] if {"best", "worst"} <= {*header} else []
     between = [name for name in span if name and name not in KEYS]
@@ -241,22 +234,8 @@ def _rank_columns(header: Sequence[str]) -> list[str]:
         fault = (
             f"candidates stand in {' and in '.join(', '.join(form) for form in forms)}" if forms else "no candidates"
         )
-        raise _LineError(1, f"{fault}; give one column 'candidates', or columns 1, 2, 3 …, or best … worst; {fix}")
+        raise ValueError(f"{fault}; give one column 'candidates', or columns 1, 2, 3 …, or best … worst; {fix}")
     order = [int(match[1]) for name in numbered if (match := RANK_COLUMN.fullmatch(name))]
     if numbered and order != list(range(1, len(order) + 1)):
-        raise _LineError(1, f"the rank columns are {', '.join(numbered)}; number them 1, 2, 3 … from left to right")
+        raise ValueError(f"the rank columns are {', '.join(numbered)}; number them 1, 2, 3 … from left to right")
     return numbered or between
-
-
-def _in_columns(row: Mapping[str, str], ranks: Sequence[str], line: int) -> list[list[str]]:
-    cells = {name: row[name] for name in ranks if row[name]}
-    expected = {"best", "worst"} if "best" in ranks else {*ranks[: len(cells)]}
-    empty = [name for name in ranks if name in expected and name not in cells]
-    if empty:
-        raise _LineError(line, f"column {empty[0]!r} is empty; move the worse ones up")
-    return [TIE.split(cell) for cell in cells.values()]
-
-
-def _in_one_cell(cell: str) -> list[list[str]]:
-    separator = next((mark for mark in SEPARATORS if mark in cell), SEPARATORS[0])
-    return [TIE.split(tier.strip()) for tier in cell.split(separator) if tier.strip()]

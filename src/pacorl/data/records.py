@@ -13,29 +13,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
-from pacorl.data.edits import edit_prompt, is_edit
-from pacorl.data.published import LANGUAGES, load_gedit, load_sharegpt_4o
-from pacorl.data.sources import TINY, evenly_spread, tiny_source
+from pacorl.data.edits import LANGUAGES, edit_prompt, is_edit, load_gedit, load_sharegpt_4o
 from pacorl.io.documents import blamed_on, parse_object, text_field, text_lines, write_jsonl
 from pacorl.types import Grid, Prompt, Size
 
+Item = TypeVar("Item")
 Record = Mapping[str, Any]
 
 SOURCES = (
     "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, GEdit-Bench's .parquet, "
     "ShareGPT-4o-Image's .json, or tiny:train|dev|test"
 )
-TINY_COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 48}
+TINY = "tiny:"
+TINY_COUNTS: Mapping[Split, int] = {"train": 288, "dev": 48, "test": 48}
 
 
 def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
     """The prompts that a config names: a file, or `tiny:train|dev|test`, with a count as in `tiny:dev:12`.
 
     GEdit-Bench may be a folder of parquet files, and be asked for one language: `GEdit-Bench/data:en`.
+
     Args:
         source: the file or the split.
         limit: the most prompts to return, evenly spread.
@@ -43,15 +44,14 @@ def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
     Raises:
         ValueError: as `load_prompts` does, and for an unknown split.
     """
-    prompts = _tiny_prompts(source) if source.startswith(TINY) else _file_prompts(source)
+    folder, _, language = source.rpartition(":")
+    if source.startswith(TINY):
+        prompts = character_prompts(*tiny_source(source, counts=TINY_COUNTS))
+    elif folder and language in LANGUAGES:
+        prompts = load_gedit(Path(folder), language=language)
+    else:
+        prompts = load_prompts(source)
     return evenly_spread(prompts, limit, source=source)
-
-
-def _file_prompts(source: str) -> list[Prompt]:
-    name, colon, language = source.rpartition(":")
-    if colon and language in LANGUAGES:
-        return load_gedit(Path(name), language=language)
-    return load_prompts(source)
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:
@@ -99,6 +99,7 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
 
 
 def _parse_text(line: str, number: int) -> Prompt:
+    # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
     panels = panel_texts(line)
     grid = parse_layout(line) if panels else Grid(1, 1)
     _check_fit(grid, panels)
@@ -111,39 +112,25 @@ def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
 
 
 def _prompt(record: Record, number: int) -> Prompt:
-    text = text_field(record, "prompt")
+    text, layout = text_field(record, "prompt"), text_field(record, "layout")
     if not text.strip():
         raise ValueError("'prompt' is missing or empty; give the text that the generator is to read")
-    panels = _panels(record, text)
-    grid = _grid(record, text, panels)
+    panels = record.get("panels", list(panel_texts(text)))
+    if not isinstance(panels, list) or not all(isinstance(panel, str) and panel.strip() for panel in panels):
+        raise ValueError(f"'panels' must be a list of texts, got {panels!r}")
+    grid = parse_layout(layout or text) if layout or panels or LAYOUT.search(text) else Grid(1, 1)
     _check_fit(grid, panels)
     return Prompt(
         id=number,
         text=text,
         theme=text_field(record, "theme"),
         grid=grid,
-        panels=panels,
+        panels=tuple(panels),
         criteria=_criteria(record),
         size=_size(record),
         category=text_field(record, "category"),
         task=text_field(record, "task_name"),
     )
-
-
-def _panels(record: Record, text: str) -> tuple[str, ...]:
-    if "panels" not in record:
-        return panel_texts(text)
-    panels = record["panels"]
-    if not isinstance(panels, list) or not all(isinstance(panel, str) and panel.strip() for panel in panels):
-        raise ValueError(f"'panels' must be a list of texts, got {panels!r}")
-    return tuple(panels)
-
-
-def _grid(record: Record, text: str, panels: Sequence[str]) -> Grid:
-    layout = text_field(record, "layout")
-    if layout:
-        return parse_layout(layout)
-    return parse_layout(text) if panels or LAYOUT.search(text) else Grid(1, 1)
 
 
 def _check_fit(grid: Grid, panels: Sequence[str]) -> None:
@@ -158,18 +145,16 @@ def _criteria(record: Record) -> dict[str, dict[str, str]]:
     dimensions = record.get("criteria") or {}
     if not isinstance(dimensions, dict):
         raise ValueError(f"'criteria' must map dimensions to named texts, got {dimensions!r}")
-    criteria = {dimension: _texts_by_name(dimension, texts) for dimension, texts in dimensions.items()}
-    return {dimension: texts for dimension, texts in criteria.items() if texts}
-
-
-def _texts_by_name(dimension: str, value: Any) -> dict[str, str]:
-    if not isinstance(value or {}, dict):
-        raise ValueError(f"'criteria.{dimension}' must map names to texts, got {value!r}")
-    texts = {name: text for name, text in (value or {}).items() if text is not None}
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise ValueError(f"'criteria.{dimension}.{name}' must be a text or null, got {text!r}")
-    return texts
+    criteria: dict[str, dict[str, str]] = {}
+    for dimension, texts in dimensions.items():
+        if not isinstance(texts or {}, dict):
+            raise ValueError(f"'criteria.{dimension}' must map names to texts, got {texts!r}")
+        for name, text in (texts or {}).items():
+            if not isinstance(text, str | None):
+                raise ValueError(f"'criteria.{dimension}.{name}' must be a text or null, got {text!r}")
+            if text is not None:  # three of the published 5,858 are null
+                criteria.setdefault(dimension, {})[name] = text
+    return criteria
 
 
 def _size(record: Record) -> Size | None:
@@ -177,6 +162,7 @@ def _size(record: Record) -> Size | None:
     if height is None and width is None:
         return None
     for side, pixels in (("height", height), ("width", width)):
+        # By type and not isinstance: True is an int, and no size.
         if type(pixels) is not int or pixels < 1:
             raise ValueError(f"{side!r} must be a whole number of pixels, got {pixels!r}; give both sides, or neither")
     return Size(height=int(str(height)), width=int(str(width)))
@@ -194,9 +180,43 @@ def _record(prompt: Prompt) -> dict[str, Any]:
     return record
 
 
-# --- sources ---------------------------------------------------------------------------------------------------
+# --- what sources of prompts and of comparisons have in common ---------------------------------------------------
 
 
-def _tiny_prompts(source: str) -> list[Prompt]:
-    split, count = tiny_source(source, counts=TINY_COUNTS)
-    return character_prompts(split, count)
+def evenly_spread(items: Sequence[Item], limit: int | None, *, source: object = "") -> list[Item]:
+    """At most `limit` of the items, evenly spread from the first on; all without a limit.
+
+    Raises:
+        ValueError: the limit is below 1; `source` says of what.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(
+            f"a limit of {limit} leaves nothing{f' of {source}' if source else ''}; give at least 1, or none"
+        )
+    # Spread and not the first ones: files are often in the order of their categories.
+    count = len(items) if limit is None else min(limit, len(items))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def tiny_source(source: str, *, counts: Mapping[Split, int]) -> tuple[Split, int]:
+    """The split and the count of `tiny:SPLIT` or `tiny:SPLIT:COUNT`.
+
+    Args:
+        source: the name as a config gives it.
+        counts: how many items a split has if the source does not say.
+
+    Raises:
+        ValueError: there is no such split, or the count is not a whole number above 0.
+    """
+    _, name, *counted = source.split(":")
+    split = next((split for split in counts if split == name), None)
+    if split is None or len(counted) > 1:
+        raise ValueError(
+            f"{source!r} is no part of the tiny world; give tiny:train, tiny:dev or tiny:test, or one with a count, "
+            "e.g. tiny:dev:12"
+        )
+    count = counted[0] if counted else str(counts[split])
+    # isdigit alone also takes "²", which int does not.
+    if not count.isascii() or not count.isdigit() or int(count) < 1:
+        raise ValueError(f"{source!r}: the count {count!r} must be a whole number above 0")
+    return split, int(count)

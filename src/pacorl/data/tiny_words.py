@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pacorl.data.characters import CRITERIA, EDITS, IDENTITY, INSTRUCTIONS, VALUES, Panel
+from pacorl.data.characters import EDITS, INSTRUCTIONS, KEPT, VALUES, Panel, write_prompt
 from pacorl.types import Grid, Prompt
 
 GRID = Grid(2, 2)
 """The only layout that it was trained on."""
-
-THEME = (*IDENTITY, "palette")
 SCENE = ("pose", "prop")
+ATTRIBUTE_OF = {value: name for name, values in VALUES.items() for value in values}
 # Words that say nothing of an image, so that "a red round hero with a crown, at night" is understood.
 PASSED_OVER = frozenset(
     "a an and at beside by hero heroes in is of on our same the there wearing wears while who with".split()  # noqa: SIM905
@@ -32,29 +31,24 @@ def tiny_prompt(theme: str, panels: Sequence[str], grid: Grid, number: int = 0) 
     Raises:
         ValueError: if words are unknown, attributes missing, or the layout is another than 2x2.
     """
-    shared = attributes_in(theme, where="the theme")
-    _check_complete(shared, THEME, where="the theme", text=theme)
-    described = [_panel(shared, text, place) for place, text in enumerate(panels, 1)]
+    shared = attributes_in(theme, where="the theme", required=KEPT)
+    described = [
+        Panel(**{**shared, **attributes_in(text, where=f"panel {position}", required=SCENE)})
+        for position, text in enumerate(panels, 1)
+    ]
+    # Last: a word that is not understood is the likelier mistake, and the one to mend first.
     if grid != GRID or len(panels) != GRID.count:
         raise ValueError(
             f"the tiny generator makes sets of {GRID.count} panels as {GRID} and no others, this is {grid} with "
             f"{len(panels)}; describe {GRID.count}, or name a real --model, e.g. black-forest-labs/FLUX.1-dev"
         )
+    # A theme may name a pose, which the subject leaves out, so any scene completes the panel that it is read from.
     subject = Panel(**{**{name: VALUES[name][0] for name in SCENE}, **shared}).subject
-    tags = ("[TOP]-[LEFT]", "[TOP]-[RIGHT]", "[BOTTOM]-[LEFT]", "[BOTTOM]-[RIGHT]")
-    scenes = [f"{tag}: {panel.text}." for tag, panel in zip(tags, described, strict=True)]
-    return Prompt(
-        id=number,
-        text=" ".join([f"{grid} grid layout of {subject}.", *scenes]),
-        theme=subject,
-        grid=grid,
-        panels=tuple(panel.text for panel in described),
-        criteria=CRITERIA,
-    )
+    return write_prompt(number, described, grid, subject=subject)
 
 
 def check_tiny(prompt: Prompt) -> None:
-    """Checks a whole prompt, such as a T2IS record's.
+    """Check a whole prompt, such as a T2IS record's.
 
     Raises:
         ValueError: if it is not of the tiny world.
@@ -62,13 +56,11 @@ def check_tiny(prompt: Prompt) -> None:
     if not prompt.panels:
         attributes_in(prompt.text, where="the prompt")
         raise ValueError(f"the tiny generator makes sets of {GRID.count} panels; describe each, as in {EXAMPLE}")
-    for place, text in enumerate(prompt.panels, 1):
+    for position, text in enumerate(prompt.panels, 1):
         try:
             Panel.parse(text)
         except ValueError:
-            _check_complete(
-                attributes_in(text, where=f"panel {place}"), tuple(VALUES), where=f"panel {place}", text=text
-            )
+            attributes_in(text, where=f"panel {position}", required=tuple(VALUES))
 
 
 def check_tiny_edit(prompt: Prompt) -> None:
@@ -85,51 +77,33 @@ def check_tiny_edit(prompt: Prompt) -> None:
         raise ValueError(f"the tiny editor does not know {instruction!r} ({hint}); it knows: {forms}")
 
 
-def attributes_in(text: str, *, where: str) -> dict[str, str]:
+def attributes_in(text: str, *, where: str, required: Sequence[str] = ()) -> dict[str, str]:
     """Attribute → value of every word of the world in `text`.
 
     Raises:
-        ValueError: if there are other words, or two values of an attribute.
+        ValueError: if there are other words, two values of an attribute, or none of a required one.
     """
-    attributes: dict[str, str] = {}
-    name_of = {value: name for name, values in VALUES.items() for value in values}
     words = WORD.findall(text.lower().replace("top hat", "top-hat"))
-    unknown = [word for word in dict.fromkeys(words) if word not in name_of and word not in PASSED_OVER]
+    unknown = [word for word in dict.fromkeys(words) if word not in ATTRIBUTE_OF and word not in PASSED_OVER]
     if unknown:
+        vocabulary = "; ".join(f"{name}: {', '.join(values)}" for name, values in VALUES.items())
         raise ValueError(
-            f"{where} says {_quoted(unknown, name_of)}, which the tiny generator does not know; {known_words()}"
+            f"{where} says {_quoted(unknown)}, which the tiny generator does not know; it knows {vocabulary}"
         )
+    attributes: dict[str, str] = {}
     for word in words:
-        name = name_of.get(word)
-        if name is None:
-            continue
-        if attributes.get(name, word) != word:
+        name = ATTRIBUTE_OF.get(word, "")
+        if name and attributes.setdefault(name, word) != word:
             raise ValueError(f"{where} has two values of {name}, {attributes[name]} and {word}; give one")
-        attributes[name] = word
+    missing = [f"a {name} ({', '.join(VALUES[name])})" for name in required if name not in attributes]
+    if missing:
+        raise ValueError(f"{where}, {text!r}, lacks {'; '.join(missing)}")
     return attributes
 
 
-def known_words() -> str:
-    """The world's words, for a message."""
-    return "it knows " + "; ".join(f"{name}: {', '.join(values)}" for name, values in VALUES.items())
-
-
-def _panel(shared: Mapping[str, str], text: str, place: int) -> Panel:
-    attributes = attributes_in(text, where=f"panel {place}")
-    _check_complete(attributes, SCENE, where=f"panel {place}", text=text)
-    return Panel(**{**shared, **attributes})
-
-
-def _check_complete(attributes: Mapping[str, str], names: Sequence[str], *, where: str, text: str) -> None:
-    missing = [name for name in names if name not in attributes]
-    if missing:
-        needed = "; ".join(f"a {name} ({', '.join(VALUES[name])})" for name in missing)
-        raise ValueError(f"{where}, {text!r}, lacks {needed}")
-
-
-def _quoted(unknown: Sequence[str], words: Mapping[str, str]) -> str:
+def _quoted(unknown: Sequence[str]) -> str:
     quoted = []
     for word in unknown[:5]:
-        near = difflib.get_close_matches(word, words, n=1)
+        near = difflib.get_close_matches(word, ATTRIBUTE_OF, n=1)
         quoted.append(f"{word!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
     return ", ".join(quoted) + (f" and {len(unknown) - 5} more words" if len(unknown) > 5 else "")

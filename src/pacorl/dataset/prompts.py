@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.core.grid import panel_texts, parse_layout
+from pacorl.core.grid import panel_tags, panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
 from pacorl.dataset.llm import ChatError, ChatModel, estimate
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
@@ -85,13 +85,6 @@ def sentence(text: str) -> str:
     """The text on one line, ending as a sentence does."""
     line = " ".join(text.split())
     return line if line.endswith((".", '"', "!", "?")) else line + "."
-
-
-def panel_tags(grid: Grid) -> list[str]:
-    """`[TOP]-[LEFT]` and so on for 2×2, as released; `[1]-[2]` (row, column) for others."""
-    if grid == Grid(2, 2):
-        return [f"[{row}]-[{col}]" for row in ("TOP", "BOTTOM") for col in ("LEFT", "RIGHT")]
-    return [f"[{row + 1}]-[{col + 1}]" for row in range(grid.rows) for col in range(grid.cols)]
 
 
 class LlmWriter:

@@ -14,7 +14,7 @@ from pacorl.config.base import ConfigError
 from pacorl.config.judge_run import ComparisonsConfig
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.comparisons import SOURCES, missing_file
-from pacorl.data.published import LANGUAGES
+from pacorl.data.edits import LANGUAGES
 from pacorl.io.documents import read_object
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import BackendOptions, InProcessOptions
