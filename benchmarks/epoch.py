@@ -121,7 +121,7 @@ def with_fuse(training: PolicyTrainer, *, enabled: bool) -> PolicyTrainer:
 
 def bare_epoch(training: PolicyTrainer) -> None:
     """The counted work: sampling, decoding, JPEG, one trained step, AdamW."""
-    with diffusers_own(training.bare):
+    with diffusers_own(training.transformer):
         _bare_epoch(training)
 
 
@@ -205,7 +205,7 @@ def summary(training: PolicyTrainer, seconds: dict[str, list[float]]) -> dict[st
         for name, several in seconds.items()
     }
     return {
-        "parameters": sum(p.numel() for n, p in training.bare.named_parameters() if "lora_" not in n),
+        "parameters": sum(p.numel() for n, p in training.transformer.named_parameters() if "lora_" not in n),
         "adapter parameters": sum(p.numel() for p in training.parameters),
         "rounds": len(seconds["bare"]),
         "cpu seconds": {name: round(statistics.median(several), 2) for name, several in seconds.items()},

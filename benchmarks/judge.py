@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.core.questions import same_theme
 from pacorl.data.characters import all_panels, draw, vocabulary
-from pacorl.engine.threads import use_cores
+from pacorl.engine.runtime import use_cores
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judges.local import LocalJudge
 from pacorl.judges.sharing import Node, prefix_forest

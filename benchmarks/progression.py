@@ -36,7 +36,7 @@ from PIL import Image
 from pacorl.core import questions
 from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw, split_of
 from pacorl.engine.generator import Generator
-from pacorl.engine.threads import use_cores
+from pacorl.engine.runtime import use_cores
 from pacorl.generate.storyboard import generate_storyboard, pages, read_storyboard
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.judge import Judge

@@ -21,7 +21,6 @@ from torch import Tensor
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts, vocabulary
-from pacorl.engine.adapter_check import check_adapter
 from pacorl.engine.generator import Generator
 from pacorl.engine.rollout import denoise
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
@@ -32,6 +31,7 @@ from pacorl.policies import POLICIES, kind_of
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import PolicySpec
 from pacorl.policies.tokens import pack
+from pacorl.train.builders import check_adapter
 from pacorl.types import Conditioning, Prompt, Size
 
 KINDS = pytest.mark.parametrize("kind", POLICIES)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacorl.core.advantages import AGGREGATES, Scores
+from pacorl.core.advantages import AGGREGATES, NO_FLOOR, Floor, Scores, coefficient_of_variation, normalize_groups
 from pacorl.core.advantages import advantages as advantages_of
-from pacorl.core.advantages.groups import NO_FLOOR, Floor, coefficient_of_variation, normalize_groups
 from pacorl.core.advantages.log_tamed import LogTamed, Threshold, is_tamed, log_tamed
 from pacorl.core.advantages.ranked import Ranked, ranked
 from pacorl.types import Advantages, RewardTable

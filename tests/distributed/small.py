@@ -44,9 +44,9 @@ class Model(nn.Module):
 
 def train(out: Path) -> None:
     """Three steps with painting between them; state is saved, spoilt and put back; one more forward."""
-    from pacorl.engine.checkpoint import optimizer_tensors, set_optimizer_tensors
     from pacorl.engine.runtime import Runtime
     from pacorl.lora.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
+    from pacorl.train.checkpoint import optimizer_tensors, set_optimizer_tensors
 
     torch.manual_seed(0)
     machine, model = Runtime(), Model()

@@ -10,7 +10,7 @@ import torch
 from launching import launched
 from safetensors.torch import load_file
 
-from pacorl.engine.checkpoint import checkpoints
+from pacorl.train.checkpoint import checkpoints
 
 pytest.importorskip("deepspeed")
 

@@ -11,8 +11,8 @@ import worlds
 from runs import KEPT, train, train_and_keep_each, write_edit_twins
 from safetensors.torch import load_file
 
-from pacorl.engine.checkpoint import checkpoints
 from pacorl.quickstart import recipe
+from pacorl.train.checkpoint import checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -5,24 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from pacorl.engine.logbook import Logbook
-from pacorl.engine.trackers import ID_LETTERS, check_trackers, id_of
+from pacorl.engine.logbook import ID_LETTERS, Logbook, check_trackers, tracker_id
 
 
 def lines(folder: Path) -> list[dict[str, float | None]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_lines_are_cut_back_to_an_epoch(tmp_path: Path) -> None:
+def test_lines_are_dropped_after_an_epoch(tmp_path: Path) -> None:
     book = Logbook(tmp_path)
     book.write("evaluation", epoch=0, step=0, values={"a": 1.0})
     for epoch in (1, 2, 3):
         book.write("epoch", epoch=epoch, step=epoch, values={"a": float(epoch)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "epo')  # a crash in the middle of a line
-    book.cut_back(2)
+    book.rewind(2)
     assert [line["epoch"] for line in lines(tmp_path)] == [0, 1, 2]
-    book.cut_back(-1)
+    book.rewind(-1)
     assert lines(tmp_path) == []
 
 
@@ -31,9 +30,9 @@ def test_exactly_the_first_lines_stay(tmp_path: Path, count: int) -> None:
     book = Logbook(tmp_path)
     for epoch in range(4):
         book.write("epoch", epoch=epoch, step=epoch, values={})
-    book.cut_to(count)
+    book.truncate(count)
     assert [line["epoch"] for line in lines(tmp_path)] == list(range(4))[:count]
-    assert book.lines() == min(count, 4)
+    assert book.count_lines() == min(count, 4)
 
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_a_service_keeps_its_run_when_it_is_resumed(tmp_path: Path, monkeypatch:
         book.write("epoch", epoch=epoch, step=epoch, values={"reward/consistency/mean": 0.25, "bad": float("nan")})
         book.write("evaluation", epoch=epoch, step=epoch, values={"consistency": 0.5})
         book.close()
-        ids.append(id_of(tmp_path))
+        ids.append(tracker_id(tmp_path))
     assert ids[0] == ids[1]
     assert len(ids[0]) == ID_LETTERS
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "metrics.jsonl"]
@@ -79,7 +78,7 @@ def test_a_service_keeps_its_run_when_it_is_resumed(tmp_path: Path, monkeypatch:
 
 
 def test_a_tracker_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pacorl.engine.trackers.find_spec", lambda name: None if name == "wandb" else name)
+    monkeypatch.setattr("pacorl.engine.logbook.find_spec", lambda name: None if name == "wandb" else name)
     check_trackers(["tensorboard", "swanlab"])
     with pytest.raises(ValueError, match=r"the package wandb is not installed; `pip install 'pacorl\[trackers\]'`"):
         check_trackers(["tensorboard", "wandb"])

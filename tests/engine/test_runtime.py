@@ -1,175 +1,21 @@
-"""Checkpoints that outlive anything, random states, and what processes agree on."""
+"""What processes agree on."""
 
 from __future__ import annotations
 
-import json
-import random
-import shutil
-from pathlib import Path
-
-import numpy as np
 import pytest
-import torch
 
-from pacorl.engine import checkpoint
-from pacorl.engine.checkpoint import (
-    checkpoints,
-    load_checkpoint,
-    open_aside,
-    optimizer_tensors,
-    prune,
-    random_state,
-    recover,
-    set_optimizer_tensors,
-    set_random_state,
-    write_checkpoint,
-)
 from pacorl.engine.runtime import Runtime
 
 
-def write(folder: Path, step: int, *, mark: int = 0) -> Path:
-    """A small checkpoint whose every part says which it is."""
-    target = folder / f"step-{step:06d}"
-    open_aside(target)
-    tensors = {name: {"weight": torch.full((3,), float(step + mark))} for name in ("adapter", "average")}
-    write_checkpoint(target, tensors=tensors, state={"step": step, "mark": mark}, generators=[{}])
-    return target
-
-
-class KilledError(BaseException):
-    """Stands for kill −9: nothing handles it."""
-
-
-def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dies at the so-manieth change of the disk."""
-    changes = 0
-
-    def dying(change):  # type: ignore[no-untyped-def]
-        def act(*args, **rest):  # type: ignore[no-untyped-def]
-            nonlocal changes
-            changes += 1
-            if changes == moment:
-                raise KilledError
-            return change(*args, **rest)
-
-        return act
-
-    def half_removed(folder, **rest):  # type: ignore[no-untyped-def]
-        for file in sorted(Path(folder).rglob("*"))[:1]:
-            file.unlink()
-        remove(folder, **rest)
-
-    remove = shutil.rmtree
-    for name in ("rename", "mkdir", "write_text"):
-        monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
-    monkeypatch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
-    monkeypatch.setattr(shutil, "rmtree", dying(half_removed))
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
-) -> None:
-    second = 10 if again else 20
-    died = 0
-    for moment in range(1, 40):
-        folder = tmp_path / str(moment)
-        write(folder, 5)
-        write(folder, 10)
-        with monkeypatch.context() as patch:
-            killed_at(moment, patch)
-            try:
-                write(folder, second, mark=1)
-                prune(folder, keep=1, newest=second)
-            except KilledError:
-                died += 1
-        recover(folder)
-        newest = load_checkpoint(checkpoints(folder)[-1])
-        step, mark = newest.state["step"], newest.state["mark"]
-        assert (step, mark) in {(10, 0), (second, 1)}
-        assert newest.tensors.keys() == {"adapter", "average"}
-        assert all(part["weight"].eq(step + mark).all() for part in newest.tensors.values())
-        assert not list(folder.glob(".*")), "what was left half done is cleared"
-    assert 10 < died < 39, "not every moment was tried"
-
-
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    paths = [write(tmp_path, step) for step in range(1, 6)]
-    prune(tmp_path, keep=2, newest=5, best=paths[1])
-    assert checkpoints(tmp_path) == [paths[1], paths[3], paths[4]]
-    # A run that went back to step 2 and has come to step 4 again has given up step 5.
-    prune(tmp_path, keep=2, newest=4, best=paths[1])
-    assert checkpoints(tmp_path) == [paths[1], paths[3]]
-
-
-def test_steps_sort_by_number(tmp_path: Path) -> None:
-    paths = [write(tmp_path, step) for step in (999_999, 1_000_000)]
-    assert checkpoints(tmp_path) == paths
-
-
-def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
-    """The kernel refuses the write, as it does where a disk is full."""
-    resource = pytest.importorskip("resource")
-    kept = write(tmp_path, 1)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    target = tmp_path / "step-000002"
-    open_aside(target)
-    big = {"adapter": {"weight": torch.zeros(100_000)}}
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"could not be written .*earlier checkpoints are untouched") as caught:
-            write_checkpoint(target, tensors=big, state={}, generators=[])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
-    assert load_checkpoint(kept).state["step"] == 1
-
-
-def test_random_states_come_back() -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.gauss(0, 1), float(np.random.normal()), float(torch.randn(()))
-
-    draw()
-    state = json.loads(json.dumps(random_state()))
-    first = draw(), draw()
-    assert draw() != first[0]
-    set_random_state(state)
-    assert (draw(), draw()) == first
-
-
-def test_an_optimizer_comes_back_by_names() -> None:
-    def steps(layer: torch.nn.Linear, optimizer: torch.optim.Optimizer, count: int) -> None:
-        for _ in range(count):
-            layer(torch.ones(1, 2)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
-    steps(layer, optimizer, 2)
-    saved = {name: value.clone() for name, value in optimizer_tensors(optimizer, ["weight", "bias"]).items()}
-    other = torch.nn.Linear(2, 2)
-    other.load_state_dict(layer.state_dict())
-    second = torch.optim.AdamW(other.parameters(), lr=0.1)
-    set_optimizer_tensors(second, dict(other.named_parameters()), saved)
-    steps(layer, optimizer, 2)
-    steps(other, second, 2)
-    assert torch.equal(layer.weight, other.weight)
-    with pytest.raises(ValueError, match=r"does not train: weight"):
-        set_optimizer_tensors(second, {"bias": other.bias}, saved)
-
-
-def test_parts_are_dealt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Runtime()
     assert machine.shard("abc") == [(0, "a"), (1, "b"), (2, "c")]
-    for rank, own in enumerate(([(0, "a"), (2, "c")], [(1, "b")])):
+    for rank, share in enumerate(([(0, "a"), (2, "c")], [(1, "b")])):
         with monkeypatch.context() as patch:
-            patch.setattr(Runtime, "world", 2)
-            patch.setattr(Runtime, "rank", rank)
-            assert machine.shard("abc") == own
+            patch.setattr(machine, "world", 2)
+            patch.setattr(machine, "rank", rank)
+            assert machine.shard("abc") == share
             assert machine.rounds(3) == 2
             # Sharded weights need all ranks in every forward.
-            patch.setattr(Runtime, "sharded", True)
+            patch.setattr(machine, "sharded", True)
             assert len(machine.shard("abc")) == 2

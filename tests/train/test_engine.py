@@ -13,13 +13,12 @@ from safetensors.torch import load_file
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine import checkpoint
 from pacorl.engine.rollout import epoch_rows
 from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import OldPolicy, adapter_state
 from pacorl.policies.flux import FluxPolicy
 from pacorl.quickstart import recipe
-from pacorl.train import builders
+from pacorl.train import builders, checkpoint
 from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.types import Prompt, Question, Size, Verdict
 
@@ -79,7 +78,7 @@ class Work:
 
     def __init__(self, training: PolicyTrainer, patch: pytest.MonkeyPatch) -> None:
         self.count: Counter[str] = Counter()
-        self._hook = training.bare.register_forward_pre_hook(self._forward, with_kwargs=True)
+        self._hook = training.transformer.register_forward_pre_hook(self._forward, with_kwargs=True)
         vae, judge, runtime = training.policy.pipeline.vae, training.judge, training.runtime  # type: ignore[attr-defined]
         decode, verdicts, backward = vae.decode, judge.verdicts, runtime.backward
 
@@ -126,7 +125,7 @@ def test_the_work_of_an_epoch(
     """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
     endpoints, 1 of the base for the KL."""
     training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
-    training.old = OldPolicy(training.bare) if training.objective.needs == "endpoint" else None
+    training.old = OldPolicy(training.transformer) if training.objective.needs == "endpoint" else None
     sampled, trained, extra = forwards
     known, work = len(ENCODED), Work(training, monkeypatch)
     training.run_epoch()
@@ -173,12 +172,12 @@ def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer
 def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) -> None:
     training.config = load([*SETTINGS, f"out={training.config.out}"])
     training.old = None
-    frozen = {n: p.detach().clone() for n, p in training.bare.named_parameters() if not p.requires_grad}
-    adapter = {n: value.clone() for n, value in adapter_state(training.bare).items()}
+    frozen = {n: p.detach().clone() for n, p in training.transformer.named_parameters() if not p.requires_grad}
+    adapter = {n: value.clone() for n, value in adapter_state(training.transformer).items()}
     training.run_epoch()
-    own = dict(training.bare.named_parameters())
+    own = dict(training.transformer.named_parameters())
     assert all(torch.equal(value, own[name]) for name, value in frozen.items())
-    assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.bare).items())
+    assert any(not torch.equal(adapter[n], value) for n, value in adapter_state(training.transformer).items())
 
 
 @pytest.mark.parametrize(("sizes", "images"), [(True, 2 + 2 + 2), (False, 2 + 1)])
@@ -190,7 +189,7 @@ def test_the_trained_adapter_is_scored_beside_its_average(
     training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
     training.old = None
     training.run_epoch()
-    trained = {name: value.clone() for name, value in adapter_state(training.bare).items()}
+    trained = {name: value.clone() for name, value in adapter_state(training.transformer).items()}
     training.average.load(trained)
     work = Work(training, monkeypatch)
     equal = training.evaluate()
@@ -204,7 +203,7 @@ def test_the_trained_adapter_is_scored_beside_its_average(
     for name in measures:
         assert apart[f"trained/{name}"] == equal[f"trained/{name}"]
         assert apart[f"average/{name}"] != pytest.approx(equal[f"average/{name}"], rel=1e-3)
-    assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.bare).items())
+    assert all(torch.equal(trained[name], value) for name, value in adapter_state(training.transformer).items())
 
 
 def test_the_trained_adapter_is_not_compared_before_its_first_step(training: PolicyTrainer) -> None:

@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-import torch
 from fake_server import FakeServer, p_of_images
 from PIL import Image
 
@@ -16,6 +15,7 @@ from judges import serving
 from pacorl.core.questions import consistent
 from pacorl.data import characters
 from pacorl.data.characters import all_panels, draw
+from pacorl.judges import open_judge
 from pacorl.judges.domain import Domain
 from pacorl.judges.http import HttpOptions
 from pacorl.judges.http.judge import HttpJudge
@@ -23,7 +23,6 @@ from pacorl.judges.http.messages import encode
 from pacorl.judges.judge import VARIANTS, close_judge
 from pacorl.judges.local import TINY_JUDGE, LocalJudge, LocalOptions
 from pacorl.rewards.consistency import Consistency, PanelMatch
-from pacorl.train.judging import load_judge, reach_judge
 from pacorl.types import Question
 
 PANELS = tuple(draw(panel, 32) for panel in all_panels()[:4000:3000])
@@ -32,7 +31,7 @@ PAIR = Question(PANELS, consistent())
 
 def local(**keys: bool) -> LocalJudge:
     config = LocalOptions(checkpoint="tiny", dtype="float32", **keys)
-    judge = load_judge(config, device=torch.device("cpu"))
+    judge = open_judge(config, device="cpu")
     assert isinstance(judge, LocalJudge)
     return judge
 
@@ -59,8 +58,7 @@ def test_a_judge_over_http_does_both_too() -> None:
     red, blue = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
     with FakeServer(tokens={"Yes": [7], "yes": [17], "No": [9]}).running() as server:
         keys = {"backend": "http", "checkpoint": server.url, "model": "judge"}
-        judge = reach_judge(HttpOptions(**keys, symmetric=True, variants=True), processes=1)
-        assert judge is not None
+        judge = open_judge(HttpOptions(**keys, symmetric=True, variants=True), device="cpu")
         both, alone = judge.verdicts([Question((red, blue), "Same?"), Question((red,), "Red?")])
         close_judge(judge)
     there, back = p_of_images([red, blue], "Same?"), p_of_images([blue, red], "Same?")
@@ -96,8 +94,7 @@ def test_noise_is_never_missing_in_a_reward(backend: str, declining_server: str)
         "local": LocalOptions(checkpoint="tiny", dtype="float32"),
         "http": HttpOptions(checkpoint=declining_server, model="tiny"),
     }
-    config = options[backend]
-    judge = reach_judge(config, processes=1) or load_judge(config, device=torch.device("cpu"))
+    judge = open_judge(options[backend], device="cpu")
     prompts = characters.character_prompts("train", 2)
     scores = [reward(prompts, noise_grids()) for reward in (Consistency(judge), PanelMatch(judge))]
     close_judge(judge)

@@ -13,7 +13,7 @@ import worlds
 from runs import train
 from safetensors.torch import load_file
 
-from pacorl.engine.checkpoint import checkpoints
+from pacorl.train.checkpoint import checkpoints
 
 SETTINGS = [
     "epochs=4",

@@ -12,10 +12,10 @@ from PIL import Image
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine import checkpoint
+from pacorl.engine.monitor import HackingSuspectedError
 from pacorl.policies.flux import FluxPolicy
 from pacorl.quickstart import recipe
-from pacorl.train.alarms import HackingSuspectedError
+from pacorl.train import checkpoint
 from pacorl.train.trainer import train_policy
 
 OWN = """

@@ -15,10 +15,10 @@ from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import advantages
-from pacorl.engine import checkpoint
 from pacorl.engine.runtime import Interrupted
 from pacorl.quickstart import recipe
 from pacorl.rewards.reward import score
+from pacorl.train import checkpoint
 from pacorl.train import trainer as loop
 from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.train.update import Batch

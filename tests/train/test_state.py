@@ -10,9 +10,9 @@ import torch
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine.checkpoint import checkpoints
 from pacorl.lora.formats import read_lora
 from pacorl.quickstart import recipe
+from pacorl.train.checkpoint import checkpoints
 from pacorl.train.trainer import train_policy
 
 

@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
-from pacorl.engine import checkpoint
+from pacorl.judges import JUDGES
 from pacorl.judges.judge import BackendOptions, Judge
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.plan import plan_policy
 from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
 from pacorl.report.gallery import match
-from pacorl.train import builders, judging
-from pacorl.train.judging import without_idle_judges
+from pacorl.train import builders, checkpoint
+from pacorl.train.builders import without_idle_judges
 from pacorl.train.trainer import PolicyTrainer, train_policy
 
 JPEG = "{name: jpeg_size, args: {prefer: large}}"
@@ -74,13 +73,14 @@ def smaller(small: list[str]) -> list[str]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The checkpoints of the judges that are loaded in this process, as they are."""
     loaded: list[str] = []
-    load = judging.load_judge
+    open_judge = builders.open_judge
 
-    def noted(options: BackendOptions, **place: torch.device) -> Judge:
-        loaded.append(options.checkpoint)
-        return load(options, **place)
+    def noted(options: BackendOptions, **place: Any) -> Judge:
+        if JUDGES[options.backend].in_process:
+            loaded.append(options.checkpoint)
+        return open_judge(options, **place)
 
-    monkeypatch.setattr(builders, "load_judge", noted)
+    monkeypatch.setattr(builders, "open_judge", noted)
     return loaded
 
 

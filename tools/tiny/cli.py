@@ -15,7 +15,7 @@ SHARE = typer.Option(1.0, help="Share of the documented training steps, for a qu
 @app.command()
 def vae(out: Path = OUT, share: float = SHARE) -> None:
     """The autoencoder (about 13 CPU minutes)."""
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from tools.tiny.pretrain import pretrain_vae
 
     use_cores()
@@ -27,7 +27,7 @@ def generator(out: Path = OUT, share: float = SHARE) -> None:
     """The generator, from `vae` (about 75 CPU minutes)."""
     from diffusers import AutoencoderKL
 
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from tools.tiny.pretrain import pretrain_generator
 
     use_cores()
@@ -46,7 +46,7 @@ def judge(
     """The judge, from `vae` and what `generator` fails at (about 60 CPU minutes)."""
     from diffusers import AutoencoderKL
 
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from tools.tiny.negatives import policy_failures
     from tools.tiny.pretrain_judge import pretrain_judge
 
@@ -64,7 +64,7 @@ def domain(
 ) -> None:
     """What the judge declines: domain.json and domain.safetensors beside it, from `generator` and `kontext`, or from
     the committed ones (about 30 CPU minutes)."""
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from pacorl.policies.flux import TINY_FLUX
     from pacorl.policies.kontext import TINY_KONTEXT
     from tools.tiny.pretrain_domain import pretrain_domain
@@ -91,7 +91,7 @@ def kontext(
     start: Path | None = typer.Option(None, help="The tiny FLUX to start from; by default the committed one."),
 ) -> None:
     """The editor, from the tiny FLUX (about 20 CPU minutes)."""
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from pacorl.policies.flux import TINY_FLUX
     from tools.tiny.pretrain_edits import pretrain_kontext
 
@@ -110,7 +110,7 @@ def edit_judge(
     """The judge of edits, from the tiny judge (about 25 CPU minutes)."""
     from diffusers import AutoencoderKL
 
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from pacorl.judges.local import TINY_JUDGE
     from pacorl.policies.flux import TINY_FLUX
     from tools.tiny.pretrain_edits import edit_examples
@@ -130,7 +130,7 @@ def edit_story(
     seeds: int = typer.Option(3, min=1, help="How many seeds."),
 ) -> None:
     """RL of the editor with √(kept·followed), graded by the oracle before and after, worst of the seeds."""
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from tools.tiny.edit_story import run_edit_story
 
     use_cores()
@@ -165,7 +165,7 @@ def dataset_story(
     import sys
     from contextlib import redirect_stdout
 
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from tools.tiny.dataset_story import Scale, run_story
 
     use_cores()

@@ -80,7 +80,7 @@ def generate(
     *, request: RequestOptions, generator: GeneratorOptions, choice: ChoiceOptions, output: OutputOptions
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from pacorl.io.quiet import quiet_loading
 
     # Everything that can be wrong with the words is said before weights are loaded, which takes minutes.

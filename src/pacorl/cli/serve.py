@@ -95,7 +95,7 @@ def _key_of(description: Endpoints) -> str:
 
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
 
     try:
         from pacorl.judges.http.client import DECLINE_HEADER

@@ -57,8 +57,7 @@ def train_policy(
         plan = plan_policy(run)
         print(plan.to_json()) if as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
-    from pacorl.engine.runtime import destroy_process_group
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import destroy_process_group, use_cores
     from pacorl.report import write_report
     from pacorl.train import trainer
 
@@ -84,7 +83,7 @@ def train_reward(
 
     from pacorl.config.base import load
     from pacorl.config.judge_run import RewardRun
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
 
     if resume not in {"", AUTO}:
         raise ValueError(
@@ -110,7 +109,7 @@ def quickstart(
     out: Path = typer.Option(Path("runs/quickstart"), help="The run's folder."),
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from pacorl.quickstart import run_quickstart
 
     use_cores()

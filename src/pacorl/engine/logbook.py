@@ -1,13 +1,22 @@
-"""What a run writes down: metrics.jsonl, sample pictures, and the curves of its trackers."""
+"""What a run writes down and shows: metrics.jsonl, sample images, trackers' curves, progress bars.
+
+To add a tracker: a line in TRACKERS, and its name in the config's `trackers`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pacorl.engine.trackers import start_trackers
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
 from pacorl.io.documents import append_jsonl, parse_object, write_jsonl
 from pacorl.io.files import write_atomic
 
@@ -16,6 +25,11 @@ if TYPE_CHECKING:
 
 TIME = "seconds/"
 """Prefix of the only series that two equal runs may differ in."""
+PROJECT = "pacorl"
+"""The services' project, unless WANDB_PROJECT or SWANLAB_PROJECT name another."""
+ID_FILE = "tracker_id"
+# SwanLab has taken ids of no other length; W&B takes any.
+ID_LETTERS = 21
 
 
 class Logbook:
@@ -29,45 +43,59 @@ class Logbook:
         axis: Literal["epoch", "step"] = "epoch",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`trackers`: names of `engine.trackers`; `settings`: the run's config, which they show."""
+        """
+        Args:
+            folder: the run's; it is made if it is missing.
+            trackers: names in TRACKERS.
+            axis: what the trackers' curves are drawn over.
+            settings: the run's config, which the services show.
+
+        Raises:
+            ValueError: if a service does not take the run: no account, no network.
+        """
         self.folder, self.axis = folder, axis
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-        self._trackers = start_trackers(trackers, folder, settings=settings or {}) if folder else []
+        self._trackers = [TRACKERS[name](folder, settings or {}) for name in trackers] if folder else []
 
-    def cut_back(self, last: int) -> None:
-        """Forgets what was written after `last` epochs (steps, where those are the axis): a resumed run writes it
-        again."""
-        if not self.folder or not (self.folder / "metrics.jsonl").exists():
-            return
-        path = self.folder / "metrics.jsonl"
-        kept = [line for line in path.read_text().splitlines() if _place_of(line, self.axis) <= last]
-        write_atomic(path, "".join(f"{line}\n" for line in kept))
+    def rewind(self, last: int) -> None:
+        """Drop the lines after epoch (or step, by the axis) `last`: a resumed run writes them again."""
+        self._rewrite([line for line in self._lines() if _position(line, self.axis) <= last])
 
-    def lines(self) -> int:
+    def truncate(self, count: int) -> None:
+        """Drop all but the first `count` lines."""
+        self._rewrite(self._lines()[:count])
+
+    def count_lines(self) -> int:
         """How many lines metrics.jsonl has."""
-        path = self.folder / "metrics.jsonl" if self.folder else None
-        return len(path.read_text().splitlines()) if path and path.exists() else 0
+        return len(self._lines())
 
-    def cut_to(self, count: int) -> None:
-        """Forgets all but the first `count` lines."""
+    def _lines(self) -> list[str]:
         path = self.folder / "metrics.jsonl" if self.folder else None
-        if path and path.exists():
-            write_atomic(path, "".join(f"{line}\n" for line in path.read_text().splitlines()[:count]))
+        return path.read_text().splitlines() if path and path.exists() else []
+
+    def _rewrite(self, lines: Sequence[str]) -> None:
+        if self.folder and (self.folder / "metrics.jsonl").exists():
+            write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """One line: `kind` is "epoch" (or "train") or "evaluation"; `epoch` counts finished epochs.
+        """Append one line, and give its values to the trackers; a value that is not finite is written as null.
 
-        A value that is not finite is written as null.
+        Args:
+            kind: "epoch" (or "train") or "evaluation".
+            epoch: finished epochs.
+            step: optimizer steps taken.
+            values: the metrics.
         """
         if not self.folder:
             return
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        # The nulls first: `finite` overwrites its own names in place, so that the line keeps the order of `values`.
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
         append_jsonl(self.folder / "metrics.jsonl", line)
-        named = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
+        series = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
         for tracker in self._trackers:
-            tracker.log(named, step={"epoch": epoch, "step": step}[self.axis])
+            tracker.log(series, step={"epoch": epoch, "step": step}[self.axis])
 
     def image(self, name: str, image: Image) -> None:
         """Keep an image as samples/<name>.png."""
@@ -77,18 +105,139 @@ class Logbook:
             image.save(path)
 
     def records(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Writes samples/<name>.jsonl anew."""
+        """Write samples/<name>.jsonl anew."""
         if self.folder:
-            path = self.folder / "samples" / f"{name}.jsonl"
-            write_jsonl(path, lines)
+            write_jsonl(self.folder / "samples" / f"{name}.jsonl", lines)
 
     def close(self) -> None:
         for tracker in self._trackers:
             tracker.close()
 
 
-def _place_of(line: str, axis: str) -> int:
+def _position(line: str, axis: str) -> int:
     try:
         return int(parse_object(line)[axis])
-    except ValueError:  # a line that a crash cut short
+    except ValueError:  # a line that a crash cut short: beyond every step, so that it is dropped
         return 2**31
+
+
+# --- trackers --------------------------------------------------------------------------------------------------
+
+
+class Tracker(Protocol):
+    """Takes a run's numbers."""
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        """Take finite values at a step, which never falls but for a resumed run."""
+
+    def close(self) -> None:
+        """Called after the last value."""
+
+
+class TensorBoard:
+    """Event files in the run's folder; nothing leaves the machine."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Service:
+    """A run at a service, as the packages of W&B and SwanLab both have it; their own variables, such as WANDB_MODE,
+    hold."""
+
+    def __init__(self, package: str, folder: Path, settings: Mapping[str, Any], **options: str) -> None:
+        project, run_id = os.environ.get(f"{package.upper()}_PROJECT", PROJECT), tracker_id(folder)
+        try:
+            self._run = import_module(package).init(
+                project=project, id=run_id, resume="allow", config=dict(settings), **options
+            )
+        except Exception as error:  # the services raise kinds of their own
+            raise ValueError(
+                f"trackers: {package} did not start ({error}); log in with `{package} login`, "
+                f"or set {package.upper()}_MODE=offline, or leave {package} out"
+            ) from error
+
+    def log(self, values: Mapping[str, float], *, step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+# Services keep their files in the run's folder too, so that deleting it leaves nothing behind.
+TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": lambda folder, settings: Service("wandb", folder, settings, name=folder.name, dir=str(folder)),
+    "swanlab": lambda folder, settings: Service(
+        "swanlab", folder, settings, experiment_name=folder.name, logdir=str(folder / "swanlog")
+    ),
+}
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Check that trackers can start.
+
+    Raises:
+        ValueError: if the package of one is not installed.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise ValueError(
+                f"trackers: the package {name} is not installed; `pip install 'pacorl[trackers]'`, or leave {name} out"
+            )
+
+
+def tracker_id(folder: Path) -> str:
+    """The services' id of a run, kept in its folder: a resumed run goes on with the same curves."""
+    path = folder / ID_FILE
+    if not path.exists():
+        write_atomic(path, uuid.uuid4().hex[:ID_LETTERS] + "\n")
+    return path.read_text().strip()
+
+
+# --- progress --------------------------------------------------------------------------------------------------
+
+
+class ProgressBars:
+    """The epochs, and within each the phase that is going on; shown by the main process. Use as a context manager."""
+
+    def __init__(self, *, epochs: int, shown: bool) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            disable=not shown,
+        )
+        self._epochs = self._progress.add_task("epochs", total=epochs, note="")
+
+    def __enter__(self) -> ProgressBars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self._progress.stop()
+
+    def epoch(self, done: int, *, note: str) -> None:
+        """Show that so many epochs are finished."""
+        self._progress.update(self._epochs, completed=done, note=note)
+
+    @contextmanager
+    def phase(self, name: str, *, total: int) -> Iterator[Callable[[int], None]]:
+        """Within the block a bar shows a phase; call the given function with the size of what was done."""
+        task = self._progress.add_task(name, total=total, note="")
+        try:
+            yield lambda count: self._progress.advance(task, count)
+        finally:
+            self._progress.remove_task(task)

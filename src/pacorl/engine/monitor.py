@@ -1,15 +1,15 @@
 """The monitor of reward hacking: what a policy's images look like, against what they looked like at the start.
 
-A judge can be won by four equal panels, by nothing four times, by a fine regular pattern, by one picture for every
+A judge can be won by four equal panels, by nothing four times, by a fine regular pattern, by one image for every
 prompt. None of this shows in the rewarded curves, which rise. So each epoch's and each evaluation's images are
 measured without a model, measures that nobody rewards (`held_out/…`) stand beside them, and a sign that moves beyond
 its limit from where it stood warns, or stops the run.
 
-    duplicates   share of a grid image's pairs of panels that are nearly the same, blank ones included
-    blank        share of panels without a picture: flat, or dark and nearly flat
-    grid_artifact      share of a panel's fine detail that lies in isolated peaks of its spectrum: a regular pattern
-    diversity    mean distance, over pairs of prompts, of what their images have in common
-    held_out/…   an evaluation's measures that are not rewarded
+    duplicates      share of a grid image's pairs of panels that are nearly the same, blank ones included
+    blank           share of panels that show nothing: flat, or dark and nearly flat
+    grid_artifact   share of a panel's fine detail that lies in isolated peaks of its spectrum: a regular pattern
+    diversity       mean distance, over pairs of prompts, of what their images have in common
+    held_out/…      an evaluation's measures that are not rewarded
 """
 
 from __future__ import annotations
@@ -33,23 +33,21 @@ from pacorl.types import Prompt
 Pixels = NDArray[np.float64]
 Kind = Literal["epoch", "evaluation"]
 
-SIGNS = tuple(SIGN_MEANINGS)
-
+# Panels are compared at this size, whatever theirs: noise and compression differ there little.
 SIDE = 32
-"""Panels are compared at this size, whatever theirs: noise and compression differ there little."""
+# Root mean squared difference (0..1) below which two panels are one image: redrawing the smallest attribute of the tiny
+# world changes more (`tests/engine/test_monitor.py` measures it).
 SAME_DISTANCE = 0.02
-"""Root mean squared difference (0..1) below which two panels are one picture: redrawing the smallest attribute of
-the tiny world changes more (`tests/engine/test_monitor.py` measures it)."""
+# A panel with less contrast than this shows nothing; with less than twice as much if it is dark.
 FLAT_STD = 0.04
-"""A panel with less contrast than this shows nothing; at most twice as much where it is dark."""
 DARK_MEAN = 0.15
 THUMBNAIL = 8
+# Fewer prompts say nothing of diversity: which ones an epoch drew would decide it.
 LEAST_PROMPTS = 4
-"""Fewer prompts say nothing of diversity: which ones an epoch drew would decide it."""
+# Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide.
 FINE_PERIOD = 16
-"""Pixels: a pattern of a longer period is a motif. One latent token of FLUX.1 is 16 pixels wide."""
+# A peak exceeds the spectrum around it by so much; in noise about one bin in 100,000 does.
 PEAK_FACTOR = 8.0
-"""A peak stands out of the spectrum around it by so much; in noise about one bin in 100,000 does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +80,16 @@ class Alarm:
         )
 
 
+class HackingSuspectedError(ValueError):
+    """A sign of reward hacking went beyond a limit that stops the run; the state is saved."""
+
+    def __init__(self, stops: Sequence[Alarm], *, epoch: int) -> None:
+        super().__init__(
+            f"stopped after epoch {epoch}, and saved: {'; '.join(map(str, stops))}. Look at the samples; reward what "
+            "is lost as well, or lower optimizer.lr, or go on with monitor.<sign>.action=warn"
+        )
+
+
 # --- one image -------------------------------------------------------------------------------------------------
 
 
@@ -89,17 +97,18 @@ def panel_statistics(prompt: Prompt, image: Image.Image) -> PanelStatistics:
     """Measure one grid image without a model."""
     panels = split(image.convert("RGB"), prompt.grid)
     small = [_pixels(panel.resize((SIDE, SIDE), Image.Resampling.BOX)) for panel in panels]
+    thumbnails = [_pixels(panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)) for panel in panels]
     return PanelStatistics(
         group=prompt.id,
         duplicates=duplicate_share(small),
         blank=fmean(is_blank(panel) for panel in small),
         grid_artifact=fmean(grid_artifact_share(_pixels(panel).mean(2)) for panel in panels),
-        thumbnail=tuple(_thumbnail(panels).reshape(-1).tolist()),
+        thumbnail=tuple(np.mean(thumbnails, axis=0).reshape(-1).tolist()),
     )
 
 
 def duplicate_share(panels: Sequence[Pixels]) -> float:
-    """Share of pairs of (SIDE, SIDE, 3) panels that are nearly one picture; 0 where there is one panel."""
+    """Share of pairs of (SIDE, SIDE, 3) panels that are nearly one image; 0 for a single panel."""
     pairs = list(combinations(panels, 2))
     return fmean(_distance(first, second) < SAME_DISTANCE for first, second in pairs) if pairs else 0.0
 
@@ -111,48 +120,34 @@ def is_blank(panel: Pixels) -> bool:
 
 
 def grid_artifact_share(grey: Pixels) -> float:
-    """Share of the power at periods up to FINE_PERIOD pixels that lies in isolated peaks; 0 for a flat picture.
+    """Share of the power at periods up to FINE_PERIOD pixels that lies in isolated peaks; 0 for a flat image.
 
-    A bin is such a peak where it exceeds PEAK_FACTOR times all bins at a distance of three: edges and textures
-    spread over many bins, a regular pattern does not. A Hann window keeps a peak within one bin of its place.
+    A bin is such a peak if it exceeds PEAK_FACTOR times all bins at a distance of three: edges and textures spread
+    over many bins, a regular pattern does not.
     """
     height, width = grey.shape
     window = np.outer(np.hanning(height), np.hanning(width))
     power = np.abs(np.fft.fft2((grey - grey.mean()) * window)) ** 2
     fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]) >= 1 / FINE_PERIOD
     total = float(power[fine].sum())
-    if total <= 1e-9 * power.size:
+    if total <= 1e-9 * power.size:  # rounding alone: the share of nothing would be noise
         return 0.0
-    peaks = _widened(fine & (power > PEAK_FACTOR * _ring_maximum(power)))
+    peaks = fine & (power > PEAK_FACTOR * _ring_maximum(power))
+    for axis in (0, 1):  # the Hann window spreads a peak to the bins around it, and no further
+        peaks = peaks | np.roll(peaks, 1, axis) | np.roll(peaks, -1, axis)
     return float(power[fine & peaks].sum()) / total
 
 
 def _ring_maximum(power: Pixels) -> Pixels:
     """The largest value of each bin's square ring of radius three; the spectrum is periodic."""
-    beside, above = (_run_maximum(power, axis) for axis in (1, 0))  # the ring's sides are runs of seven bins
-    sides = [np.roll(beside, 3, 0), np.roll(beside, -3, 0), np.roll(above, 3, 1), np.roll(above, -3, 1)]
+    sides: list[Pixels] = []
+    for axis, across in ((1, 0), (0, 1)):
+        # A side is a run of seven bins, whose maximum comes of three doublings instead of seven comparisons.
+        two = np.maximum(power, np.roll(power, 1, axis))
+        four = np.maximum(two, np.roll(two, 2, axis))
+        run = np.roll(np.maximum(four, np.roll(four, 3, axis)), -3, axis)
+        sides += [np.roll(run, 3, across), np.roll(run, -3, across)]
     return np.asarray(np.max(sides, axis=0))
-
-
-def _run_maximum(power: Pixels, axis: int) -> Pixels:
-    """The largest of the seven bins around each along one axis."""
-    two = np.maximum(power, np.roll(power, 1, axis))
-    four = np.maximum(two, np.roll(two, 2, axis))
-    return np.roll(np.maximum(four, np.roll(four, 3, axis)), -3, axis)
-
-
-def _widened(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The mask with all neighbours of its bins."""
-    wide = mask.copy()
-    for row in (-1, 0, 1):
-        for col in (-1, 0, 1):
-            wide |= np.roll(mask, (row, col), (0, 1))
-    return wide
-
-
-def _thumbnail(panels: Sequence[Image.Image]) -> Pixels:
-    small = [_pixels(panel.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)) for panel in panels]
-    return np.asarray(np.mean(small, axis=0), dtype=np.float64)
 
 
 def _pixels(image: Image.Image) -> Pixels:
@@ -167,17 +162,18 @@ def _distance(first: Pixels, second: Pixels) -> float:
 
 
 def signs_of(statistics: Sequence[PanelStatistics]) -> dict[str, float]:
-    """The SIGNS of an epoch's or evaluation's images; diversity is absent if there are few prompts."""
-    found = {name: fmean(getattr(one, name) for one in statistics) for name in ("duplicates", "blank", "grid_artifact")}
+    """The signs of an epoch's or evaluation's images; diversity is absent if there are few prompts."""
+    names = ("duplicates", "blank", "grid_artifact")
+    signs = {name: fmean(getattr(image, name) for image in statistics) for name in names}
     spread = diversity(statistics)
-    return found if spread is None else found | {"diversity": spread}
+    return signs if spread is None else signs | {"diversity": spread}
 
 
 def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
     """Mean distance of the groups' mean thumbnails, over pairs of groups; None for fewer than LEAST_PROMPTS."""
     groups: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    for one in statistics:
-        groups[one.group].append(one.thumbnail)
+    for image in statistics:
+        groups[image.group].append(image.thumbnail)
     if len(groups) < LEAST_PROMPTS:
         return None
     means = [np.mean(thumbnails, axis=0) for thumbnails in groups.values()]
@@ -197,15 +193,13 @@ class HackingMonitor:
     """
 
     def __init__(self, limits: Mapping[str, LimitConfig], *, average: int = 3) -> None:
-        self.limits = limits
-        self.average = average
-        self._seen: dict[tuple[Kind, str], list[float]] = defaultdict(list)
+        self.limits, self.average = limits, average
+        self._history: dict[tuple[Kind, str], list[float]] = defaultdict(list)
 
     @classmethod
     def of(cls, config: MonitorConfig) -> HackingMonitor:
         """The monitor of a config."""
-        names = (*SIGNS, HELD_OUT.rstrip("/"))
-        return cls({name: getattr(config, name) for name in names})
+        return cls({name: getattr(config, name) for name in (*SIGN_MEANINGS, HELD_OUT.rstrip("/"))})
 
     def observe(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
@@ -235,29 +229,25 @@ class HackingMonitor:
 
     def _remember(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
         """The signs among the values, now remembered."""
-        taken = []
+        signs = []
         for name, value in values.items():
             sign = name.removeprefix(MONITOR)
             if value is not None and (name.startswith(HELD_OUT) or (name.startswith(MONITOR) and sign in self.limits)):
-                self._seen[kind, sign].append(value)
-                taken.append(sign)
-        return taken
+                self._history[kind, sign].append(value)
+                signs.append(sign)
+        return signs
 
     def _alarms(self, kind: Kind, sign: str) -> list[Alarm]:
         limit = self.limits["held_out" if sign.startswith(HELD_OUT) else sign]
-        seen, average = self._seen[kind, sign], self.average if kind == "epoch" else 1
-        if limit.action == "off" or len(seen) <= average:
+        history, average = self._history[kind, sign], self.average if kind == "epoch" else 1
+        if limit.action == "off" or len(history) <= average:
             return []
-        *before, now = (fmean(seen[end - average : end]) for end in range(average, len(seen) + 1))
-        reference = max(before) if falls(sign) else before[0]
-        beyond = _fall(reference, now) if falls(sign) else now - reference
-        return [Alarm(sign, reference, now, limit.at, limit.action)] if beyond > limit.at else []
-
-
-def falls(sign: str) -> bool:
-    """Whether a fall of this sign is bad (as a share of its best), not a rise (in its own unit, a share)."""
-    return sign == "diversity" or sign.startswith(HELD_OUT)
-
-
-def _fall(best: float, now: float) -> float:
-    return (best - now) / abs(best) if best else 0.0
+        *before, now = (fmean(history[end - average : end]) for end in range(average, len(history) + 1))
+        if sign == "diversity" or sign.startswith(HELD_OUT):
+            # These should not fall. Their units differ, so the fall is a share of the best; of 0 there is none.
+            reference = max(before)
+            change = (reference - now) / abs(reference) if reference else 0.0
+        else:
+            reference = before[0]
+            change = now - reference
+        return [Alarm(sign, reference, now, limit.at, limit.action)] if change > limit.at else []

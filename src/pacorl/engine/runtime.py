@@ -1,7 +1,6 @@
-"""Processes: accelerate's devices and ranks, gradients and steps across them, signals.
+"""Processes: accelerate's devices and ranks, gradients and steps across them, signals, threads.
 
-One process, DDP, FSDP2 and DeepSpeed ZeRO-1/2 serve alike (configs/launch, docs/scaling.md): a loop asks a `Runtime`
-and never learns which it is.
+One process, DDP, FSDP2 and DeepSpeed ZeRO-1/2 run the same loop (configs/launch, docs/scaling.md), through a `Runtime`.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.lora.shards import full_tensor, materialize
 
+# Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone.
 REPEATED_SIGNAL = 3.0
-"""Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone."""
 
-Result = TypeVar("Result")
-Part = TypeVar("Part")
+Outcome = TypeVar("Outcome")
+Batch = TypeVar("Batch")
 
 
 class Interrupted(RuntimeError):
-    """The run was asked to stop."""
+    """The run was told to stop."""
 
 
 class SharedFault(Exception):
@@ -46,12 +45,13 @@ class SharedFault(Exception):
 class Runtime:
     """What a loop needs of the machine, whatever the number of processes.
 
-    Raises ValueError where the launcher asks for what adapters cannot be trained with (FSDP 1, ZeRO-3).
+    Raises:
+        ValueError: if the launcher asks for what adapters cannot be trained with (FSDP 1, ZeRO-3).
     """
 
     def __init__(self) -> None:
-        # A launcher's processes without an accelerator would each be alone: accelerate has to be told of CPUs, and,
-        # for DeepSpeed, which it would leave out then, of how they talk.
+        # Without an accelerator a launcher's processes would each be alone: accelerate has to be told `cpu`. That would
+        # switch DeepSpeed off, so its processes get their backend by hand.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
         deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
         # model.dtype says what the weights are; autocast on top of it would part sampling from training.
@@ -60,68 +60,44 @@ class Runtime:
             kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if on_cpus and deepspeed else None,
             mixed_precision="no",
         )
-        self._asked_at: float | None = None
-        self._refuse_unsupported()
-
-    def _refuse_unsupported(self) -> None:
+        self.device = torch.device(self.accelerator.device)
+        self.world: int = self.accelerator.num_processes
+        self.rank: int = self.accelerator.process_index
+        self.is_main: bool = self.accelerator.is_main_process
+        self.sharded: bool = self.accelerator.is_fsdp2
+        """Whether a forward needs every process, since each holds a share of the weights."""
+        self.deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self._told_to_stop_at: float | None = None
         if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
             raise ValueError("FSDP 1 cannot hold frozen and trained weights together; set fsdp_version: 2")
         plugin = self.accelerator.state.deepspeed_plugin if self.deepspeed else None
         if plugin is not None and plugin.zero_stage > 2:
             raise ValueError(f"DeepSpeed ZeRO stage {plugin.zero_stage} is not supported; use stage 2, or FSDP2")
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.accelerator.device)
-
-    @property
-    def world(self) -> int:
-        return int(self.accelerator.num_processes)
-
-    @property
-    def rank(self) -> int:
-        return int(self.accelerator.process_index)
-
-    @property
-    def is_main(self) -> bool:
-        return bool(self.accelerator.is_main_process)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether a forward needs every process, since each holds a share of the weights (FSDP2)."""
-        return bool(self.accelerator.is_fsdp2)
-
-    @property
-    def deepspeed(self) -> bool:
-        return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
-
     # --- among processes ---------------------------------------------------------------------------------------
 
     def gather_rows(self, act: Callable[[], Mapping[int, Any]]) -> dict[int, Any]:
         """Every rank acts; global row → value from every rank, on every rank, in the order of rows.
 
-        Raises SharedFault, on every rank, where any of them raised something, so that none waits for ever.
+        Raises:
+            SharedFault: on every rank, if any of them raised something, so that none waits for ever.
         """
-        own: dict[int, Any] = {}
+        rows: dict[int, Any] = {}
         fault: Exception | None = None
         try:
-            own = dict(act())
+            rows = dict(act())
         except Exception as error:  # raised below, on every rank
             fault = error if self.world == 1 else _portable(error)
-        outcomes = self.gather((own, fault))
+        outcomes = self.gather((rows, fault))
         if fault := next((fault for _, fault in outcomes if fault is not None), None):
             raise SharedFault(fault)
-        return dict(sorted(item for part, _ in outcomes for item in part.items()))
+        return dict(sorted(row for rows, _ in outcomes for row in rows.items()))
 
     def gather(self, value: Any) -> list[Any]:
         """Each rank's value, on every rank."""
         return list(gather_object([value]))
 
-    def broadcast(self, value: Any) -> Any:
-        """The main process's value, on every rank."""
-        return broadcast_object_list([value])[0]
-
-    def on_main(self, act: Callable[[], Result]) -> Result:
+    def on_main(self, act: Callable[[], Outcome]) -> Outcome:
         """The main process acts; what it returns or raises reaches every rank, so that none waits for ever."""
         if self.world == 1:
             return act()
@@ -131,32 +107,32 @@ class Runtime:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
                 outcome = (None, _portable(error))
-        result, failure = self.broadcast(outcome)
+        returned, failure = broadcast_object_list([outcome])[0]
         if failure is not None:
             raise failure
-        return result  # type: ignore[no-any-return]
+        return returned  # type: ignore[no-any-return]
 
-    def shard(self, parts: Sequence[Part]) -> list[tuple[int, Part]]:
-        """This rank's share of numbered parts, taken in turn; the last round may be uneven.
+    def shard(self, batches: Sequence[Batch]) -> list[tuple[int, Batch]]:
+        """This rank's share of the batches with their numbers, taken in turn; the last round may be uneven.
 
-        Where a forward needs every process, ranks without a part in the last round repeat the first one, under the
+        If a forward needs every process, ranks without a batch in the last round repeat the first one, under the
         number −1: its results are to be thrown away.
         """
-        own = list(enumerate(parts))[self.rank :: self.world]
-        if self.sharded and len(own) < self.rounds(len(parts)):
-            own.append((-1, parts[0]))
-        return own
+        numbered = list(enumerate(batches))[self.rank :: self.world]
+        if self.sharded and len(numbered) < self.rounds(len(batches)):
+            numbered.append((-1, batches[0]))
+        return numbered
 
-    def rounds(self, parts: int) -> int:
-        """How many parts the busiest rank is dealt."""
-        return math.ceil(parts / self.world)
+    def rounds(self, batches: int) -> int:
+        """How many of so many batches the busiest rank gets."""
+        return math.ceil(batches / self.world)
 
     # --- training ----------------------------------------------------------------------------------------------
 
     def prepare(
         self, transformer: nn.Module, optimizer: torch.optim.Optimizer, *, batch: int, max_norm: float
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Hands model and optimizer to the launcher's engine. Afterwards weights may be sharded."""
+        """Hand model and optimizer to the launcher's engine. Afterwards weights may be sharded."""
         if self.deepspeed:
             # What accelerate would read from a data loader, of which there is none.
             engine = self.accelerator.state.deepspeed_plugin.deepspeed_config
@@ -175,47 +151,51 @@ class Runtime:
 
     def accumulating(self, transformer: nn.Module, *, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward: gradients cross processes once per update, with its last backward."""
-        waiting: AbstractContextManager[None] = nullcontext() if last else self.accelerator.no_sync(transformer)
-        return waiting
+        # no_sync is untyped, so its type has to be said before it is returned.
+        unsynchronised: AbstractContextManager[None] = nullcontext() if last else self.accelerator.no_sync(transformer)
+        return unsynchronised
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Adds to the gradients. With the `last` backward of an update DeepSpeed clips and steps too."""
+        """Add to the gradients. With the `last` backward of an update DeepSpeed clips and steps too."""
         if self.deepspeed:
             self.accelerator.deepspeed_engine_wrapped.backward(loss, sync_gradients=last)
         else:
             self.accelerator.backward(loss)
 
     def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], *, max_norm: float) -> float:
-        """Clips, steps and forgets the gradients; returns their norm before clipping.
+        """Clip, step and forget the gradients; nothing is stepped, on all ranks alike, if their norm is not finite.
 
-        Where the norm is not finite nothing is stepped, on all ranks alike.
+        Returns:
+            The norm before clipping.
         """
+        # FSDP2 gives a sharded tensor, DeepSpeed a float.
         norm = self.accelerator.clip_grad_norm_(parameters, max_norm)
-        value = float(full_tensor(norm) if isinstance(norm, Tensor) else norm)
-        if math.isfinite(value):
+        norm = float(full_tensor(norm) if isinstance(norm, Tensor) else norm)
+        if math.isfinite(norm):
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return value
+        return norm
 
     # --- stopping ----------------------------------------------------------------------------------------------
 
     def check_stop(self) -> None:
-        """Raises Interrupted, on all ranks alike, where any of them was told to stop."""
-        flag = torch.tensor([self._asked_at is not None], device=self.device, dtype=torch.int32)
+        """Raise Interrupted, on all ranks alike, if any of them was told to stop."""
+        # A launcher's signal reaches ranks at different batches: one that left alone would hang the others' next one.
+        flag = torch.tensor([self._told_to_stop_at is not None], device=self.device, dtype=torch.int32)
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Within the block SIGTERM and SIGINT ask for a stop instead of dying; another one, later, kills."""
+        """Within the block SIGTERM and SIGINT tell the run to stop instead of ending it; another one, later, kills."""
 
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self._asked_at is None:
-                self._asked_at = time.monotonic()
-            elif time.monotonic() - self._asked_at > REPEATED_SIGNAL:
+        def tell(number: int, frame: FrameType | None) -> None:
+            if self._told_to_stop_at is None:
+                self._told_to_stop_at = time.monotonic()
+            elif time.monotonic() - self._told_to_stop_at > REPEATED_SIGNAL:
                 raise KeyboardInterrupt
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
@@ -224,8 +204,9 @@ class Runtime:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as other processes can read it: not each survives pickling."""
+    """The error as other processes can read it."""
     try:
+        # Both ways: an exception of several arguments may be pickled, and fail only where it is read.
         pickle.loads(pickle.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
@@ -242,3 +223,17 @@ def destroy_process_group() -> bool:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     return main
+
+
+def use_cores() -> None:
+    """Set one thread per core that this process may use, unless OMP_NUM_THREADS says otherwise."""
+    # torch counts the machine's cores, not those that a container or a launcher leaves to this process: more threads
+    # than cores cost up to a hundredfold.
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    # macOS and Windows have no affinity.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

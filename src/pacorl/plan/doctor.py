@@ -28,7 +28,7 @@ from pacorl.plan.plan import Plan, card_shortage, disk_shortage, plan_policy, si
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.reward import smoke_test
 from pacorl.serve.probe import JudgeProbe, probe
-from pacorl.train.judging import without_idle_judges
+from pacorl.train.builders import without_idle_judges
 from pacorl.types import Size
 
 Severity = Literal["fine", "warning", "error"]

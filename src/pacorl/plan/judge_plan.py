@@ -17,7 +17,7 @@ import torch
 
 from pacorl.config.judge_run import RewardRun
 from pacorl.data.comparisons import MissingImagesError, comparisons_from
-from pacorl.engine.trackers import check_trackers
+from pacorl.engine.logbook import check_trackers
 from pacorl.io.images import check_readable
 from pacorl.plan import sources
 from pacorl.plan.sources import Checkpoint, MissingFile

@@ -22,14 +22,14 @@ from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
+from pacorl.engine.logbook import check_trackers
 from pacorl.engine.rollout import Row as SampleRow
 from pacorl.engine.rollout import assign_groups
-from pacorl.engine.trackers import check_trackers
 from pacorl.plan import sources
 from pacorl.plan.components import PHASES, PLACES, Phase, Place, Row, policy_on_meta, rows
 from pacorl.plan.sources import Checkpoint, MissingFile
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.train.judging import without_idle_judges
+from pacorl.train.builders import without_idle_judges
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:

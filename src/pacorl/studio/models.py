@@ -134,7 +134,7 @@ class ModelHost:
 
 def load_models(names: ModelNames) -> tuple[Generator, PacoReward]:
     from pacorl.engine.generator import Generator
-    from pacorl.engine.threads import use_cores
+    from pacorl.engine.runtime import use_cores
     from pacorl.io.quiet import quiet_loading
     from pacorl.score.reward import PacoReward
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun, RewardConfig
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
-from pacorl.engine.adapter_check import check_adapter
+from pacorl.engine.logbook import check_trackers
 from pacorl.engine.rollout import ConditioningCache, assign_groups, check_mixed_sizes
 from pacorl.engine.runtime import Runtime
-from pacorl.engine.trackers import check_trackers
+from pacorl.judges import JUDGES, open_judge
 from pacorl.judges.judge import Judge, close_judge
 from pacorl.lora.adapters import add_lora, start_from
 from pacorl.policies import build_policy
 from pacorl.policies.policy import Policy
-from pacorl.rewards import build_rewards, check_rewards
+from pacorl.rewards import asks_judge, build_rewards, check_rewards
 from pacorl.rewards.reward import Reward, smoke_test
-from pacorl.train.judging import load_judge, reach_judge, without_idle_judges
-from pacorl.types import Prompt, Size
+from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,14 +51,36 @@ def checked_config(config: PolicyRun, functions: Mapping[str, RewardFunction]) -
         ValueError: if a tracker is not installed, or a reward or its arguments are wrong.
     """
     check_trackers(config.trackers)
-    named = [reward for reward in config.rewards if reward.name not in functions]
+    built_in = [reward for reward in config.rewards if reward.name not in functions]
     weighted = {reward.name: reward for reward in config.rewards if reward.name in functions}
-    check_rewards(named)
+    check_rewards(built_in)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
-    # Whether a judge is idle is asked of the rewards that have names; a function brings its own means.
-    config = without_idle_judges(config.model_copy(update={"rewards": tuple(named)}))
-    own = tuple(weighted.get(name, RewardConfig(name=name)) for name in functions)
-    return config.model_copy(update={"rewards": (*named, *own)})
+    # Idle judges are found by the other rewards alone: a function brings its own means.
+    config = without_idle_judges(config.model_copy(update={"rewards": tuple(built_in)}))
+    added = tuple(weighted.get(name, RewardConfig(name=name)) for name in functions)
+    return config.model_copy(update={"rewards": (*built_in, *added)})
+
+
+def without_idle_judges(config: PolicyRun) -> PolicyRun:
+    """Drop the judges that nothing asks: no reward, no measure of the evaluation, and not `best_by`.
+
+    Returns:
+        The config, its `judge` and `evaluation.judge` None unless they are asked. Doing it again changes nothing.
+
+    Raises:
+        ConfigError: if `judge` is none, and a reward or measure asks it; the message names which.
+    """
+    rewards = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward)]
+    measures = [f"evaluation.rewards.{reward.key}" for reward in config.evaluation.rewards if asks_judge(reward)]
+    asking = rewards + ([] if config.evaluation.judge else measures)
+    asking += ["best_by p_yes"] if config.best_by == "p_yes" else []
+    if asking and config.judge is None:
+        raise ConfigError(
+            f"judge is none, and {', '.join(asking)} {'asks' if len(asking) == 1 else 'ask'} a judge; name one "
+            "(judge.checkpoint=…), or leave out what asks it"
+        )
+    evaluation = config.evaluation.model_copy(update={"judge": config.evaluation.judge if measures else None})
+    return config.model_copy(update={"judge": config.judge if asking else None, "evaluation": evaluation})
 
 
 def read_prompts(config: PolicyRun) -> tuple[list[Prompt], list[Prompt], str]:
@@ -93,7 +114,7 @@ def check_division(config: PolicyRun, runtime: Runtime) -> None:
 
 def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:
     """The policy with a trainable adapter, which starts from `adapter.start` if that is given."""
-    torch.manual_seed(config.seed)  # the adapter's first weights are drawn from it
+    torch.manual_seed(config.seed)  # the adapter's first weights are drawn next
     policy = build_policy(config.model, device=device, record_sizes=config.prompts.record_sizes)
     for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))
@@ -132,41 +153,74 @@ def encode_prompts(
     return cache
 
 
+def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, targets: tuple[str, ...]) -> list[str]:
+    """Check that a new adapter can change the policy's images, by one forward and backward at σ = ½.
+
+    Args:
+        policy: with its adapter.
+        conditioning: a batch of one.
+        size: what that is sampled at.
+        targets: the suffixes of the adapter's modules.
+
+    Returns:
+        The adapted modules that no output depends on; they are frozen, so that no process waits for their gradients.
+
+    Raises:
+        ValueError: if a target has no module that changes the output: training it would train nothing.
+    """
+    transformer = policy.transformer
+    with torch.enable_grad():
+        x_BNC = policy.noise([0], size)
+        velocity = policy.velocity(x_BNC, torch.full((1,), 0.5, device=x_BNC.device), conditioning, size)
+        velocity.square().mean().backward()
+    # A LoRA starts as the identity (B = 0), so its effect shows in gradients: if the velocity's gradient by a module's
+    # B is zero, no step will ever move it. What Qwen-Image's last block makes of the text, for one, is thrown away.
+    gradients = {
+        name.split(".lora_B.")[0]: parameter.grad
+        for name, parameter in transformer.named_parameters()
+        if ".lora_B." in name and parameter.requires_grad
+    }
+    idle = [name for name, gradient in gradients.items() if gradient is None or not gradient.any()]
+    for target in targets:
+        if not any(
+            gradient is not None and gradient.isfinite().all() and gradient.any()
+            for name, gradient in gradients.items()
+            if name == target or name.endswith(f".{target}")
+        ):
+            raise ValueError(
+                f"adapter target {target!r} changes nothing that {type(transformer).__name__} generates: "
+                "no finite gradient reaches it; leave it out of adapter.targets"
+            )
+    transformer.zero_grad(set_to_none=True)
+    for name in idle:
+        transformer.get_submodule(name).requires_grad_(False)
+    return idle
+
+
 @dataclass(slots=True)
 class RunJudges:
     """Who answers the rewards' questions, and who answers for the measures that are never rewarded."""
 
-    rewards: Judge | None
-    held_out: Judge | None
+    rewards: Judge | None = None
+    held_out: Judge | None = None
+
+    def open(self, config: PolicyRun, *, in_process: bool, device: torch.device, processes: int) -> None:
+        """Open those judges of the config that run in this process, or those that do not.
+
+        Raises:
+            ValueError: if one of another process refuses.
+            ConnectionError: if nobody answers.
+        """
+        if config.judge and JUDGES[config.judge.backend].in_process == in_process:
+            self.rewards = open_judge(config.judge, device=device, processes=processes)
+        options = config.evaluation.judge
+        if options and JUDGES[options.backend].in_process == in_process:
+            self.held_out = open_judge(options, device=device, processes=processes)
 
     def close(self) -> None:
         """End what they run beside the training."""
         close_judge(self.rewards)
         close_judge(self.held_out)
-
-
-def reach_judges(config: PolicyRun, *, processes: int) -> RunJudges:
-    """The judges of other processes, met before weights load; None for those of this process, and for none.
-
-    Raises:
-        ValueError: if one refuses; the other one is closed.
-    """
-    judges = RunJudges(None, None)
-    with ExitStack() as on_fault:
-        on_fault.callback(judges.close)
-        judges.rewards = reach_judge(config.judge, processes=processes) if config.judge else None
-        judges.held_out = reach_judge(config.evaluation.judge, processes=processes) if config.evaluation.judge else None
-        on_fault.pop_all()  # the run closes them
-    return judges
-
-
-def load_judges(judges: RunJudges, config: PolicyRun, *, device: torch.device) -> None:
-    """Load those of this process. If the evaluation names no judge of its own, the rewards' answers for it too."""
-    if config.judge and not judges.rewards:
-        judges.rewards = load_judge(config.judge, device=device)
-    if config.evaluation.judge and not judges.held_out:
-        judges.held_out = load_judge(config.evaluation.judge, device=device)
-    judges.held_out = judges.held_out or judges.rewards
 
 
 def build_run_rewards(
@@ -190,15 +244,15 @@ def build_run_rewards(
         tried: the prompts that trial images are made for.
         size: of the trial images.
     """
-    built = build_rewards([one for one in configs if one.name not in functions], judge=judge, device=device)
+    built = build_rewards([c for c in configs if c.name not in functions], judge=judge, device=device)
     rewards: dict[str, Reward] = {
-        one.key: FunctionReward(functions[one.name]) if one.name in functions else built[one.key] for one in configs
+        c.key: FunctionReward(functions[c.name]) if c.name in functions else built[c.key] for c in configs
     }
     for reward in rewards.values():
         reward.check(checked)
     # A judge has shown already that it answers, when it was met or loaded.
-    unasked = {key: reward for key, reward in rewards.items() if not hasattr(reward, "judge")}
-    smoke_test(unasked, tried, size=Size(*size))
+    judgeless = {key: reward for key, reward in rewards.items() if not hasattr(reward, "judge")}
+    smoke_test(judgeless, tried, size=Size(*size))
     return rewards
 
 

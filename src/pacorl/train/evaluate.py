@@ -15,9 +15,8 @@ import torch
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.engine.logbook import Logbook
+from pacorl.engine.logbook import Logbook, ProgressBars
 from pacorl.engine.monitor import PanelStatistics, panel_statistics
-from pacorl.engine.progress import Bars
 from pacorl.engine.rollout import ConditioningCache, one_size_batches, sample_images
 from pacorl.engine.runtime import Runtime
 from pacorl.judges.judge import Judge
@@ -124,7 +123,7 @@ class Evaluator:
     held_out: Mapping[str, Reward]
     judge: Judge | None
     average: MovingAverage
-    bars: Bars
+    bars: ProgressBars
 
     @torch.no_grad()
     def evaluate(self, small: Size, *, epoch: int, trained_differs: bool) -> Evaluation:

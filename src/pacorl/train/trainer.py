@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,20 +30,27 @@ from pacorl.core.advantages import advantages
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
-from pacorl.engine.logbook import Logbook
-from pacorl.engine.monitor import Alarm, HackingMonitor, Kind, PanelStatistics, panel_statistics
-from pacorl.engine.progress import Bars
+from pacorl.engine.logbook import Logbook, ProgressBars
+from pacorl.engine.monitor import (
+    Alarm,
+    HackingMonitor,
+    HackingSuspectedError,
+    Kind,
+    PanelStatistics,
+    panel_statistics,
+)
 from pacorl.engine.rollout import Row, assign_groups, collect, epoch_rows
 from pacorl.engine.runtime import Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, overlaps
+from pacorl.io.documents import read_jsonl
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import Judge, counts_of
 from pacorl.lora.adapters import MovingAverage, OldPolicy
 from pacorl.lora.fuse import FusedLora, fuse_lora
 from pacorl.report import write_report
-from pacorl.train import alarms, builders
+from pacorl.train import builders
 from pacorl.train.builders import RewardFunction
-from pacorl.train.checkpointing import Resume, TrainedWeights, restore, save_run, starting_point
+from pacorl.train.checkpoint import Resume, TrainedWeights, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
 from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Size
@@ -133,25 +141,28 @@ class PolicyTrainer:
         """What was warned of once."""
         self.seconds: dict[str, float] = defaultdict(float)
         """Spent in each phase."""
+        # The order is from cheap to dear: a config that cannot work fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
         self.runtime = Runtime()
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
         start = self.runtime.on_main(partial(starting_point, config, resume))
         builders.check_division(config, self.runtime)
-        judges = self._judges = builders.reach_judges(config, processes=self.runtime.world)
+        self._judges = builders.RunJudges()
         with ExitStack() as on_fault:
-            on_fault.callback(judges.close)
+            on_fault.callback(self._judges.close)
             self._build_models(functions)
             self._build_records(start)
             on_fault.pop_all()  # `run` closes them
 
     def _build_models(self, functions: Mapping[str, RewardFunction]) -> None:
-        """Policy, judges, rewards and optimizer, in an order that never holds encoders and a judge together."""
-        config, device = self.config, self.runtime.device
+        config, device, processes = self.config, self.runtime.device, self.runtime.world
+        # A judge elsewhere is met before weights load, and one of this process is loaded after the encoders left, so
+        # that both never lie on the device together.
+        self._judges.open(config, in_process=False, device=device, processes=processes)
         self.policy = builders.build_adapted_policy(config, device=device)
         self.cache = builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts)
-        builders.load_judges(self._judges, config, device=device)
+        self._judges.open(config, in_process=True, device=device, processes=processes)
         self.rewards = builders.build_run_rewards(
             config.rewards,
             functions,
@@ -164,7 +175,7 @@ class PolicyTrainer:
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
             {},
-            judge=self._judges.held_out,
+            judge=self._judges.held_out or self._judges.rewards,
             device=device,
             checked=self.evaluation_prompts,
             tried=self.evaluation_prompts,
@@ -180,20 +191,20 @@ class PolicyTrainer:
         )
         # Copies are made of what the launcher left: its weights may be sharded now.
         averaging = config.optimizer
-        self.average = MovingAverage(self.bare, decay=averaging.ema_decay, interval=averaging.ema_interval)
-        self.old = OldPolicy(self.bare) if self.objective.needs == "endpoint" else None
+        self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
+        self.old = OldPolicy(self.transformer) if self.objective.needs == "endpoint" else None
 
     def _build_records(self, start: Path | None) -> None:
-        """Log, bars and monitor, as the checkpoint `start` left them."""
         config, is_main = self.config, self.runtime.is_main
         settings = config.model_dump(mode="json")
         self.logbook = Logbook(config.out if is_main else None, trackers=config.trackers, settings=settings)
-        self.bars = Bars(total=config.epochs, done=0, shown=is_main)
+        self.bars = ProgressBars(epochs=config.epochs, shown=is_main)
         self.monitor = HackingMonitor.of(config.monitor)
         # What a crash left behind the checkpoint, or before the first one, is written again.
-        self.logbook.cut_to(self._restore(start) if start else 0)
+        self.logbook.truncate(self._restore(start) if start else 0)
         if start:
-            self.monitor.restore(self.runtime.on_main(partial(alarms.logged_lines, config.out / "metrics.jsonl")))
+            log = config.out / "metrics.jsonl"
+            self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
         if is_main:
             (config.out / "config.yaml").write_text(configs.dump(config))
 
@@ -228,7 +239,8 @@ class PolicyTrainer:
             self._write_page_if_due()
             while not self.finished:
                 metrics = self.run_epoch()
-                self.bars.epoch(self.epoch, note=_note(metrics))
+                means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
+                self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
                 self._evaluate_if_due()
                 self._write_page_if_due()
                 if self.finished or self.epoch % self.config.save_every == 0:
@@ -290,7 +302,7 @@ class PolicyTrainer:
         sampling_weights: AbstractContextManager[None] = self.old.swapped_in() if self.old else nullcontext()
         with self.bars.phase("sampling", total=len(rows) // runtime.world) as advance, sampling_weights:
             with self.timed("rollout"):
-                fused = fuse_lora(self.bare, enabled=config.sampling.fuse_lora)
+                fused = fuse_lora(self.transformer, enabled=config.sampling.fuse_lora)
             # If a forward needs every process, all must make as many: none may have a prefix that others lack.
             context = SamplingContext(self.sampler, fused, shared_prefixes=None if runtime.sharded else {})
 
@@ -333,7 +345,6 @@ class PolicyTrainer:
         return overlaps(judge.overlap if judge else "auto", in_process=in_process, device=self.runtime.device)
 
     def _check_failure_budget(self, metrics: Mapping[str, float], scorer: Scorer) -> None:
-        """Save and raise ValueError with the cause if too many scores are missing."""
         missing, budget = metrics["samples/missing"], self.config.advantages.max_missing
         if missing <= budget:
             return
@@ -348,9 +359,8 @@ class PolicyTrainer:
 
     def _judge_counts(self, *, since: Mapping[str, int]) -> dict[str, float]:
         """`judge/…`: what the rewards' judges of all processes did."""
-        own = {name: count - since[name] for name, count in counts_of(self.judge).items()}
-        ranks = self.runtime.gather(own)
-        return {f"judge/{name}": float(sum(rank[name] for rank in ranks)) for name in own}
+        ranks = self.runtime.gather({name: count - since[name] for name, count in counts_of(self.judge).items()})
+        return {f"judge/{name}": float(sum(rank[name] for rank in ranks)) for name in ranks[0]}
 
     # --- updates -----------------------------------------------------------------------------------------------
 
@@ -428,35 +438,32 @@ class PolicyTrainer:
             )
 
     def _gather_metrics(self, history: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """The mean over updates and ranks, each of which saw its own samples; of a ratio's deviation the first
-        update's, which replays the rollout's own policy: any deviation there is an error of arithmetic."""
-        own = {
-            name: values[0] if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
-            for name, values in history.items()
-        }
-        ranks = self.runtime.gather(own)
+        """The mean over updates and ranks, each of which saw its own samples; of a ratio's deviation the worst."""
+        # The first update replays the rollout's own policy: any deviation of its ratio is an error of arithmetic.
+        deviations = {name: values[0] for name, values in history.items() if name.startswith(RATIO_DEVIATION)}
+        means = {name: sum(values) / len(values) for name, values in history.items()} | deviations
+        ranks = self.runtime.gather(means)
+        columns = {name: [rank[name] for rank in ranks] for name in means}
         return {
-            name: max(rank[name] for rank in ranks)
-            if name.startswith(RATIO_DEVIATION)
-            else sum(rank[name] for rank in ranks) / len(ranks)
-            for name in own
+            name: max(column) if name in deviations else sum(column) / len(ranks) for name, column in columns.items()
         }
 
     def _warn_of_deviation(self, metrics: Mapping[str, float]) -> None:
-        """Say once that the ratio before an update is so far from 1 that clipping would feel it."""
         worst = max((value for name, value in metrics.items() if name.startswith(RATIO_DEVIATION)), default=0.0)
         tolerance = self.config.objective.ratio_tolerance
-        if worst > tolerance and RATIO_DEVIATION not in self.warned:
-            self.warned.add(RATIO_DEVIATION)
+        if worst > tolerance:
+            self._warn_once(
+                RATIO_DEVIATION,
+                f"epoch {self.epoch + 1}: before its first update the ratio deviates from 1 by {worst:.1e}, more than "
+                f"{tolerance:.1e}: training does not replay sampling exactly; set sampling.batch to 1 or model.dtype "
+                "to float32, or raise objective.clip_range",
+            )
+
+    def _warn_once(self, topic: str, message: str) -> None:
+        if topic not in self.warned:
+            self.warned.add(topic)
             if self.runtime.is_main:
-                logger.warning(
-                    "epoch %d: before its first update the ratio deviates from 1 by %.1e, more than %.1e: training "
-                    "does not replay sampling exactly; set sampling.batch to 1 or model.dtype to float32, or raise "
-                    "objective.clip_range",
-                    self.epoch + 1,
-                    worst,
-                    tolerance,
-                )
+                logger.warning(message)
 
     # --- evaluation, alarms, page and checkpoints --------------------------------------------------------------
 
@@ -470,7 +477,19 @@ class PolicyTrainer:
         small = self.config.sampling.size_at(max(0, self.epoch - 1))
         # A fault leaves the average's weights first: what is saved is the trained adapter.
         with self._saved_on_fault(), self.timed("evaluation"):
-            evaluation = self._evaluator().evaluate(small, epoch=self.epoch, trained_differs=self.step > 0)
+            evaluator = Evaluator(
+                config=self.config,
+                runtime=self.runtime,
+                policy=self.policy,
+                cache=self.cache,
+                prompts=self.evaluation_prompts,
+                rewards=self.rewards,
+                held_out=self.held_out,
+                judge=self.judge,
+                average=self.average,
+                bars=self.bars,
+            )
+            evaluation = evaluator.evaluate(small, epoch=self.epoch, trained_differs=self.step > 0)
         evaluation.keep(self.logbook, f"evaluation-{self.epoch:06d}")
         samples, metrics = evaluation.samples, dict(evaluation.metrics)
         if self.extra_metrics:
@@ -481,20 +500,6 @@ class PolicyTrainer:
         self.evaluated, self.score = self.epoch, evaluation.score_by(self.config.best_by, metrics)
         return metrics
 
-    def _evaluator(self) -> Evaluator:
-        return Evaluator(
-            config=self.config,
-            runtime=self.runtime,
-            policy=self.policy,
-            cache=self.cache,
-            prompts=self.evaluation_prompts,
-            rewards=self.rewards,
-            held_out=self.held_out,
-            judge=self.judge,
-            average=self.average,
-            bars=self.bars,
-        )
-
     def _evaluate_if_due(self) -> None:
         """Before the first epoch, after the last, and every so many between; once each, also if the run was stopped
         meanwhile."""
@@ -504,22 +509,20 @@ class PolicyTrainer:
             self.evaluate()
 
     def _monitor_samples(self, rollouts: Sequence[Sequence[Rollout]], metrics: Mapping[str, float]) -> dict[str, float]:
-        batches = [rollout for update in rollouts for rollout in update]
-        own = [
+        statistics = [
             panel_statistics(prompt, image)
-            for rollout in batches
+            for update in rollouts
+            for rollout in update
             for prompt, image in zip(rollout.prompts, rollout.images, strict=True)
         ]
-        return self._monitor("epoch", [one for rank in self.runtime.gather(own) for one in rank], metrics)
+        # Every rank sees all of them, and so comes to the same alarms.
+        return self._monitor("epoch", list(chain(*self.runtime.gather(statistics))), metrics)
 
     def _monitor(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
     ) -> dict[str, float]:
-        """The signs of reward hacking and the alarms that they raise; every rank sees the same and comes to the same.
-
-        Alarms stay in `self.alarms` until `_raise_alarms`, when the epoch is evaluated and saved.
-        """
         signs, raised = self.monitor.observe(kind, statistics, metrics)
+        # They wait for `_raise_alarms`: the epoch is evaluated and saved before one of them stops the run.
         self.alarms += raised
         return signs
 
@@ -527,25 +530,19 @@ class PolicyTrainer:
         """Warn of each sign once. If a limit says stop, save and raise HackingSuspectedError."""
         raised, self.alarms = self.alarms, []
         for alarm in raised:
-            if alarm.sign not in self.warned:
-                self.warned.add(alarm.sign)
-                if self.runtime.is_main:
-                    logger.warning("reward hacking? after epoch %d: %s", self.epoch, alarm)
+            self._warn_once(alarm.sign, f"reward hacking? after epoch {self.epoch}: {alarm}")
         if stops := [alarm for alarm in raised if alarm.action == "stop"]:
             self.save()
-            raise alarms.HackingSuspectedError(stops, epoch=self.epoch)
+            raise HackingSuspectedError(stops, epoch=self.epoch)
 
     def _write_page_if_due(self) -> None:
-        """Build report.html with each evaluation and each checkpoint, on the main process.
-
-        A page that cannot be built is warned of; the run is worth more than its page.
-        """
+        """Build report.html with each evaluation and each checkpoint, on the main process."""
         due = self.evaluated == self.epoch or self.epoch % self.config.save_every == 0
         if not due or not self.runtime.is_main:
             return
         try:
             write_report(self.config.out)
-        except (OSError, ValueError) as fault:
+        except (OSError, ValueError) as fault:  # the run is worth more than its page
             logger.warning("report.html was not built after epoch %d: %s", self.epoch, fault)
 
     def save(self) -> None:
@@ -563,13 +560,13 @@ class PolicyTrainer:
             "score": self.score if self.evaluated == self.epoch else None,
             "best_by": self.config.best_by,
             "bad_steps": self.bad_steps,
-            "log_lines": self.logbook.lines(),
+            "log_lines": self.logbook.count_lines(),
             "processes": self.runtime.world,
         }
         save_run(self._weights(), self.config, state, targets=builders.adapter_targets(self.config, self.policy))
 
     def _restore(self, checkpoint: Path) -> int:
-        """Put a checkpoint's state in place; returns how many lines its log had."""
+        """Put a checkpoint's state in place; how many lines its log had."""
         state = restore(self._weights(), checkpoint, seed=self.config.seed)
         self.epoch, self.step, self.bad_steps = state["epoch"], state["step"], state["bad_steps"]
         self.evaluated, self.score = state["evaluated"], state["score"]
@@ -621,7 +618,7 @@ class PolicyTrainer:
         return self.epoch >= self.config.epochs or bool(limit and self.step >= limit)
 
     @property
-    def bare(self) -> torch.nn.Module:
+    def transformer(self) -> torch.nn.Module:
         """The transformer without the launcher's wrapper."""
         return self.runtime.unwrap(self.policy.transformer)
 
@@ -662,7 +659,3 @@ def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tu
 def _share_not_finite(scores: Mapping[int, Scores]) -> float:
     values = [value is not None and not math.isfinite(value) for row in scores.values() for value in row]
     return sum(values) / len(values)
-
-
-def _note(metrics: Mapping[str, float]) -> str:
-    return "  ".join(f"{name.split('/')[1]} {value:.3f}" for name, value in metrics.items() if name.endswith("/mean"))

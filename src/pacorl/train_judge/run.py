@@ -18,9 +18,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import dump
 from pacorl.config.judge_run import RewardRun
-from pacorl.engine.logbook import Logbook
+from pacorl.engine.logbook import Logbook, check_trackers
 from pacorl.engine.runtime import Interrupted
-from pacorl.engine.trackers import check_trackers
 from pacorl.io.documents import read_jsonl, read_object, write_json
 from pacorl.io.files import write_atomic
 from pacorl.train_judge.callbacks import (
@@ -104,7 +103,7 @@ class JudgeTrainer:
         settings = config.model_dump(mode="json")
         logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step", settings=settings)
         if self.resume:
-            logbook.cut_back(step_of(self.checkpoint) if self.checkpoint else -1)
+            logbook.rewind(step_of(self.checkpoint) if self.checkpoint else -1)
         if main:
             write_atomic(config.out / "config.yaml", dump(config))
         if self.checkpoint and main:  # one process carries the sums of all

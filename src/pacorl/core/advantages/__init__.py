@@ -8,30 +8,66 @@ options, its function and its `AggregateSpec` in a file here, and one line of `A
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pacorl.config.base import Section, Share
-from pacorl.core.advantages.groups import (
-    NO_FLOOR,
-    Floor,
-    coefficient_of_variation,
-    group_std,
-    group_sum,
-    normalize_groups,
-    zero_std_share,
-)
 from pacorl.core.table import Table
 from pacorl.types import Advantages, RewardTable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# One sample is its own mean: a group with fewer judged ones has nothing to compare.
 MIN_VALID = 2
-"""A group with fewer judged samples is dropped: one sample is its own mean."""
+# A group with a smaller standard deviation is logged as one of equal rewards.
+ZERO_STD = 1e-4
+# Share of their size below which scores differ by rounding alone: a judge that answers in fp32 differs by 1e-7 over
+# one image, from batch to batch.
+ROUNDING = 1e-6
+# Least mean that a standard deviation is divided by.
+MEAN_FLOOR = 1e-12
+FLOOR_VALUES = {"none": 0.0, "max": 1e-6, "add": 1e-4}
+
+
+class Floor(Section):
+    """What keeps the division by a standard deviation from magnifying differences that mean nothing."""
+
+    form: Literal["none", "max", "add"] = "none"
+    """none: (r̂ − mean)/std, the paper's Eq. 2, and 0 for a group of equal rewards. max: …/max(std, value), as the
+    released code. add: …/(std + value), as flow_grpo; nearly equal rewards then teach nearly nothing."""
+    value: float = Field(0.0, ge=0)
+    """max: 1e-6 unless it is given; add: 1e-4."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _value_of_the_form(cls, section: Any) -> Any:
+        if isinstance(section, dict) and section.get("form") in FLOOR_VALUES:
+            return {"value": FLOOR_VALUES[section["form"]], **section}
+        return section
+
+    @model_validator(mode="after")
+    def _none_has_no_value(self) -> Floor:
+        if (self.form == "none") != (self.value == 0):
+            fix = "leave value out, or take form max or add" if self.value else "set value above 0, or take form none"
+            raise ValueError(f"form {self.form} with value {self.value:g} is no floor; {fix}")
+        return self
+
+    def divisor(self, std_B: Tensor, size_B: Tensor) -> Tensor:
+        """What scores of that standard deviation and root mean square are divided by."""
+        if self.form == "max":
+            return std_B.clamp(min=self.value)
+        if self.form == "add":
+            return std_B + self.value
+        # Infinity for a std that is rounding: Eq. 2 alone would blow it up to advantages of ±1.
+        return std_B.masked_fill(std_B <= ROUNDING * size_B.clamp(min=ROUNDING), math.inf)
+
+
+NO_FLOOR = Floor()
 
 
 class AggregateOptions(Section):
@@ -72,11 +108,6 @@ class Scores:
     weight_R: Tensor
 
 
-def no_stats(scores: Scores, names: Sequence[str], options: Any) -> dict[str, float]:
-    """Log nothing of its own."""
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class AggregateSpec:
     """An aggregate: the value of `advantages.aggregate`."""
@@ -84,7 +115,7 @@ class AggregateSpec:
     options: type[AggregateOptions]
     combine: Callable[[Scores, Any], Tensor]
     """From all scores and its own options to one score per sample, (B,)."""
-    stats: Callable[[Scores, Sequence[str], Any], dict[str, float]] = no_stats
+    stats: Callable[[Scores, Sequence[str], Any], dict[str, float]] = lambda scores, names, options: {}
     """What it logs, from the scores, the rewards' names and its own options; called if any sample is valid."""
 
 
@@ -140,16 +171,57 @@ def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str,
         }
     stats["advantage/zero_std_groups"] = zero_std_share(combined_B[valid_B], group_B)
     stats["advantage/group_std"] = float(group_std(combined_B[valid_B], group_B).mean())
-    return stats | _ratios(table.names, scores)
+    first, *others = zip(table.names, scores.mean(1).tolist(), strict=True)
+    ratios = {f"reward/{first[0]}_to_{name}": first[1] / mean for name, mean in others if mean}
+    # The paper plots one ratio, that of its two rewards: the first by the second.
+    return stats | ({"reward/ratio": next(iter(ratios.values()))} if ratios else {}) | ratios
 
 
-def _ratios(names: Sequence[str], score_RB: Tensor) -> dict[str, float]:
-    """The first reward's mean over each other's; by the first of them as `reward/ratio` too, the paper's plot.
+# --- the samples of one prompt ---------------------------------------------------------------------------------
 
-    A mean of 0 has no ratio.
-    """
-    first, *others = score_RB.mean(1).tolist()
-    ratios = {
-        f"reward/{names[0]}_to_{name}": first / mean for name, mean in zip(names[1:], others, strict=True) if mean
-    }
-    return ({"reward/ratio": next(iter(ratios.values()))} if ratios else {}) | ratios
+
+def normalize_groups(
+    score_B: Tensor,
+    valid_B: Tensor,
+    group_B: Tensor,
+    *,
+    std: Literal["group", "global"] = "group",
+    floor: Floor = NO_FLOOR,
+) -> Tensor:
+    """(r̂ − mean of its group) / std under its floor, over judged samples; 0 for the others (Eq. 2, right)."""
+    weight_B = valid_B.double()
+    count_B = group_sum(weight_B, group_B).clamp(min=1)
+    centred_B = (score_B - group_sum(score_B * weight_B, group_B) / count_B) * weight_B
+    if std == "group":
+        std_B = (group_sum(centred_B**2, group_B) / count_B).sqrt()
+        size_B = (group_sum(score_B**2 * weight_B, group_B) / count_B).sqrt()
+    else:
+        std_B = score_B.new_zeros(1) if not valid_B.any() else score_B[valid_B].std(correction=0)
+        size_B = ((score_B**2 * weight_B).sum() / weight_B.sum().clamp(min=1)).sqrt()
+    return centred_B / floor.divisor(std_B, size_B)
+
+
+def coefficient_of_variation(score_RB: Tensor) -> Tensor:
+    """(R,) std/|mean| per reward; 0 if there are no scores, and large, never infinite, if their mean is 0."""
+    if score_RB.shape[1] == 0:
+        return score_RB.new_zeros(len(score_RB))
+    return score_RB.std(1, correction=0) / score_RB.mean(1).abs().clamp(min=MEAN_FLOOR)
+
+
+def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
+    """Each sample's sum over its group."""
+    _, index_B = group_B.unique(return_inverse=True)
+    sums = value_B.new_zeros(int(index_B.max()) + 1 if len(index_B) else 0)
+    return sums.index_add(0, index_B, value_B)[index_B]
+
+
+def group_std(score_B: Tensor, group_B: Tensor) -> Tensor:
+    """Each sample's standard deviation over its group."""
+    count_B = group_sum(score_B.new_ones(len(score_B)), group_B)
+    centred_B = score_B - group_sum(score_B, group_B) / count_B
+    return (group_sum(centred_B**2, group_B) / count_B).sqrt()
+
+
+def zero_std_share(score_B: Tensor, group_B: Tensor) -> float:
+    """The share of samples whose group's scores are all but equal."""
+    return float((group_std(score_B, group_B) < ZERO_STD).double().mean())

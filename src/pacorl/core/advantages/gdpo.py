@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pacorl.core.advantages import AggregateOptions, AggregateSpec, Scores
-from pacorl.core.advantages.groups import normalize_groups
+from pacorl.core.advantages import AggregateOptions, AggregateSpec, Scores, normalize_groups
 
 
 class Gdpo(AggregateOptions):
@@ -18,8 +17,7 @@ class Gdpo(AggregateOptions):
 
     @property
     def std_over(self) -> Literal["group", "global"]:
-        """The whole epoch: each reward was divided by its groups' standard deviations already."""
-        return "global"
+        return "global"  # each reward was divided by its groups' standard deviations already
 
 
 def gdpo(scores: Scores, options: Gdpo) -> Tensor:

@@ -1,4 +1,4 @@
-"""The start-up check: every target matches, and what is trained changes the picture."""
+"""The start-up check: every target matches, and what is trained changes the image."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from edit_twins import edit, kontext_pipeline, picture, qwen_pipeline
 
-from pacorl.engine.adapter_check import check_adapter
 from pacorl.lora.adapters import add_lora
 from pacorl.policies.kontext import KONTEXT
 from pacorl.policies.policy import Policy
 from pacorl.policies.qwen_image import LORA_TARGETS, QWEN_EDIT
+from pacorl.train.builders import check_adapter
 from pacorl.types import Size
 
 
@@ -22,7 +22,7 @@ def checked(policy: Policy, folder: Path, targets: tuple[str, ...]) -> list[str]
     return check_adapter(policy, conditioning, size, targets=targets)
 
 
-def test_qwen_s_last_block_cannot_matter_to_the_picture(tmp_path: Path) -> None:
+def test_qwen_s_last_block_cannot_matter_to_the_image(tmp_path: Path) -> None:
     policy = QWEN_EDIT.over(qwen_pipeline())
     idle = checked(policy, tmp_path, LORA_TARGETS)
     dropped = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
@@ -46,5 +46,5 @@ def test_the_released_feed_forward_names_match_nothing_of_qwen(tmp_path: Path) -
 def test_a_target_that_changes_nothing_is_refused(tmp_path: Path) -> None:
     policy = KONTEXT.over(kontext_pipeline(), max_sequence_length=48)
     torch.nn.init.zeros_(policy.transformer.proj_out.weight)
-    with pytest.raises(ValueError, match=r"'attn\.to_q' changes nothing that FluxTransformer2DModel paints"):
+    with pytest.raises(ValueError, match=r"'attn\.to_q' changes nothing that FluxTransformer2DModel generates"):
         checked(policy, tmp_path, ("attn.to_q",))

@@ -1,0 +1,388 @@
+"""A run's checkpoints: what is saved, how it is put back, and folders that outlive kills and full disks.
+
+A checkpoint holds the adapter, its moving average, the optimizer's state, every rank's random generators, and in
+state.json the data position (the epoch: what it draws follows from the seed), the optimizer step (the learning rate
+follows from it) and how far the log went. `lora/` in it is the averaged adapter for use elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pacorl.config.policy_run import PolicyRun
+from pacorl.engine.runtime import Runtime
+from pacorl.io.documents import read_json, read_object, write_json
+from pacorl.io.files import flush_to_disk
+from pacorl.io.weights import safetensors_errors
+from pacorl.lora.adapters import MovingAverage, OldPolicy, adapter_state, full_state, set_adapter_state
+from pacorl.lora.formats import save_lora
+from pacorl.lora.shards import full_tensor, shard_like
+
+Resume = bool | str | Path
+"""False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
+
+CHECKPOINT = re.compile(r"step-(\d{6,})")
+# DeepSpeed keeps its optimizer's shards in a folder of its own.
+ENGINE = "deepspeed"
+
+
+# --- a run -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """What of a run's weights a checkpoint holds."""
+
+    runtime: Runtime
+    transformer: nn.Module
+    """In the launcher's wrapper."""
+    optimizer: torch.optim.Optimizer
+    average: MovingAverage
+    old: OldPolicy | None
+
+    @property
+    def unwrapped(self) -> nn.Module:
+        """The transformer without the wrapper."""
+        return self.runtime.unwrap(self.transformer)
+
+    def stepped(self) -> dict[str, nn.Parameter]:
+        """The weights that the optimizer steps, by name, in its order."""
+        names = {parameter: name for name, parameter in self.unwrapped.named_parameters()}
+        return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+
+
+def save_run(weights: TrainedWeights, config: PolicyRun, state: Mapping[str, Any], *, targets: Sequence[str]) -> None:
+    """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+
+    Args:
+        weights: the run's.
+        config: its folder, the adapter's shape, and how many checkpoints are kept.
+        state: what state.json holds.
+        targets: the adapter's modules.
+
+    Raises:
+        OSError: on all ranks, if the disk is full.
+    """
+    runtime = weights.runtime
+    # Every rank gathers, in one order, before the main one writes: shards are exchanged here.
+    tensors = {"adapter": full_state(adapter_state(weights.unwrapped)), "average": full_state(weights.average.state)}
+    if weights.old:
+        tensors["old"] = full_state(weights.old.state)
+    generators = runtime.gather(random_state())
+    target = config.out / "checkpoints" / f"step-{state['step']:06d}"
+    aside = runtime.on_main(partial(open_aside, target))
+    if runtime.deepspeed:
+        weights.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
+    else:
+        tensors["optimizer"] = optimizer_tensors(weights.optimizer, list(weights.stepped()))
+    rank, alpha, base = config.adapter.rank, config.adapter.alpha, config.model.checkpoint
+
+    def export(folder: Path) -> None:
+        save_lora(folder / "lora", tensors["average"], rank=rank, alpha=alpha, targets=tuple(targets), base=base)
+
+    def write() -> None:
+        write_checkpoint(target, tensors=tensors, state=state, generators=generators, export=export)
+        best = _best(target.parent)
+        prune(target.parent, keep=config.keep_checkpoints, newest=state["step"], best=best)
+        if best:
+            best_state = read_object(best / "state.json")
+            scored = {"checkpoint": best.name, "best_by": best_state["best_by"], "score": best_state["score"]}
+            write_json(target.parent / "best.json", scored)
+        # The copy comes last: `--resume` repeats it, and the checkpoint before it is whole.
+        publish(target, config.out / "adapter")
+
+    runtime.on_main(write)
+
+
+def _best(folder: Path) -> Path | None:
+    """The checkpoint with the highest score; the later of equals."""
+    scored = [
+        (score, number, path)
+        for number, path in enumerate(checkpoints(folder))
+        if (score := read_object(path / "state.json")["score"]) is not None
+    ]
+    return max(scored)[2] if scored else None
+
+
+def publish(checkpoint: Path, folder: Path) -> None:
+    """Copy a checkpoint's averaged adapter to where a user looks for the newest.
+
+    Raises:
+        OSError: if the disk is full, with the fix; what was there stays.
+    """
+    try:
+        shutil.copytree(checkpoint / "lora", open_aside(folder), dirs_exist_ok=True)
+        put_in_place(folder)
+    except OSError as error:
+        shutil.rmtree(aside_of(folder), ignore_errors=True)
+        raise OSError(
+            f"{folder} could not be written; the same adapter is in {checkpoint / 'lora'}, and the run can go on from "
+            "there with --resume auto when there is room"
+        ) from error
+
+
+def starting_point(config: PolicyRun, resume: Resume) -> Path | None:
+    """The checkpoint that a run starts from, if any; clears what a kill left half done.
+
+    Raises:
+        ValueError: if `out` holds a run that is not to be resumed, or the named checkpoint is none.
+    """
+    folder = config.out / "checkpoints"
+    recover(folder)
+    existing = checkpoints(folder)
+    automatic = resume is True or str(resume) == "auto"
+    start = None if automatic or not resume else Path(str(resume)).resolve()
+    foreign = start is not None and start.parent != folder.resolve()
+    if (foreign or not resume) and (existing or (config.out / "metrics.jsonl").exists()):
+        raise ValueError(
+            f"{config.out} holds a run already; go on with --resume auto, or name another folder with out=…"
+        )
+    if start is not None and not (start / "state.json").is_file():
+        names = f"; the run has {', '.join(path.name for path in existing)}" if existing else ""
+        raise ValueError(f"--resume {resume} is not a checkpoint (no state.json){names}")
+    if automatic and existing:
+        start = existing[-1]
+    if start:
+        # The run may have been killed between its last checkpoint and the copy of its adapter.
+        publish(start, config.out / "adapter")
+    return start
+
+
+def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]:
+    """Put a checkpoint's weights, optimizer and generators in place, also of a run on another number of processes.
+
+    Args:
+        weights: the run's, which are changed.
+        path: the checkpoint.
+        seed: the config's.
+
+    Returns:
+        What state.json holds.
+
+    Raises:
+        ValueError: if the checkpoint does not fit the run.
+    """
+    checkpoint = load_checkpoint(path)
+    state, tensors = checkpoint.state, checkpoint.tensors
+    if state["seed"] != seed:
+        raise ValueError(f"{path} was made with seed {state['seed']}, the config says {seed}")
+    set_adapter_state(weights.unwrapped, tensors["adapter"])
+    weights.average.load(tensors["average"])
+    if weights.old:
+        # A run that began with another objective sampled with the trained weights.
+        weights.old.load(tensors.get("old", tensors["adapter"]))
+    _restore_optimizer(weights, checkpoint)
+    # With another number of processes nobody's generators fit; what is drawn follows from (seed, epoch, row) anyway.
+    if state["processes"] == weights.runtime.world:
+        set_random_state(checkpoint.generators[weights.runtime.rank])
+    return state
+
+
+def _restore_optimizer(weights: TrainedWeights, checkpoint: Checkpoint) -> None:
+    engines = {True: "DeepSpeed", False: "DDP, FSDP2 or single-process"}
+    made_by, today = engines[(checkpoint.path / ENGINE).is_dir()], engines[weights.runtime.deepspeed]
+    if made_by != today:
+        raise ValueError(
+            f"{checkpoint.path} holds the optimizer of a {made_by} run, this is a {today} one; resume with the "
+            f"launcher that made it, or start anew with adapter.start={checkpoint.path}/lora"
+        )
+    if not weights.runtime.deepspeed:
+        set_optimizer_tensors(weights.optimizer, weights.stepped(), checkpoint.tensors["optimizer"])
+        return
+    if checkpoint.state["processes"] != weights.runtime.world:
+        raise ValueError(
+            f"{checkpoint.path} was made by {checkpoint.state['processes']} DeepSpeed processes, here are "
+            f"{weights.runtime.world}; ZeRO's shards fit the number that made them"
+        )
+    engine: Any = weights.transformer
+    # Not strict: frozen weights were left out of it.
+    engine.load_checkpoint(checkpoint.path, tag=ENGINE, load_module_strict=False)
+
+
+# --- random generators and an optimizer's state ----------------------------------------------------------------
+
+
+def random_state() -> dict[str, Any]:
+    """This process's random generators, as JSON takes them."""
+    version, words, spare = random.getstate()
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    state = {
+        "python": [version, list(words), spare],
+        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tolist()}},
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes().hex()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Undo what was drawn since `random_state`."""
+    version, words, spare = state["python"]
+    random.setstate((version, tuple(words), spare))
+    numpy = state["numpy"]
+    key = np.array(numpy["state"]["key"], dtype=np.uint32)
+    np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
+    torch.set_rng_state(torch.tensor(list(bytes.fromhex(state["torch"])), dtype=torch.uint8))
+    # A run may go on without the card that it began on.
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.tensor(list(bytes.fromhex(state["cuda"])), dtype=torch.uint8))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, Tensor]:
+    """An optimizer's state by the names of its parameters, `exp_avg/NAME`, unsharded. Every process must call it."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{kind}/{name}": full_tensor(value)
+        for number, name in enumerate(names)
+        for kind, value in state.get(number, {}).items()
+    }
+
+
+def set_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back what `optimizer_tensors` gave, sharded as the parameters are now.
+
+    Raises:
+        ValueError: if the state is of other parameters.
+    """
+    state: dict[int, dict[str, Tensor]] = {}
+    numbers = {name: number for number, name in enumerate(parameters)}
+    for key, value in tensors.items():
+        kind, _, name = key.partition("/")
+        if name not in numbers:
+            raise ValueError(f"the optimizer's state is of a weight that this run does not train: {name}")
+        # AdamW's step counters are scalars, which no launcher shards.
+        fitting = shard_like(parameters[name], value) if value.dim() else value
+        state.setdefault(numbers[name], {})[kind] = fitting
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+# --- folders that are whole whenever they carry a name ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint's folder holds."""
+
+    path: Path
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    generators: list[dict[str, Any]]
+    """The random state of each rank."""
+
+
+def aside_of(target: Path) -> Path:
+    """Where a folder is written before it takes its name."""
+    return target.with_name(f".{target.name}.partial")
+
+
+def open_aside(target: Path) -> Path:
+    """An empty folder to write `target` into."""
+    aside = aside_of(target)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def put_in_place(target: Path) -> None:
+    """Give what lies aside its name, so that a folder that has the name is whole, whatever happens meanwhile."""
+    aside, replaced = aside_of(target), target.with_name(f".{target.name}.replaced")
+    # Content before names: a rename may otherwise outlive a power cut that what it names does not.
+    for path in [*aside.rglob("*"), aside]:
+        flush_to_disk(path)
+    if target.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    aside.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_checkpoint(
+    target: Path,
+    *,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    generators: Sequence[Mapping[str, Any]],
+    export: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """Write a checkpoint into its folder aside (`open_aside`) and give it its name; `export` adds its own files.
+
+    Raises:
+        OSError: if the disk is full, with the fix; earlier checkpoints stay as they were.
+    """
+    aside = aside_of(target)
+    try:
+        for kind, weights in tensors.items():
+            whole = {name: value.contiguous().cpu() for name, value in weights.items()}
+            save_file(whole, aside / f"{kind}.safetensors")
+        write_json(aside / "generators.json", list(generators), indent=None)
+        write_json(aside / "state.json", state)
+        export(aside)
+        put_in_place(target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OSError(
+            f"checkpoint {target} could not be written ({reason}); earlier checkpoints are untouched, "
+            "make room and go on with --resume auto"
+        ) from error
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        ValueError: if the folder is none, or damaged.
+    """
+    if not (path / "state.json").is_file():
+        raise ValueError(f"{path} is not a checkpoint (no state.json)")
+    with safetensors_errors(path):
+        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+    return Checkpoint(path, tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted((path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)), key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))  # by number: "step-1000000" sorts before "step-999999" as a text
+
+
+def recover(folder: Path) -> None:
+    """Put back a checkpoint that a kill caught between two names, and clear what was left half done."""
+    for replaced in folder.glob(".step-*.replaced"):
+        target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+        if not target.exists():
+            replaced.rename(target)
+    for leftover in folder.glob(".step-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
+    """Delete all but the newest `keep` and the `best`, and those beyond step `newest`, which a run that went back has
+    given up."""
+    past = [path for path in checkpoints(folder) if _step_of(path) <= newest]
+    for path in checkpoints(folder):
+        if path not in past[-keep:] and path != best:
+            # Half a checkpoint must not carry the name of one.
+            doomed = path.with_name(f".{path.name}.deleted")
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
