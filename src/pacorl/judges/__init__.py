@@ -13,20 +13,15 @@ from pacorl.judges.judge import BackendOptions, Judge, JudgeSpec
 if TYPE_CHECKING:
     import torch
 
-JUDGES: Table[JudgeSpec] = Table(
-    "backend",
-    {
-        "local": "pacorl.judges.local:SPEC",
-        "http": "pacorl.judges.http:SPEC",
-    },
-)
+JUDGES: Table[JudgeSpec] = Table("backend", {"local": "pacorl.judges.local:SPEC", "http": "pacorl.judges.http:SPEC"})
 
 JUDGE = OneOf(JUDGES, key="backend", default="local")
 
-NoneWord = BeforeValidator(lambda value: None if isinstance(value, str) and value.lower() == "none" else value)
-"""A section that may be `none`, which YAML reads as a text."""
-
-JudgeSection = Annotated[Annotated[BackendOptions, JUDGE] | None, NoneWord]
+JudgeSection = Annotated[
+    Annotated[BackendOptions, JUDGE] | None,
+    # YAML reads `none` as a text; its own word for nothing is `null`.
+    BeforeValidator(lambda section: None if isinstance(section, str) and section.lower() == "none" else section),
+]
 """A config's judge: the options of one backend, or `none`."""
 
 
@@ -53,9 +48,9 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
     Returns:
         The judge and what to call it.
     """
-    others = (name for name in JUDGES if name != JUDGE.default)
     # The default's file brings torch, which a judge elsewhere needs not wait for.
-    backend = next((name for name in others if JUDGES[name].claims(source)), JUDGE.default)
+    lighter = (name for name in JUDGES if name != JUDGE.default)
+    backend = next((name for name in lighter if JUDGES[name].claims(source)), JUDGE.default)
     return JUDGES[backend].from_source(source, **access)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +21,13 @@ from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, ad
 
 logger = logging.getLogger(__name__)
 
-OLD_SPELLINGS = (
-    (re.compile(r"^model\.(?=layers\.|embed_tokens\.|norm\.)"), "model.language_model."),
-    (re.compile(r"^visual\."), "model.visual."),
-)
+OLD_SPELLINGS = {
+    "model.layers.": "model.language_model.layers.",
+    "model.embed_tokens.": "model.language_model.embed_tokens.",
+    "model.norm.": "model.language_model.norm.",
+    "visual.": "model.visual.",
+}
+"""How keys of the language model and of the vision tower begin → how they begin today."""
 FAMILY_NAMES = {"qwen2_vl": "qwen2-vl", "qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl"}
 """How the hub's names spell a family: 7B models of two families have weights of one shape."""
 
@@ -43,8 +45,7 @@ def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
     Raises:
         ValueError: The checkpoint is a LoRA whose base is unknown or not here, or an adapter stands beside it.
     """
-    config = lora_config(checkpoint)
-    if config is None:
+    if (config := lora_config(checkpoint)) is None:
         return checkpoint, adapter
     if adapter:
         raise ValueError(f"{checkpoint} is a LoRA adapter, and adapter {adapter} beside it a second one; name one")
@@ -69,13 +70,12 @@ def lora_config(checkpoint: str) -> dict[str, Any] | None:
         folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent
         path = None if (folder / "config.json").is_file() else folder / PEFT_CONFIG
     else:
+        # Of a hub name the config.json decides, which is in the cache if the model is.
         silent = {"_raise_exceptions_for_missing_entries": False}
         is_model = cached_file(checkpoint, "config.json", **silent)
         cached = None if is_model else cached_file(checkpoint, PEFT_CONFIG, **silent)
         path = Path(cached) if cached else None
-    if path is None or not path.is_file():
-        return None
-    return read_object(path)
+    return read_object(path) if path and path.is_file() else None
 
 
 def merge_adapter(model: Any, adapter: str) -> Any:
@@ -83,18 +83,24 @@ def merge_adapter(model: Any, adapter: str) -> Any:
 
     Raises ValueError if a file is missing, it is no LoRA, or it was trained on another base.
     """
-    from peft import get_peft_model, set_peft_model_state_dict
+    from peft import set_peft_model_state_dict
 
     config, state = read_adapter(model, adapter)
     config.inference_mode = True
+    adapted = with_lora(model, config)
+    if unexpected := set_peft_model_state_dict(adapted, state).unexpected_keys:
+        raise ValueError(f"adapter {adapter}: {unexpected[0]} has no place in a {model.config.model_type} model")
+    return adapted.merge_and_unload()
+
+
+def with_lora(model: Any, config: Any) -> Any:
+    """PEFT's `get_peft_model`."""
+    from peft import get_peft_model
+
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-        adapted = get_peft_model(model, config)
-    result = set_peft_model_state_dict(adapted, state)
-    if result.unexpected_keys:
-        raise ValueError(f"adapter {adapter}: {result.unexpected_keys[0]} has no place in a {_kind(model)} model")
-    return adapted.merge_and_unload()
+        return get_peft_model(model, config)
 
 
 def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
@@ -118,46 +124,36 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     if config.peft_type != "LORA":
         raise ValueError(f"adapter {adapter} is a {config.peft_type} adapter; a judge takes LoRA, or merged weights")
     base, config.base_model_name_or_path = config.base_model_name_or_path, None  # peft would warn of another path
-    _check_family(model, base, adapter)
+    kind = model.config.model_type
+    families = [family for family, spelling in FAMILY_NAMES.items() if spelling in (base or "").lower()]
+    if families and kind in FAMILY_NAMES and kind not in families:
+        raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
     state = {PEFT_PREFIX + _today(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in weights.items()}
     # The modules that the file holds, whatever its config calls them: a suffix could match more.
-    config.target_modules = _targets(model, state, adapter, base=base)
+    config.target_modules = _targets(model, state, f"adapter {adapter}", base=base)
     return config, state
 
 
 def _today(key: str) -> str:
     """A module's name without PEFT's prefix, as transformers spells it today."""
-    for old, new in OLD_SPELLINGS:
-        key = old.sub(new, key)
-    return key
+    return next((new + key[len(old) :] for old, new in OLD_SPELLINGS.items() if key.startswith(old)), key)
 
 
-def _check_family(model: Any, base: str | None, adapter: str) -> None:
-    name = (base or "").lower()
-    families = [family for family, spelling in FAMILY_NAMES.items() if spelling in name]
-    if families and model.config.model_type in FAMILY_NAMES and model.config.model_type not in families:
-        raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {_kind(model)} model")
-
-
-def _targets(model: nn.Module, state: Mapping[str, Tensor], adapter: str, *, base: str | None) -> list[str]:
+def _targets(model: Any, state: Mapping[str, Tensor], adapter: str, *, base: str | None) -> list[str]:
     """The modules that the adapter changes; checks that the model has them, and of which shape."""
-    modules = dict(model.named_modules())
-    targets = {}
+    modules, targets = dict(model.named_modules()), {}
     for key, tensor in state.items():
         name, dot, factor = key.removeprefix(PEFT_PREFIX).partition(".lora_")
         if not dot:
-            raise ValueError(f"adapter {adapter}: {key} is no LoRA weight; merge the adapter into its base instead")
+            raise ValueError(f"{adapter}: {key} is no LoRA weight; merge the adapter into its base instead")
         if not isinstance(module := modules.get(name), nn.Linear):
-            raise ValueError(f"adapter {adapter} (of {base}) changes {name}, which this {_kind(model)} model has not")
+            kind = model.config.model_type
+            raise ValueError(f"{adapter} (of {base}) changes {name}, which this {kind} model has not")
         width, side = (module.in_features, 1) if factor.startswith("A.") else (module.out_features, 0)
         if factor.startswith(("A.", "B.")) and tensor.shape[side] != width:
             raise ValueError(
-                f"adapter {adapter} (of {base}) has {tensor.shape[side]} where {name} of this judge has {width}; "
+                f"{adapter} (of {base}) has {tensor.shape[side]} where {name} of this judge has {width}; "
                 "it belongs to a base of another size"
             )
-        targets[name] = True
+        targets[name] = True  # a dict and no set, for the order of the file
     return list(targets)
-
-
-def _kind(model: Any) -> str:
-    return str(model.config.model_type)

@@ -13,7 +13,7 @@ Legend: B images, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SETTINGS_FILE, WEIGHTS_FILE = "domain.json", "domain.safetensors"
-Ask = Callable[[Sequence[Question]], Sequence[Verdict]]
 BATCH = 256
 """Images that pass the classifier together."""
 
@@ -56,8 +55,8 @@ class DomainNet(nn.Module):
         x = pixels_B3HW
         for layer in self.layers:
             x = F.silu(layer(x))
-        logit: Tensor = self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1))
-        return logit[:, 0]
+        # The maximum beside the mean: one foreign object in a familiar scene must count.
+        return Tensor(self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1))[:, 0])
 
 
 @dataclass(frozen=True)
@@ -79,45 +78,48 @@ class Domain:
         Raises ValueError naming the file if it is damaged.
         """
         from safetensors.torch import load_file
+        from transformers.utils import cached_file
 
-        path = _file_of(checkpoint, SETTINGS_FILE)
-        if path is None:
+        # Not every checkpoint has one, and an offline machine cannot ask the hub.
+        silent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        settings_file = cached_file(checkpoint, SETTINGS_FILE, **silent)
+        if not settings_file:
             return None
         try:
-            settings = read_object(path)
+            settings = read_object(Path(settings_file))
             net = DomainNet(int(settings["width"]))
-            weights = load_file(_file_of(checkpoint, WEIGHTS_FILE) or path.with_name(WEIGHTS_FILE))
+            weights_file = cached_file(checkpoint, WEIGHTS_FILE, **silent)
+            weights = load_file(weights_file or Path(settings_file).with_name(WEIGHTS_FILE))
             net.load_state_dict({name: weight.float() for name, weight in weights.items()})
-            domain = cls(net, str(settings["name"]), int(settings["size"]), float(settings["threshold"]))
+            net.eval().requires_grad_(False)
+            return cls(net, str(settings["name"]), int(settings["size"]), float(settings["threshold"]))
         except Exception as error:  # a bad file shows itself in many ways
-            raise ValueError(f"{path}: not a judge's domain ({error}); take it away or make it again") from None
-        net.eval().requires_grad_(False)
-        return domain
+            raise ValueError(
+                f"{settings_file}: not a judge's domain ({error}); take it away or make it again"
+            ) from None
 
     def save(self, folder: Path) -> None:
         """Writes both files, the weights in fp16."""
         from safetensors.torch import save
 
-        settings = {
-            "name": self.name,
-            "width": self.net.layers[0].out_channels,
-            "size": self.size,
-            "threshold": self.threshold,
-        }
+        width = self.net.layers[0].out_channels
+        settings = {"name": self.name, "width": width, "size": self.size, "threshold": self.threshold}
         weights = {name: weight.half() for name, weight in self.net.state_dict().items()}
+        # The settings last: they are what `load` looks for.
         write_atomic(folder / WEIGHTS_FILE, save(weights))
         write_json(folder / SETTINGS_FILE, settings)
 
-    def verdicts(self, ask: Ask, questions: Sequence[Question]) -> list[Verdict]:
+    def verdicts(
+        self, ask: Callable[[Sequence[Question]], Sequence[Verdict]], questions: Sequence[Question]
+    ) -> list[Verdict]:
         """Asks the questions whose images are all inside; the verdicts of the others are missing, and say why."""
+        # An image of several questions passes the classifier once.
         images = {id(image): image for question in questions for image in question.images}
         outside = dict(zip(images, self.outside(list(images.values())), strict=True))
         reasons = [self._reason([outside[id(image)] for image in question.images]) for question in questions]
         inside = {number: question for number, question in enumerate(questions) if not reasons[number]}
         verdicts = dict(zip(inside, ask(list(inside.values())) if inside else [], strict=True))
-        return [
-            verdicts.get(number) or Verdict(None, reasons[number], declined=True) for number in range(len(questions))
-        ]
+        return [verdicts.get(number) or Verdict(None, reason, declined=True) for number, reason in enumerate(reasons)]
 
     def reason(self, images: Sequence[Image]) -> str:
         """Why the judge declines a question about these images; empty if they are all inside."""
@@ -137,25 +139,12 @@ class Domain:
 
     @torch.inference_mode()
     def logits(self, images: Sequence[Image]) -> Tensor:
-        """(B,)"""
-        batches = [images[start : start + BATCH] for start in range(0, len(images), BATCH)]
-        return torch.cat([torch.empty(0), *(self.net(pixels(batch, size=self.size)) for batch in batches)])
-
-
-def _file_of(checkpoint: str | Path, name: str) -> Path | None:
-    """A file beside a checkpoint's weights, which not every checkpoint has."""
-    from transformers.utils import cached_file
-
-    path = cached_file(
-        checkpoint, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-    )
-    return Path(path) if path else None
-
-
-def pixels(images: Iterable[Image], *, size: int) -> Tensor:
-    """Small copies of images, whatever their shape: (B, 3, size, size) in −1..1."""
-    copies = [thumbnail(image, size=size) for image in images]
-    return to_pixels(torch.from_numpy(np.stack([np.asarray(copy) for copy in copies])))
+        """(B,); small copies of the images are looked at, whatever their shape."""
+        logits = [torch.empty(0)]
+        for start in range(0, len(images), BATCH):
+            copies = [np.asarray(thumbnail(image, size=self.size)) for image in images[start : start + BATCH]]
+            logits.append(self.net(to_pixels(torch.from_numpy(np.stack(copies)))))
+        return torch.cat(logits)
 
 
 def thumbnail(image: Image, *, size: int) -> Image:

@@ -56,14 +56,10 @@ class Counters:
 
 
 @runtime_checkable
-class RemoteJudge(Protocol):
+class RemoteJudge(Judge, Protocol):
     """A judge outside of this process: several threads may ask it at once, it counts, and it is closed at the end."""
 
     counters: Counters
-
-    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]: ...
-
-    def explain(self, question: Question) -> str: ...
 
     def close(self) -> None:
         """Abandons what is running."""

@@ -8,10 +8,10 @@ Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import model_validator
@@ -21,11 +21,8 @@ from pacorl.judges.domain import Domain
 from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
 from pacorl.judges.pairwise import both_orders
 from pacorl.judges.prompting import ChatPrompt, Prompting
-from pacorl.judges.sharing import SharedForward, can_share
+from pacorl.judges.sharing import SharedForward, can_share, packed
 from pacorl.types import Question, Verdict
-
-if TYPE_CHECKING:
-    from pacorl.judges.prompting import EncodedPrompt
 
 TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
 HEAD_ROWS = 256
@@ -65,12 +62,14 @@ class LocalJudge:
         share: bool | None = None,
         domain: Domain | None = None,
     ) -> None:
-        """`batch_tokens`: the most tokens of one forward, padding included (one longer prompt still passes alone).
-
-        `temperature` divides the Yes − No logit. `symmetric`: every pair is asked about in both orders, the verdict
-        is the mean, and its `order_gap` says how far they lie apart. `variants` adds up the spellings VARIANTS
-        (EditReward-Bench's rule). `share`: compute common beginnings once; by default if that is proven equal.
-        `domain`: verdicts about images outside of it are missing.
+        """
+        Args:
+            batch_tokens: The most tokens of one forward, padding included (one longer prompt still passes alone).
+            temperature: Divides the Yes − No logit.
+            symmetric: Asks about every pair in both orders; the verdict is the mean, `order_gap` their distance.
+            variants: Adds up the spellings `VARIANTS`, EditReward-Bench's rule.
+            share: Computes common beginnings once; by default if that is proven equal.
+            domain: Verdicts about images outside of it are missing.
         """
         self.model = model.eval().requires_grad_(False)
         self.processor = processor
@@ -93,13 +92,14 @@ class LocalJudge:
     ) -> LocalJudge:
         """Loads a checkpoint folder, a hub name, or the committed tiny judge ("tiny"), with an adapter if named.
 
-        `decline`: verdicts about images outside of the checkpoint's domain, if it brings one (`judges.domain`), are
-        missing and say so; an adapter may have learned more than its base, so that its own domain counts. A reward
-        never declines.
+        Args:
+            checkpoint: If it is itself a PEFT LoRA, it is loaded on the base that its config names.
+            decline: Verdicts about images outside of the checkpoint's domain, if it brings one (`judges.domain`), are
+                missing and say so. A reward never declines.
+            options: Those of `LocalJudge`.
 
-        A checkpoint that is itself a PEFT LoRA is loaded on the base that its config names. `options` are those of
-        `LocalJudge`. Raises ValueError if the adapter belongs to another base, its base is unknown, or weights are
-        damaged.
+        Raises:
+            ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.
         """
         from transformers import AutoModelForImageTextToText
 
@@ -112,6 +112,7 @@ class LocalJudge:
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:
             model = merge_adapter(model, adapter)
+        # An adapter may have learned more than its base, so its own domain counts.
         domain = Domain.load(adapter or source) if decline else None
         return cls(model.to(device), load_processor(source), domain=domain, **options)
 
@@ -167,21 +168,19 @@ class LocalJudge:
     def _last_logits(self, prompts: Sequence[ChatPrompt], columns: Tensor | slice) -> Tensor:
         """(P, columns) logits at the last position of each prompt, and nowhere else."""
         encoded = self.prompting.encode(prompts)
-        return self._shared(encoded, columns) if self.share else self._plain(encoded, columns)
-
-    def _shared(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
-        feature_KND, runs = self.prompting.featured(prompts, batch_tokens=self.batch_tokens)
-        hidden_PD = SharedForward(self.model, feature_KND, self.batch_tokens).last_hidden(runs)
-        return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
-
-    def _plain(self, prompts: Sequence[EncodedPrompt], columns: Tensor | slice) -> Tensor:
-        """An ordinary forward of left-padded batches; nothing is shared."""
-        rows: dict[int, Tensor] = {}
-        for batch in _batches(prompts, tokens=self.batch_tokens):
-            inputs = self.prompting.padded([prompts[i] for i in batch])
+        if self.share:
+            feature_KND, runs = self.prompting.featured(encoded, batch_tokens=self.batch_tokens)
+            hidden_PD = SharedForward(self.model, feature_KND, self.batch_tokens).last_hidden(runs)
+            # Of a whole vocabulary's rows only `columns` are kept, so that they never lie in memory together.
+            return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
+        rows, most = dict[int, Tensor](), self.batch_tokens
+        # Longest first: they pad little, and a batch too large for the memory fails at once.
+        longest_first = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
+        for batch in packed(longest_first, lambda _, batch: (len(batch) + 1) * len(encoded[batch[0]]) <= most):
+            inputs = self.prompting.padded([encoded[i] for i in batch])
             logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1, columns]
             rows |= dict(zip(batch, logits, strict=True))
-        return torch.stack([rows[number] for number in range(len(prompts))])
+        return torch.stack([rows[number] for number in range(len(encoded))])
 
 
 def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
@@ -196,18 +195,11 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
 
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1) -> LocalJudge:
     """Loads the judge of a config; each of the processes has its own."""
-    return LocalJudge.from_pretrained(
-        options.checkpoint,
-        adapter=options.adapter,
-        dtype=options.dtype,
-        device=device,
-        batch_tokens=options.batch_tokens,
-        symmetric=options.symmetric,
-        variants=options.variants,
-    )
+    keys = {"checkpoint", "adapter", "dtype", "batch_tokens", "symmetric", "variants"}
+    return LocalJudge.from_pretrained(device=device, **options.model_dump(include=keys))
 
 
-def named_local(
+def from_source(
     source: str, *, adapter: str = "", model: str = "", api_key_env: str = "", **options: Any
 ) -> tuple[LocalJudge, str]:
     """A judge of this process by its checkpoint, at its best place; `model` and `api_key_env` mean nothing to it."""
@@ -221,7 +213,7 @@ def named_local(
 SPEC = JudgeSpec(
     options=LocalOptions,
     open=open_local,
-    from_source=named_local,
+    from_source=from_source,
     base="Qwen2.5-VL-7B",
     architecture=Path(__file__).with_name("qwen2_5_vl_7b.json"),
     tiny=TINY_JUDGE,
@@ -244,22 +236,9 @@ def single_token(tokenizer: Any, word: str) -> int:
 
 def answer_ids(tokenizer: Any, *, variants: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids of Yes and of No, first; with `variants` also those of their other spellings that are single tokens."""
-    yes, no = (
-        (
-            single_token(tokenizer, words[0]),
-            *(ids[0] for word in words[1:] if len(ids := tokenizer.encode(word, add_special_tokens=False)) == 1),
-        )
-        for words in (VARIANTS if variants else WORDS)
-    )
-    return yes, no
-
-
-def _batches(prompts: Sequence[EncodedPrompt], *, tokens: int) -> Iterator[list[int]]:
-    """Prompts longest first (they pad little, and a batch too large fails at once), `tokens` of them at most."""
-    batch: list[int] = []
-    for number in sorted(range(len(prompts)), key=lambda i: -len(prompts[i])):
-        if batch and (len(batch) + 1) * len(prompts[batch[0]]) > tokens:
-            yield batch
-            batch = []
-        batch.append(number)
-    yield batch
+    all_ids = []
+    for first, *others in VARIANTS if variants else WORDS:
+        spelled = [tokenizer.encode(word, add_special_tokens=False) for word in others]
+        all_ids.append((single_token(tokenizer, first), *(ids[0] for ids in spelled if len(ids) == 1)))
+    yes_ids, no_ids = all_ids
+    return yes_ids, no_ids

@@ -50,6 +50,7 @@ def ask(judge: Judge, questions: Mapping[Key, Question], *, symmetric: bool = Fa
     """
     in_order = list(questions.values())
     verdicts = both_orders(judge.verdicts, in_order) if symmetric else judge.verdicts(in_order)
+    # A judge may be anybody's code, and one verdict too few would move every later one to another question.
     if len(verdicts) != len(in_order):
         raise ValueError(f"the judge returned {len(verdicts)} verdicts for {len(in_order)} questions")
     return dict(zip(questions, verdicts, strict=True))
@@ -123,7 +124,7 @@ def ask_edits(judge: Judge, edits: Sequence[tuple[Image, Image, str]]) -> list[E
     """
     from PIL.Image import Resampling
 
-    questions: dict[tuple[int, str], Question] = {}
+    questions = {}
     for number, (source, edit, instruction) in enumerate(edits):
         pair = (source.resize(edit.size, Resampling.LANCZOS), edit)
         questions[number, "kept"] = Question(pair, wordings.edit_kept(instruction))
@@ -185,14 +186,13 @@ def with_turned(questions: Sequence[Question]) -> list[Question]:
 def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Verdicts of `with_turned(questions)` → one per question."""
     asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
-    turned = dict(zip(asked_twice, verdicts[len(questions) :], strict=True))
-    return [
-        _mean(verdict, turned[number]) if number in turned else verdict
-        for number, verdict in enumerate(verdicts[: len(questions)])
-    ]
-
-
-def _mean(first: Verdict, second: Verdict) -> Verdict:
-    if first.p_yes is None or second.p_yes is None:
-        return Verdict(None, errors_of([first, second]), declined=first.declined or second.declined)
-    return Verdict((first.p_yes + second.p_yes) / 2, order_gap=abs(first.p_yes - second.p_yes))
+    means = list(verdicts[: len(questions)])
+    for number, turned in zip(asked_twice, verdicts[len(questions) :], strict=True):
+        given = means[number]
+        if given.p_yes is None or turned.p_yes is None:
+            declined = given.declined or turned.declined
+            means[number] = Verdict(None, errors_of([given, turned]), declined=declined)
+        else:
+            gap = abs(given.p_yes - turned.p_yes)
+            means[number] = Verdict((given.p_yes + turned.p_yes) / 2, order_gap=gap)
+    return means

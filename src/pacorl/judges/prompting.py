@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from pacorl.io.images import as_rgb
-from pacorl.judges.sharing import TokenRun
+from pacorl.judges.sharing import TokenRun, packed
 from pacorl.types import Question
 
 
@@ -83,8 +83,9 @@ class Prompting:
                 if id(image) not in images:
                     images[id(image)] = DistinctImage.of(image, name=f"image {number} of {question.text!r}")
             kind = (len(question.images), question.text)
-            if kind not in texts:
-                texts[kind] = self.chat_text([_user_turn(question)])
+            if kind not in texts:  # the template is Jinja, slower than the tokenizer
+                content = [*({"type": "image"} for _ in question.images), {"type": "text", "text": question.text}]
+                texts[kind] = self.chat_text([{"role": "user", "content": content}])
             prompts.append(ChatPrompt(texts[kind], tuple(images[id(image)] for image in question.images)))
         return prompts
 
@@ -95,19 +96,21 @@ class Prompting:
     def encode(self, prompts: Sequence[ChatPrompt]) -> list[EncodedPrompt]:
         """Raises ValueError if a text holds the token that stands for an image."""
         texts = list(dict.fromkeys(prompt.text for prompt in prompts))
-        ids = dict(zip(texts, self._processor.tokenizer(texts).input_ids, strict=True))
-        return [self._encoded(prompt, np.asarray(ids[prompt.text], dtype=np.int64)) for prompt in prompts]
-
-    def _encoded(self, prompt: ChatPrompt, ids: NDArray[np.int64]) -> EncodedPrompt:
-        placeholder = ids == self._image_token
-        if placeholder.sum() != len(prompt.images):
-            raise ValueError(
-                f"a question holds {placeholder.sum()} image tokens for {len(prompt.images)} images; "
-                f"take {self._processor.image_token} out of its text"
-            )
-        repeats = np.ones_like(ids)
-        repeats[placeholder] = [self._tokens(distinct) for distinct in prompt.images]
-        return EncodedPrompt(np.repeat(ids, repeats), prompt.images)
+        ids_of = dict(zip(texts, self._processor.tokenizer(texts).input_ids, strict=True))
+        encoded = []
+        for prompt in prompts:
+            ids = np.asarray(ids_of[prompt.text], dtype=np.int64)
+            placeholder = ids == self._image_token
+            if placeholder.sum() != len(prompt.images):
+                raise ValueError(
+                    f"a question holds {placeholder.sum()} image tokens for {len(prompt.images)} images; "
+                    f"take {self._processor.image_token} out of its text"
+                )
+            # The template writes one token per image, and an image takes as many as it has merged patches.
+            repeats = np.ones_like(ids)
+            repeats[placeholder] = [self._tokens(distinct) for distinct in prompt.images]
+            encoded.append(EncodedPrompt(np.repeat(ids, repeats), prompt.images))
+        return encoded
 
     # --- transformers' own inputs ------------------------------------------------------------------------------
 
@@ -121,8 +124,7 @@ class Prompting:
             attended_BN[row, longest - len(prompt) :] = 1
         inputs = {"input_ids": ids_BN, "attention_mask": attended_BN}
         if images := [distinct for prompt in prompts for distinct in prompt.images]:
-            kinds = {"mm_token_type_ids": (ids_BN == self._image_token).int()}
-            inputs |= kinds | self._pixels(images)
+            inputs |= {"mm_token_type_ids": (ids_BN == self._image_token).int(), **self._pixels(images)}
         return {name: tensor.to(self._model.device) for name, tensor in inputs.items()}
 
     def _pixels(self, images: Sequence[DistinctImage]) -> dict[str, Tensor]:
@@ -138,25 +140,21 @@ class Prompting:
     def featured(self, prompts: Sequence[EncodedPrompt], *, batch_tokens: int) -> tuple[Tensor, list[TokenRun]]:
         """The features of all distinct images (K, N, D), and every prompt in terms of their rows."""
         images = list(dict.fromkeys(distinct for prompt in prompts for distinct in prompt.images))
-        feature_KND = self._features(images, batch_tokens)
         counts = [self._tokens(distinct) for distinct in images]
         rows = {
             distinct: np.arange(end - count, end)
             for distinct, count, end in zip(images, counts, np.cumsum(counts), strict=True)
         }
-        positions: dict[Any, Tensor] = {}
-        return feature_KND, [self._run(prompt, rows, positions) for prompt in prompts]
-
-    def _features(self, images: Sequence[DistinctImage], batch_tokens: int) -> Tensor:
-        """(K, N, D): what the language model takes for the images' tokens, in order."""
         embedding = self._model.get_input_embeddings().weight
         features = [embedding.new_empty(1, 0, embedding.shape[1])] if not images else []
-        for batch in _batched(images, self._tokens, batch_tokens):
+        # Rows count on from image to image, so the last one's end less the first one's start is the batch's tokens.
+        for batch in packed(images, lambda image, batch: rows[image][-1] - rows[batch[0]][0] < batch_tokens):
             pixels = {name: tensor.to(self._model.device) for name, tensor in self._pixels(batch).items()}
             output = self._model.model.get_image_features(**pixels, return_dict=True)
             maps = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
             features.append(torch.stack([torch.cat(list(level)) for level in maps]).to(embedding.dtype))
-        return torch.cat(features, dim=1)
+        positions: dict[Any, Tensor] = {}
+        return torch.cat(features, dim=1), [self._run(prompt, rows, positions) for prompt in prompts]
 
     def _run(
         self, prompt: EncodedPrompt, rows: Mapping[DistinctImage, NDArray[np.int64]], positions: dict[Any, Tensor]
@@ -169,18 +167,13 @@ class Prompting:
         # Computed once per shape: positions depend on where images of which shape stand, and on nothing else.
         shape = (is_image.tobytes(), tuple(grids))
         if shape not in positions:
-            positions[shape] = self._positions(prompt.ids, is_image, grids)
+            position_31N, _ = self._model.model.get_rope_index(
+                torch.from_numpy(prompt.ids)[None],
+                mm_token_type_ids=torch.from_numpy(is_image)[None].int(),
+                image_grid_thw=torch.tensor(grids) if grids else None,
+            )
+            positions[shape] = position_31N[:, 0]
         return TokenRun(symbol_N, positions[shape])
-
-    def _positions(
-        self, ids: NDArray[np.int64], is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int, int]]
-    ) -> Tensor:
-        position_31N, _ = self._model.model.get_rope_index(
-            torch.from_numpy(ids)[None],
-            mm_token_type_ids=torch.from_numpy(is_image)[None].int(),
-            image_grid_thw=torch.tensor(grids) if grids else None,
-        )
-        return Tensor(position_31N[:, 0])
 
     def _grid(self, distinct: DistinctImage) -> tuple[int, int, int]:
         """Frames, rows and columns of the image's patches, as the image processor cuts it."""
@@ -196,24 +189,3 @@ class Prompting:
         """Tokens of the language model that an image takes."""
         merged = int(self._processor.image_processor.merge_size) ** 2
         return math.prod(self._grid(distinct)) // merged
-
-
-def _user_turn(question: Question) -> dict[str, Any]:
-    images = [{"type": "image"} for _ in question.images]
-    return {"role": "user", "content": [*images, {"type": "text", "text": question.text}]}
-
-
-def _batched(
-    images: Sequence[DistinctImage], tokens: Callable[[DistinctImage], int], most: int
-) -> Iterator[list[DistinctImage]]:
-    """Images in order, `most` tokens at a time (or one image)."""
-    batch: list[DistinctImage] = []
-    batch_tokens = 0
-    for distinct in images:
-        if batch and batch_tokens + tokens(distinct) > most:
-            yield batch
-            batch, batch_tokens = [], 0
-        batch.append(distinct)
-        batch_tokens += tokens(distinct)
-    if batch:
-        yield batch

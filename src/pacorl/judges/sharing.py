@@ -10,14 +10,17 @@ Legend: B rows of a batch, Q new tokens, T tokens before them, P prompts, H head
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+T = TypeVar("T")
 
 WORTH_SHARING = 64
 """A run is computed apart from what follows it only if that saves as many tokens: each level costs a pass over the
@@ -57,6 +60,7 @@ class Node:
 
 def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SHARING) -> list[Node]:
     """The tree of the prompts' common prefixes; several if they have none that is worth it."""
+    # Sorted, prompts of one prefix stand together, and of a group the first and the last agree least.
     order = sorted(range(len(symbols)), key=lambda prompt: symbols[prompt].tolist())
     return _grow(symbols, order, 0, worth)
 
@@ -64,58 +68,49 @@ def prefix_forest(symbols: Sequence[NDArray[np.int64]], *, worth: int = WORTH_SH
 def _grow(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], start: int, worth: int) -> list[Node]:
     """Nodes from `start` on; the prompts are sorted and agree before it."""
     nodes: list[Node] = []
-    for group in _grouped(symbols, prompts, start):
-        end = _agree_until(symbols[group[0]], symbols[group[-1]])
+    for _, same_symbol in groupby(prompts, key=lambda prompt: symbols[prompt][start]):
+        group = list(same_symbol)
+        first, last = symbols[group[0]], symbols[group[-1]]
+        shorter = min(len(first), len(last))
+        differs = np.nonzero(first[:shorter] != last[:shorter])[0]
+        end = int(differs[0]) if len(differs) else shorter
         ends = [prompt for prompt in group if len(symbols[prompt]) == end]
         longer = [prompt for prompt in group if len(symbols[prompt]) > end]
-        node = Node(start, end, group[0], ends, _grow(symbols, longer, end, worth) if longer else [])
-        nodes += _worthwhile(node, worth)
+        children = _grow(symbols, longer, end, worth) if longer else []
+        branches = len(children) + bool(ends)
+        if not children or (branches - 1) * (end - start) >= worth:
+            nodes.append(Node(start, end, group[0], ends, children))
+            continue
+        # It saves too little, so its tokens go in front of its children's.
+        for child in children:
+            child.start = start
+        nodes += [Node(start, end, group[0], ends)] if ends else []
+        nodes += children
     return nodes
 
 
-def _grouped(symbols: Sequence[NDArray[np.int64]], prompts: Sequence[int], at: int) -> Iterator[Sequence[int]]:
-    start = 0
-    for end in range(1, len(prompts) + 1):
-        if end == len(prompts) or symbols[prompts[end]][at] != symbols[prompts[start]][at]:
-            yield prompts[start:end]
-            start = end
-
-
-def _agree_until(first: NDArray[np.int64], last: NDArray[np.int64]) -> int:
-    """Of sorted prompts the first and the last agree least."""
-    shorter = min(len(first), len(last))
-    differs = np.nonzero(first[:shorter] != last[:shorter])[0]
-    return int(differs[0]) if len(differs) else shorter
-
-
-def _worthwhile(node: Node, worth: int) -> list[Node]:
-    """The node, or its children if it saves too little, with its tokens in front of theirs."""
-    branches = len(node.children) + bool(node.ends)
-    if not node.children or (branches - 1) * len(node) >= worth:
-        return [node]
-    for child in node.children:
-        child.start = node.start
-    alone = [Node(node.start, node.end, node.prompt, node.ends)] if node.ends else []
-    return alone + node.children
-
-
-def batches(nodes: Sequence[Node], *, tokens: int) -> Iterator[list[Node]]:
-    """Nodes of like length, longest first, in batches of at most `tokens` tokens, padding included (or one node)."""
-    batch: list[Node] = []
-    # Leaves apart: their keys and values need not be kept.
-    for node in sorted(nodes, key=lambda node: (not node.children, -len(node))):
-        if batch and not _fits(node, batch, tokens):
+def packed(items: Iterable[T], fits: Callable[[T, Sequence[T]], bool]) -> Iterator[list[T]]:
+    """Items in order, in batches; a new one begins with every item that does not fit to those before."""
+    batch: list[T] = []
+    for item in items:
+        if batch and not fits(item, batch):
             yield batch
             batch = []
-        batch.append(node)
+        batch.append(item)
     if batch:
         yield batch
 
 
-def _fits(node: Node, batch: Sequence[Node], tokens: int) -> bool:
-    longest = len(batch[0])
-    alike = bool(node.children) == bool(batch[0].children) and RAGGED * len(node) > longest
-    return alike and (len(batch) + 1) * longest <= tokens
+def batches(nodes: Sequence[Node], *, tokens: int) -> Iterator[list[Node]]:
+    """Nodes of like length, longest first, in batches of at most `tokens` tokens, padding included (or one node)."""
+
+    def fits(node: Node, batch: Sequence[Node]) -> bool:
+        longest = len(batch[0])
+        alike = bool(node.children) == bool(batch[0].children) and RAGGED * len(node) > longest
+        return alike and (len(batch) + 1) * longest <= tokens
+
+    # Leaves apart: their keys and values need not be kept.
+    return packed(sorted(nodes, key=lambda node: (not node.children, -len(node))), fits)
 
 
 # --- walking the tree ------------------------------------------------------------------------------------------
@@ -219,25 +214,21 @@ class SharedForward:
             run, tokens = prompts[node.prompt], slice(node.start, node.end)
             symbol_BQ[row, : len(node)] = torch.from_numpy(run.symbol_N[tokens])
             position_3BQ[:, row, : len(node)] = run.position_3N[:, tokens]
+        visual_BQ = (symbol_BQ < 0).to(device)
+        embedded_BQD = self.model.get_input_embeddings()(symbol_BQ.clamp(min=0).to(device))
+        feature_KND = self.feature_KND[:, (-1 - symbol_BQ[symbol_BQ < 0]).to(device)]
+        inputs = {"inputs_embeds": embedded_BQD.masked_scatter(visual_BQ[..., None], feature_KND[0])}
+        if len(feature_KND) > 1:  # Qwen3-VL's DeepStack
+            inputs |= {"visual_pos_masks": visual_BQ, "deepstack_visual_embeds": list(feature_KND[1:])}
         mask = cache.close([len(node) for node in batch])
         hidden_BQD: Tensor = self.model.model.language_model(
             position_ids=position_3BQ.to(device),
             attention_mask=mask if mask is None else mask.to(device),
             past_key_values=cache,
-            use_cache=False,
-            **self._embedded(symbol_BQ),
+            use_cache=False,  # transformers would wrap what it is given into a cache of its own
+            **inputs,
         ).last_hidden_state
         return hidden_BQD
-
-    def _embedded(self, symbol_BQ: Tensor) -> dict[str, Any]:
-        device = self.feature_KND.device
-        visual_BQ = (symbol_BQ < 0).to(device)
-        embedded = self.model.get_input_embeddings()(symbol_BQ.clamp(min=0).to(device))
-        feature_KND = self.feature_KND[:, (-1 - symbol_BQ[symbol_BQ < 0]).to(device)]
-        inputs = {"inputs_embeds": embedded.masked_scatter(visual_BQ[..., None], feature_KND[0])}
-        if len(feature_KND) > 1:
-            inputs |= {"visual_pos_masks": visual_BQ, "deepstack_visual_embeds": list(feature_KND[1:])}
-        return inputs
 
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -11,9 +11,9 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,18 +26,20 @@ from pacorl import __version__
 from pacorl.io.images import MAX_PIXELS
 from pacorl.judges.http.client import DECLINE_HEADER, DECLINED
 from pacorl.judges.http.endpoints import Server
+from pacorl.judges.http.messages import FLOOR_LOGPROB
 from pacorl.judges.local import LocalJudge, placement
-from pacorl.judges.prompting import ChatPrompt
-from pacorl.serve.batcher import Batcher, QueueFullError
-from pacorl.serve.conversation import Continuation, Conversations, pick_token
-from pacorl.serve.fetch import fetch_image
-from pacorl.serve.metrics import Metrics
-from pacorl.serve.schema import ChatRequest, ImagePart, TokenizeRequest
+from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel
+from pacorl.serve.schema import ChatRequest, TokenizeRequest, fetch_image
 from pacorl.web.guards import BodyLimit, RefusedError
 from pacorl.web.site import validation_message
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pacorl.judges.prompting import ChatPrompt
+
+BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Seconds, of the histogram of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,53 +57,15 @@ class Limits:
     """Questions that are answered in common; what they share is computed once."""
 
 
-class DeclinedError(Exception):
-    """A request about images outside of the judge's domain."""
-
-
-class ServedModel:
-    """One judge under its name, its queue and its thread."""
-
-    def __init__(self, name: str, judge: LocalJudge, limits: Limits) -> None:
-        self.name = name
-        self.conversations = Conversations(judge)
-        self.domain = judge.domain
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
-        self.batcher: Batcher[ChatPrompt, Tensor] = Batcher(
-            judge.log_probs, self.executor, largest=limits.together, most_waiting=limits.waiting
-        )
-
-    async def check_domain(self, prompt: ChatPrompt) -> None:
-        """Raises DeclinedError if an image is outside of what the judge knows."""
-        if self.domain and prompt.images:
-            images = [distinct.image for distinct in prompt.images]
-            if reason := await asyncio.to_thread(self.domain.reason, images):
-                raise DeclinedError(reason)
-
-    async def answer(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
-        """The continuation that a request asks for; a single token goes through the batcher."""
-        if request.new_tokens == 1:
-            row = await self.batcher.ask(prompt)
-            token = pick_token(row, temperature=request.temperature, top_p=request.top_p, seed=request.seed)
-            return Continuation((token,), row[None], stopped=self.conversations.ends_with(token))
-        work = partial(
-            self.conversations.generate,
-            prompt,
-            max_new_tokens=request.new_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            seed=request.seed,
-            scored=request.logprobs,
-        )
-        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
-
-
 def create_app(
     judges: Mapping[str, LocalJudge], *, limits: Limits | None = None, api_key: str = "", allow_urls: bool = False
 ) -> FastAPI:
     """The server's application, one model per name. `allow_urls`: fetch http images, not data URLs only."""
     limits = limits or Limits()
-    models = {name: ServedModel(name, judge, limits) for name, judge in judges.items()}
+    models = {
+        name: ServedModel(name, judge, together=limits.together, waiting=limits.waiting)
+        for name, judge in judges.items()
+    }
     metrics = Metrics()
 
     @asynccontextmanager
@@ -116,7 +80,6 @@ def create_app(
 
     app = FastAPI(title="pacorl judge", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _add_guards(app, limits, api_key)
-    _add_errors(app)
     _add_pages(app, models, metrics)
 
     @app.post("/v1/chat/completions")
@@ -130,7 +93,7 @@ def create_app(
                 await model.check_domain(prompt)
             continuation = await model.answer(request, prompt)
             metrics.images += len(prompt.images)
-            return JSONResponse(completion(request, continuation, model.conversations))
+            return JSONResponse(completion(request, continuation, model.tokenizer))
 
     return app
 
@@ -162,7 +125,7 @@ def run_builtin(
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=10)
 
 
-# --- requests --------------------------------------------------------------------------------------------------
+# --- requests and answers --------------------------------------------------------------------------------------
 
 
 def _model_of(models: Mapping[str, ServedModel], name: str) -> ServedModel:
@@ -172,35 +135,35 @@ def _model_of(models: Mapping[str, ServedModel], name: str) -> ServedModel:
 
 
 async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allow_urls: bool) -> ChatPrompt:
-    urls = [part.image_url.url for message in request.messages for part in message.parts if isinstance(part, ImagePart)]
+    urls = request.image_urls
     if len(urls) > limits.images:
         raise RefusedError(f"{len(urls)} images in one request; at most {limits.images} are taken", status=400)
     if request.new_tokens > limits.new_tokens:
         raise RefusedError(f"max_tokens {request.new_tokens} is above this server's {limits.new_tokens}", status=400)
-    beyond = [i for i in request.logprob_token_ids if i >= model.conversations.vocabulary]
-    if beyond:
-        raise RefusedError(
-            f"logprob_token_ids {beyond} are beyond the {model.conversations.vocabulary} tokens", status=400
-        )
+    if beyond := [i for i in request.logprob_token_ids if i >= model.vocabulary]:
+        raise RefusedError(f"logprob_token_ids {beyond} are beyond the {model.vocabulary} tokens", status=400)
     load = partial(fetch_image, max_pixels=limits.pixels, max_bytes=limits.body_bytes, allow_urls=allow_urls)
     try:
         images = [await asyncio.to_thread(load, url, name=f"image {i + 1}") for i, url in enumerate(urls)]
-        return model.conversations.prompt(request.messages, images)
+        return model.prompt(request.messages, images)
     except (ValueError, OSError) as fault:
         raise RefusedError(str(fault), status=400) from None
 
 
-# --- answers ---------------------------------------------------------------------------------------------------
-
-
-def completion(request: ChatRequest, continuation: Continuation, conversations: Conversations) -> dict[str, Any]:
+def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any) -> dict[str, Any]:
     """The API's answer to a request."""
-    name = partial(_token_name, conversations.tokenizer, by_id=request.return_tokens_as_token_ids)
-    content = [
-        _position(request, token, row, name)
-        for token, row in zip(continuation.ids, continuation.log_probs if request.logprobs else [], strict=False)
-    ]
-    text = conversations.tokenizer.decode(list(continuation.ids), skip_special_tokens=True)
+
+    def entry(token: int, row: Tensor) -> dict[str, Any]:
+        text = f"token_id:{token}" if request.return_tokens_as_token_ids else str(tokenizer.decode([token]))
+        # JSON has no −inf.
+        return {"token": text, "logprob": max(float(row[token]), FLOOR_LOGPROB), "bytes": list(text.encode())}
+
+    content = []
+    for token, row in zip(continuation.ids, continuation.log_probs if request.logprobs else [], strict=False):
+        top = row.topk(min(request.top_logprobs, len(row))).indices.tolist()
+        listed = dict.fromkeys([*top, *request.logprob_token_ids])
+        content.append(entry(token, row) | {"top_logprobs": [entry(i, row) for i in listed]})
+    text = tokenizer.decode(list(continuation.ids), skip_special_tokens=True)
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": text},
@@ -216,22 +179,6 @@ def completion(request: ChatRequest, continuation: Continuation, conversations: 
     }
 
 
-def _position(request: ChatRequest, token: int, row: Tensor, name: Callable[[int], str]) -> dict[str, Any]:
-    """One generated token, the likeliest there, and those that were asked for by id."""
-    top = row.topk(min(request.top_logprobs, len(row))).indices.tolist()
-    listed = dict.fromkeys([*top, *request.logprob_token_ids])
-    return _entry(token, row, name) | {"top_logprobs": [_entry(i, row, name) for i in listed]}
-
-
-def _entry(token: int, row: Tensor, name: Callable[[int], str]) -> dict[str, Any]:
-    text = name(token)
-    return {"token": text, "logprob": max(float(row[token]), -9999.0), "bytes": list(text.encode())}
-
-
-def _token_name(tokenizer: Any, token: int, *, by_id: bool) -> str:
-    return f"token_id:{token}" if by_id else str(tokenizer.decode([token]))
-
-
 # --- pages, guards, errors -------------------------------------------------------------------------------------
 
 
@@ -242,8 +189,7 @@ def _add_pages(app: FastAPI, models: Mapping[str, ServedModel], metrics: Metrics
 
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
-        model = _model_of(models, request.model or next(iter(models)))
-        tokenizer = model.conversations.tokenizer
+        tokenizer = _model_of(models, request.model or next(iter(models))).tokenizer
         ids = tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens)
         return {"count": len(ids), "tokens": list(ids)}
 
@@ -257,7 +203,7 @@ def _add_pages(app: FastAPI, models: Mapping[str, ServedModel], metrics: Metrics
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> str:
-        return metrics.text({name: model.batcher for name, model in models.items()})
+        return metrics.text(models)
 
 
 def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
@@ -267,35 +213,75 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     @app.middleware("http")
     async def check_key(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        # Compared in constant time, or the time of an answer would tell how much of a key is right.
         if api_key and request.url.path != "/health" and not secrets.compare_digest(sent.encode(), api_key.encode()):
             return _error(401, "a key is needed: send it as `Authorization: Bearer KEY`")
         return await proceed(request)
 
+    for kind in (RefusedError, DeclinedError, QueueFullError, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _fault)
 
-def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(RefusedError)
-    async def refused(_: Request, fault: RefusedError) -> JSONResponse:
-        return _error(fault.status, str(fault))
 
-    @app.exception_handler(DeclinedError)
-    async def declined(_: Request, fault: DeclinedError) -> JSONResponse:
-        return _error(422, str(fault), kind=DECLINED)
-
-    @app.exception_handler(QueueFullError)
-    async def full(_: Request, fault: QueueFullError) -> JSONResponse:
-        return _error(429, "too many questions are waiting; ask again", {"Retry-After": "1"})
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, fault: RequestValidationError) -> JSONResponse:
-        return _error(400, validation_message(fault))
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, fault: Exception) -> JSONResponse:
-        # What broke is in the server's log; a stranger need not read it.
-        return _error(500, f"the judge failed ({type(fault).__name__})")
+async def _fault(_: Request, fault: Exception) -> JSONResponse:
+    match fault:
+        case RefusedError():
+            return _error(fault.status, str(fault))
+        case DeclinedError():
+            return _error(422, str(fault), kind=DECLINED)
+        case QueueFullError():
+            return _error(429, "too many questions are waiting; ask again", {"Retry-After": "1"})
+        case RequestValidationError():
+            return _error(400, validation_message(fault))
+    # What broke is in the server's log; a stranger need not read it.
+    return _error(500, f"the judge failed ({type(fault).__name__})")
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None, *, kind: str = "") -> JSONResponse:
     kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
     return JSONResponse(body, status_code=status, headers=dict(headers or {}))
+
+
+class Metrics:
+    """Requests by model and outcome, their time, and the batches that answered them, in Prometheus' text format."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self._seconds: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * (len(BUCKETS) + 2))
+        """(model, outcome) → counts up to each bucket, count of all, sum."""
+
+    @contextmanager
+    def request(self, model: str) -> Iterator[None]:
+        """Times one request; one that raises counts as failed."""
+        start, outcome = time.perf_counter(), "failed"
+        try:
+            yield
+            outcome = "answered"
+        finally:
+            seconds, row = time.perf_counter() - start, self._seconds[model, outcome]
+            for index, bound in enumerate(BUCKETS):
+                row[index] += seconds <= bound
+            row[-2] += 1
+            row[-1] += seconds
+
+    def text(self, models: Mapping[str, ServedModel]) -> str:
+        """The page that Prometheus reads."""
+        escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+        lines = ["# TYPE pacorl_request_seconds histogram"]
+        for (model, outcome), row in sorted(self._seconds.items()):
+            labels = f'model="{model.translate(escapes)}",outcome="{outcome}"'
+            for bound, count in zip((*BUCKETS, "+Inf"), row, strict=False):
+                lines.append(f'pacorl_request_seconds_bucket{{{labels},le="{bound}"}} {count:g}')
+            lines.append(f"pacorl_request_seconds_count{{{labels}}} {row[-2]:g}")
+            lines.append(f"pacorl_request_seconds_sum{{{labels}}} {row[-1]:.6f}")
+        lines += ["# TYPE pacorl_images_total counter", f"pacorl_images_total {self.images}"]
+        batchers = {name.translate(escapes): model.batcher for name, model in models.items()}
+        counts = {
+            "batches_total counter": {name: batcher.batches for name, batcher in batchers.items()},
+            "batched_questions_total counter": {name: batcher.questions for name, batcher in batchers.items()},
+            "waiting_questions gauge": {name: batcher.waiting for name, batcher in batchers.items()},
+        }
+        for metric, count_of in counts.items():
+            lines.append(f"# TYPE pacorl_{metric}")
+            lines += [f'pacorl_{metric.split()[0]}{{model="{name}"}} {count}' for name, count in count_of.items()]
+        return "\n".join(lines) + "\n"

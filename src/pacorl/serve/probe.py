@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -14,9 +13,9 @@ from pacorl import __version__
 from pacorl.core.questions import same_theme
 from pacorl.data.characters import Panel, draw
 from pacorl.judges.judge import Inspectable, Judge, JudgeFacts
-from pacorl.types import Question, Verdict
+from pacorl.types import Question
 
-PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the picture as it is
+PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the image as it is
 RED_HERO = Panel(colour="red", shape="round", hat="crown", palette="sunset", pose="standing", prop="boat")
 BLUE_HERO = Panel(colour="blue", shape="tall", hat="top-hat", palette="night", pose="standing", prop="boat")
 LIBRARIES = ("torch", "transformers", "openai", "vllm")
@@ -57,8 +56,12 @@ class JudgeProbe:
 def probe(judge: Judge, *, name: str) -> JudgeProbe:
     """Asks a judge two questions whose answers are plain. Raises what the judge raises if it cannot be asked."""
     facts = judge.facts() if isinstance(judge, Inspectable) else JudgeFacts()
+    # A pose is no trait: the first pair is one hero, the second shares its pose and prop alone.
+    waving = Panel.parse(RED_HERO.text.replace("standing", "waving"))
+    red, red_waving, blue = (draw(panel, PROBE_SIZE) for panel in (RED_HERO, waving, BLUE_HERO))
+    text = same_theme(RED_HERO.subject)
     start = time.perf_counter()
-    same, different = judge.verdicts(_questions())
+    same, different = judge.verdicts([Question((red, red_waving), text), Question((red, blue), text)])
     return JudgeProbe(
         judge=name,
         served=dict(facts.served),
@@ -66,23 +69,10 @@ def probe(judge: Judge, *, name: str) -> JudgeProbe:
         p_yes_same=same.p_yes,
         p_yes_different=different.p_yes,
         seconds=time.perf_counter() - start,
-        errors=_errors([same, different]),
+        errors=tuple(dict.fromkeys(verdict.error for verdict in (same, different) if not verdict.valid)),
         versions={**_versions(), **facts.versions},
         memory_gib=_memory(facts.weight_bytes),
     )
-
-
-def _questions() -> list[Question]:
-    red, other_pose, blue = (
-        draw(panel, PROBE_SIZE)
-        for panel in (RED_HERO, Panel.parse(RED_HERO.text.replace("standing", "waving")), BLUE_HERO)
-    )
-    text = same_theme(RED_HERO.subject)
-    return [Question((red, other_pose), text), Question((red, blue), text)]
-
-
-def _errors(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(verdict.error for verdict in verdicts if not verdict.valid))
 
 
 def _versions() -> dict[str, str]:

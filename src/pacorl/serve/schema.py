@@ -5,9 +5,17 @@ A field that is not listed is refused by name, so that nothing a caller asks for
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import base64
+import binascii
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pacorl.io import net
+from pacorl.io.images import ImageError, open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class _Strict(BaseModel):
@@ -15,7 +23,7 @@ class _Strict(BaseModel):
 
 
 class ImageUrl(_Strict):
-    """A data URL (or, where the server was told to fetch, an http one)."""
+    """A data URL (or an http one, if the server was told to fetch)."""
 
     url: str
     detail: Literal["auto", "low", "high"] = "auto"
@@ -75,6 +83,12 @@ class ChatRequest(_Strict):
         return self
 
     @property
+    def image_urls(self) -> list[str]:
+        """Of all images, in order."""
+        parts = [part for message in self.messages for part in message.parts]
+        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+
+    @property
     def new_tokens(self) -> int:
         return self.max_completion_tokens or self.max_tokens or 512
 
@@ -85,3 +99,25 @@ class TokenizeRequest(_Strict):
     model: str = ""
     prompt: str
     add_special_tokens: bool = False
+
+
+def fetch_image(url: str, *, name: str, max_pixels: int, max_bytes: int, allow_urls: bool = False) -> Image:
+    """Decodes a data URL; fetches an http one (`io.net`) only if `allow_urls` says so.
+
+    Raises ImageError naming the image and the fault. No other scheme is ever followed.
+    """
+    if not url.startswith("data:"):
+        if not net.is_url(url):
+            raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) ones" if allow_urls else ""))
+        if not allow_urls:
+            raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
+        return net.fetch_image(url, name=name, max_bytes=max_bytes, max_pixels=max_pixels)
+    head, comma, encoded = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
+    try:
+        # Strictly: characters outside of the alphabet would be skipped, and a torn URL would pass as an image.
+        content = base64.b64decode(encoded, validate=True)
+    except binascii.Error as error:
+        raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
+    return open_image(content, name=name, max_pixels=max_pixels)

@@ -55,7 +55,12 @@ def vllm_command(
     server: Server, options: VllmOptions, *, gpus: int = 1, program: Sequence[str] = ("vllm",)
 ) -> list[str]:
     """The command line of one server. Raises ValueError for an adapter that vLLM would serve only in part."""
-    command = [*program, "serve", _folder(server.checkpoint)]
+    folder = server.checkpoint
+    if folder == "tiny":
+        from pacorl.judges.local import TINY_JUDGE  # brings torch, which the launcher needs for nothing else
+
+        folder = str(TINY_JUDGE)
+    command = [*program, "serve", folder]
     command += ["--served-model-name", *(server.names or (server.checkpoint,))]
     command += ["--host", server.host, "--port", str(server.port)]
     command += ["--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
@@ -82,7 +87,7 @@ def run_vllm(
 ) -> int:
     """Runs servers until a signal ends them (its 128 + number is returned), or one of them ends.
 
-    Raises ValueError if vLLM is not installed or a port is taken, ServerFailedError where a server ends by itself
+    Raises ValueError if vLLM is not installed or a port is taken, ServerFailedError if a server ends by itself
     or is not healthy in time; no process is left in any case.
     """
     options = options or VllmOptions()
@@ -90,22 +95,30 @@ def run_vllm(
         raise ValueError(f"{program[0]} is not installed here; `pip install vllm`, or serve with --backend builtin")
     for server in servers:
         _check_port(server)
-    shares = _shares(options.gpus, len(servers))
-    commands = [
-        vllm_command(server, options, gpus=len(share), program=program)
-        for server, share in zip(servers, shares, strict=True)
-    ]
+    if len(options.gpus) % len(servers):
+        raise ValueError(f"{len(options.gpus)} GPUs cannot be shared out evenly among {len(servers)} servers")
+    each = len(options.gpus) // len(servers)
+    # All commands before any process: an adapter that cannot be served must not end the servers before its own.
+    commands = [vllm_command(server, options, gpus=each, program=program) for server in servers]
+    # The key travels in the environment: a command line can be read by every user of the machine.
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment |= {"VLLM_API_KEY": api_key} if api_key else {}
     with ExitStack() as stack:
         caught = stack.enter_context(_signals())
-        processes = [
-            stack.enter_context(_process(command, _environment(api_key, share)))
-            for command, share in zip(commands, shares, strict=True)
-        ]
-        _wait_healthy(servers, processes, caught, time.monotonic() + startup_seconds)
-        if not caught:
-            on_ready()
+        processes = []
+        for number, command in enumerate(commands):
+            share = ",".join(options.gpus[number * each : (number + 1) * each])
+            devices = {"CUDA_VISIBLE_DEVICES": share} if share else {}
+            processes.append(stack.enter_context(_process(command, environment | devices)))
+        waiting, deadline = list(servers), time.monotonic() + startup_seconds
         while not caught:
             _check_alive(servers, processes)
+            if waiting:
+                waiting = [server for server in waiting if not is_healthy(server)]
+                if not waiting and not caught:
+                    on_ready()
+                elif waiting and time.monotonic() > deadline:
+                    raise ServerFailedError(f"{waiting[0].url} was not healthy in time; its log is above")
             time.sleep(0.2)
         return 128 + caught[0]
 
@@ -116,7 +129,7 @@ def run_vllm(
 @contextmanager
 def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A server in a process group of its own, all of which is gone afterwards."""
-    # preexec_fn is unsafe where other threads hold locks; the launcher has none, and runs nothing else.
+    # preexec_fn is unsafe while other threads hold locks; the launcher has none, and runs nothing else.
     process = subprocess.Popen(
         command,
         env=dict(environment),
@@ -129,7 +142,7 @@ def _process(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         _signal_group(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):  # what is left is killed next
             process.wait(GRACE_SECONDS)
-        _signal_group(process, signal.SIGKILL)  # its workers, where they outlived it
+        _signal_group(process, signal.SIGKILL)  # its workers, if they outlived it
         process.wait()
 
 
@@ -164,29 +177,7 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _environment(api_key: str, gpus: Sequence[str]) -> dict[str, str]:
-    # The key travels in the environment: a command line can be read by every user of the machine.
-    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if api_key:
-        environment["VLLM_API_KEY"] = api_key
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return environment
-
-
 # --- health ----------------------------------------------------------------------------------------------------
-
-
-def _wait_healthy(
-    servers: Sequence[Server], processes: Sequence[subprocess.Popen[bytes]], caught: Sequence[int], deadline: float
-) -> None:
-    waiting = list(servers)
-    while waiting and not caught:
-        _check_alive(servers, processes)
-        waiting = [server for server in waiting if not is_healthy(server)]
-        if waiting and time.monotonic() > deadline:
-            raise ServerFailedError(f"{waiting[0].url} was not healthy in time; its log is above")
-        time.sleep(0.2)
 
 
 def _check_alive(servers: Sequence[Server], processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -199,6 +190,7 @@ def _check_alive(servers: Sequence[Server], processes: Sequence[subprocess.Popen
 
 def is_healthy(server: Server) -> bool:
     """Whether a server says that it can answer."""
+    # "Every address" is one to listen at, and none to connect to.
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host)
     url = root_url(server.url) if host is None else f"http://{host}:{server.port}"
     try:
@@ -211,6 +203,7 @@ def is_healthy(server: Server) -> bool:
 def _check_port(server: Server) -> None:
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     with socket.socket(family) as probe:
+        # As vLLM binds it: a port whose last connections still wait for their end is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((server.host, server.port))
@@ -218,27 +211,10 @@ def _check_port(server: Server) -> None:
             raise ValueError(f"{server.url} cannot be served: {error.strerror}; choose another --port") from None
 
 
-def _shares(gpus: Sequence[str], servers: int) -> list[tuple[str, ...]]:
-    """The devices of each server."""
-    if len(gpus) % servers:
-        raise ValueError(f"{len(gpus)} GPUs cannot be shared out evenly among {servers} servers")
-    each = len(gpus) // servers
-    return [tuple(gpus[i * each : (i + 1) * each]) for i in range(servers)]
-
-
-# --- checkpoints and adapters ----------------------------------------------------------------------------------
-
-
-def _folder(checkpoint: str) -> str:
-    if checkpoint != "tiny":
-        return checkpoint
-    from pacorl.judges.local import TINY_JUDGE
-
-    return str(TINY_JUDGE)
-
-
 def _checked_rank(name: str, adapter: str) -> int:
     """The rank to reserve for an adapter."""
+    from safetensors import safe_open
+
     folder = Path(adapter)
     if not folder.is_dir():
         return UNKNOWN_RANK
@@ -246,23 +222,16 @@ def _checked_rank(name: str, adapter: str) -> int:
         rank = int(read_object(folder / "adapter_config.json")["r"])
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"adapter {name}: {folder} is no PEFT adapter ({error})") from None
-    vision = [key for key in _tensor_names(folder) if ".visual." in key]
-    if vision:
-        raise ValueError(
-            f"adapter {name} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
-            "merge it into the checkpoint first"
-        )
-    fitting = [size for size in LORA_RANKS if size >= rank]
-    if not fitting:
-        raise ValueError(f"adapter {name} has rank {rank}; vLLM serves at most {LORA_RANKS[-1]}: merge it instead")
-    return fitting[0]
-
-
-def _tensor_names(folder: Path) -> list[str]:
-    from safetensors import safe_open
-
     weights = folder / "adapter_model.safetensors"
     if not weights.is_file():
         raise ValueError(f"{weights} is missing; only safetensors are served")
     with safe_open(weights, framework="numpy") as tensors:
-        return list(tensors.keys())
+        keys = list(tensors.keys())
+    if vision := [key for key in keys if ".visual." in key]:
+        raise ValueError(
+            f"adapter {name} changes the vision tower ({vision[0]}), which vLLM would leave out without an error; "
+            "merge it into the checkpoint first"
+        )
+    if rank > LORA_RANKS[-1]:
+        raise ValueError(f"adapter {name} has rank {rank}; vLLM serves at most {LORA_RANKS[-1]}: merge it instead")
+    return next(size for size in LORA_RANKS if size >= rank)
