@@ -37,7 +37,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def found(result: Result, severity: str) -> list[tuple[str, str]]:
-    return [(one["topic"], one["text"]) for one in json.loads(result.stdout)["findings"] if one["severity"] == severity]
+    return [(row["topic"], row["text"]) for row in json.loads(result.stdout)["findings"] if row["severity"] == severity]
 
 
 def test_a_run_that_would_run_is_fine(tiny: list[str]) -> None:
@@ -86,13 +86,13 @@ def test_a_reward_without_its_data_is_an_error_and_the_judge_is_asked_all_the_sa
     assert [topic for topic, _ in found(result, "fine")][-1] == "judge"
 
 
-def test_a_reward_that_fails_on_a_sheet_is_an_error(tiny: list[str], tmp_path: Path) -> None:
+def test_a_reward_that_fails_on_an_image_is_an_error(tiny: list[str], tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("def broken(prompts, images):\n    raise RuntimeError('no such thing')\n")
     result = run(*tiny, "--json", f"rewards=[{{name: '{mine}:broken'}}, {{name: jpeg_size}}]")
     assert result.exit_code == 2
     assert [(topic, "no such thing" in text) for topic, text in found(result, "error")] == [("rewards", True)]
-    assert ("rewards", "jpeg_size scores a trial sheet") in found(result, "fine")
+    assert ("rewards", "jpeg_size scores a trial image") in found(result, "fine")
 
 
 def no_judgement(handler: Handler, number: int) -> bool:
@@ -147,12 +147,12 @@ def test_memory_is_held_against_the_card(
 
 
 def test_main_memory_and_disk_are_held_against_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = (Row("pictures", 9 * GIB, place="host"), Row("checkpoints", 9 * GIB, place="disk"))
+    rows = (Row("images", 9 * GIB, place="host"), Row("checkpoints", 9 * GIB, place="disk"))
     monkeypatch.setattr(doctor, "_main_memory", lambda: 8 * GIB)
     monkeypatch.setattr(plan, "_free_disk", lambda folder: 8 * GIB)
     _, host = doctor._memory(planned(*rows, card=80 * GIB))
     assert (host.severity, "9.0 GiB of 8.0 GiB main memory" in host.text) == ("error", True)
-    (disk,) = doctor._disk(load(PolicyRun, recipe(), [f"out={tmp_path}"]), planned(*rows, card=80 * GIB))
+    disk = doctor._disk(load(PolicyRun, recipe(), [f"out={tmp_path}"]), planned(*rows, card=80 * GIB))
     assert (disk.severity, "lower keep_checkpoints" in disk.text) == ("error", True)
 
 

@@ -73,8 +73,8 @@ def tiny_run(checkpoints: Path, *overrides: str) -> PolicyRun:
     )
 
 
-def bytes_of(found: Plan, *names: str) -> int:
-    by_name = {row.component: row.bytes for row in found.rows}
+def bytes_of(plan: Plan, *names: str) -> int:
+    by_name = {row.component: row.bytes for row in plan.rows}
     return sum(by_name[name] for name in names)
 
 
@@ -117,16 +117,16 @@ def train_for_real(config: PolicyRun) -> None:
 def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: Path, checkpointing: bool) -> None:
     config = tiny_run(checkpoints, f"model.gradient_checkpointing={checkpointing}")
 
-    found = plan_policy(config)
+    plan = plan_policy(config)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         train_for_real(config)
 
     planned = bytes_of(
-        found,
+        plan,
         *("transformer", "VAE", "CLIP text encoder", "T5 text encoder"),
         *("adapter", "adapter's moving average", "adapter's gradients", "AdamW's moments", "training a batch"),
     )
-    assert bytes_of(found, "training a batch") > planned / 2  # else weights alone would decide
+    assert bytes_of(plan, "training a batch") > planned / 2  # else weights alone would decide
     assert planned == pytest.approx(measured_peak(run), rel=0.2)
 
 
@@ -210,17 +210,17 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    found = plan_policy(load(PolicyRun, RECIPE))
+    plan = plan_policy(load(PolicyRun, RECIPE))
 
-    assert {absence.key for absence in found.absences} == {
+    assert {absence.key for absence in plan.absences} == {
         *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint"),
         "rewards.panel_clip_text.args.checkpoint",
     }
-    assert found.rows[0].parameters == pytest.approx(11.9e9, rel=0.01)
+    assert plan.rows[0].parameters == pytest.approx(11.9e9, rel=0.01)
     # bf16 weights of generator and judge are 37.7 GiB of it, CLIP ViT-H-14's in fp32 3.7 GiB.
-    clip = next(row for row in found.rows if row.component == "CLIP of panel_clip_text")
+    clip = next(row for row in plan.rows if row.component == "CLIP of panel_clip_text")
     assert clip.parameters == pytest.approx(986.1e6, rel=1e-3)
-    assert 44 * 2**30 < found.phase_bytes("train") < 56 * 2**30
+    assert 44 * 2**30 < plan.phase_bytes("train") < 56 * 2**30
 
 
 # --- what is absent --------------------------------------------------------------------------------------------
@@ -229,11 +229,11 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> None:
     config = load(PolicyRun, None, [f"prompts={{train: {tmp_path / 'a.jsonl'}, evaluation: 'tiny:test'}}"])
     config = config.model_copy(update={"adapter": config.adapter.model_copy(update={"start": "runs/one/adapter/"})})
-    checkpoints = [sources.generator(config), sources.judge(config)]
+    checkpoints = [sources.generator(config), sources.judge(config.judge, key="judge")]
 
     remedies = {absence.key: absence.remedy for absence in sources.all_absences(config, checkpoints)}
 
-    assert all(checkpoint.assumed for checkpoint in checkpoints)
+    assert all(checkpoint.note for checkpoint in checkpoints)
     assert set(remedies) == {"prompts.train", "model.checkpoint", "judge.checkpoint", "adapter.start"}
     assert "PaCo-GRPO/dataset/T2IS" in remedies["prompts.train"]
     assert "gated" in remedies["model.checkpoint"]
@@ -257,11 +257,11 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
         "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit-Bench/data]}"
     )
     config = load(PolicyRun, None, [f"model.kind={kind}", prompts])
-    absences = [one for one in sources.all_absences(config, []) if one.key.startswith("prompts.")]
-    assert [one.key for one in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
-    for one in absences:
-        assert "T2IS" not in one.remedy
-        assert "`hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench`" in one.remedy
+    absences = [absence for absence in sources.all_absences(config, ()) if absence.key.startswith("prompts.")]
+    assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
+    for absence in absences:
+        assert "T2IS" not in absence.remedy
+        assert "`hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench`" in absence.remedy
     assert split in absences[0].remedy
 
 
@@ -273,7 +273,7 @@ def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoint
         copy.write_bytes(file.read_bytes())
     bare = sources.generator(tiny_run(tmp_path))
 
-    assert (whole.absences, whole.assumed) == ((), False)
+    assert (whole.absences, whole.note) == ((), "")
     assert bare.parts == whole.parts
     assert "the weights of transformer, vae, text_encoder, text_encoder_2" in bare.absences[0].remedy
 
@@ -284,10 +284,10 @@ def test_a_sharded_checkpoint_needs_every_shard(checkpoints: Path, tmp_path: Pat
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     (tmp_path / "model-1.safetensors").touch()
-    assert sources.judge(config).absences
+    assert sources.judge(config.judge, key="judge").absences
 
     (tmp_path / "model-2.safetensors").touch()
-    assert not sources.judge(config).absences
+    assert not sources.judge(config.judge, key="judge").absences
 
 
 def test_a_model_in_the_hub_s_cache_is_found_without_the_network(tmp_path: Path, checkpoints: Path) -> None:
@@ -299,9 +299,9 @@ def test_a_model_in_the_hub_s_cache_is_found_without_the_network(tmp_path: Path,
     for file in (checkpoints / "judge").iterdir():
         (snapshot / file.name).write_bytes(file.read_bytes())
 
-    found = sources.judge(tiny_run(checkpoints, "judge.checkpoint=lab/judge"))
+    judge = sources.judge(tiny_run(checkpoints, "judge.checkpoint=lab/judge").judge, key="judge")
 
-    assert (found.absences, found.assumed) == ((), False)
+    assert (judge.absences, judge.note) == ((), "")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------
@@ -353,9 +353,9 @@ def test_qwen_image_has_its_published_size() -> None:
 @pytest.mark.parametrize("kind", ["kontext", "qwen_edit", "qwen_edit_plus"])
 def test_what_an_edit_reads_is_planned_as_it_is_encoded(kind: str, tmp_path: Path) -> None:
     """The planned conditioning has the shapes of a real one, and forward passes through it."""
-    picture = tmp_path / "source.png"
-    Image.new("RGB", (96, 96), "red").save(picture)
-    size, prompt = Size(64, 64), Prompt(0, "Give the hero a crown.", sources=(picture,))
+    image = tmp_path / "source.png"
+    Image.new("RGB", (96, 96), "red").save(image)
+    size, prompt = Size(64, 64), Prompt(0, "Give the hero a crown.", sources=(image,))
     real, planned = edit_twin(kind), edit_twin_on_meta(kind)
     encoded = real.collate(real.encode([prompt], size)).tensors
     expected = planned.conditioning_on_meta(size, batch=1).tensors
@@ -415,8 +415,8 @@ def test_a_plan_written_as_json_totals_its_phases() -> None:
         components.Row("T5 text encoder", 2**30, phases=("encode",)),
         components.Row("checkpoints", 5 * 2**30, place="disk"),
     )
-    found = Plan(rows, (absence,), ("mind the gap",), "a card", 8 * 2**30)
-    document = json.loads(found.to_json())
+    plan = Plan(rows, (absence,), ("mind the gap",), "a card", 8 * 2**30)
+    document = json.loads(plan.to_json())
     assert document["phases"]["encode"] == document["peak_bytes"] == 4 * 2**30
     assert document["phases"]["train"] == 3 * 2**30
     assert document["absences"] == [{"key": "judge.checkpoint", "source": "lab/judge", "remedy": absence.remedy}]
@@ -424,11 +424,11 @@ def test_a_plan_written_as_json_totals_its_phases() -> None:
 
 def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.CaptureFixture[str]) -> None:
     absence = sources.MissingFile("judge.checkpoint", "lab/judge", "`hf download lab/judge`")
-    found = Plan(
+    plan = Plan(
         (components.Row("transformer", 3 * 2**30, 1_500_000_000),), (absence,), ("mind the gap",), "a card", 8 * 2**30
     )
 
-    print_plan(found, Console(width=140))
+    print_plan(plan, Console(width=140))
 
     shown = capsys.readouterr().out
     for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):
@@ -478,9 +478,9 @@ def test_copies_and_a_judge_elsewhere_are_planned_as_the_engine_makes_them(check
         "judge.checkpoint=http://127.0.0.1:9/v1",
         "judge.model=paco",
     )
-    found = plan_policy(other)
-    names = {row.component: row for row in found.rows}
+    plan = plan_policy(other)
+    names = {row.component: row for row in plan.rows}
     assert "merged weights" not in names
     assert names["adapter that samples"].bytes == names["adapter"].bytes
     assert not {"judge", "judge at work"} & set(names)
-    assert not [absence for absence in found.absences if absence.key == "judge.checkpoint"]
+    assert not [absence for absence in plan.absences if absence.key == "judge.checkpoint"]

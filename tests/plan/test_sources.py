@@ -34,7 +34,8 @@ def weights(file: Path) -> Path:
 
 
 def absent(*overrides: str) -> dict[str, str]:
-    return {one.key: one.remedy for one in sources.adapter_absences(load(PolicyRun, None, list(overrides)))}
+    absences = sources.all_absences(load(PolicyRun, None, list(overrides)), ())
+    return {absence.key: absence.remedy for absence in absences if absence.remedy.startswith("a LoRA adapter")}
 
 
 @pytest.mark.parametrize("name", [*NAMES, "lora/adapter_model.safetensors"])
@@ -55,17 +56,17 @@ def test_a_file_in_a_hub_s_repository_is_looked_for_in_the_cache(hub: Path) -> N
 def test_a_judge_that_is_a_lora_is_planned_as_its_base(tmp_path: Path) -> None:
     weights(tmp_path / "judge" / "adapter_model.safetensors")
     config = tmp_path / "judge" / "adapter_config.json"
-    run = load(PolicyRun, None, [f"judge.checkpoint={tmp_path / 'judge'}"])
+    options = load(PolicyRun, None, [f"judge.checkpoint={tmp_path / 'judge'}"]).judge
 
     config.write_text(json.dumps({"base_model_name_or_path": str(TINY_JUDGE)}))
-    found = sources.judge(run)
-    assert (found.assumed, found.absences) == (False, ())
-    assert found.parts["model"]["model_type"] == "qwen2_5_vl"
+    judge = sources.judge(options, key="judge")
+    assert (judge.note, judge.absences) == ("", ())
+    assert judge.parts["model"]["model_type"] == "qwen2_5_vl"
 
     config.write_text(json.dumps({"base_model_name_or_path": "lab/base"}))
-    (absence,) = sources.judge(run).absences
+    (absence,) = sources.judge(options, key="judge").absences
     assert (absence.key, absence.source) == (f"judge.checkpoint (the base of {tmp_path / 'judge'})", "lab/base")
 
     config.write_text(json.dumps({"base_model_name_or_path": None}))
     with pytest.raises(ConfigError, match=r"names no base; set judge\.checkpoint to its base and judge\.adapter=/"):
-        sources.judge(run)
+        sources.judge(options, key="judge")

@@ -253,7 +253,7 @@ def test_the_doctor_finds_a_run_without_a_judge_fine(
     assert result.exit_code == 0, result.output
     texts = {one["topic"]: one["text"] for one in json.loads(result.stdout)["findings"]}
     assert texts["judge"] == "none is needed: neither a reward nor a measure asks one"
-    assert texts["rewards"] == "jpeg_size scores a trial sheet"
+    assert texts["rewards"] == "jpeg_size scores a trial image"
 
 
 def test_the_doctor_tries_no_reward_of_one_s_own_without_its_judge(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ Place = Literal["device", "host", "disk"]
 PHASES: dict[Phase, str] = {
     "encode": "encoding prompts, once",
     "sample": "sampling",
-    "decode": "decoding pictures",
+    "decode": "decoding images",
     "score": "scoring",
     "train": "training",
 }
@@ -57,7 +57,8 @@ class Row:
 def policy_on_meta(config: PolicyRun, parts: Parts) -> PipelinePolicy:
     """The run's generator from the configs of its parts, without weights.
 
-    Raises ConfigError, naming the nearest sizes, where VAE and patches do not divide a size of the config.
+    Raises:
+        ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
     """
     policy = config.generator.on_meta(config.model, parts, record_sizes=config.prompts.record_sizes)
     for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
@@ -81,10 +82,12 @@ def rows(
     Raises:
         ConfigError: The adapter's targets match nothing.
     """
-    smallest = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
+    # The grid with the fewest panels has the largest ones, which take a judge most tokens.
+    grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
+    # Adapter before activations and checkpoints: these are those of the transformer that it was added to.
     return (
         *_generator_rows(config, policy),
-        *_judge_rows(config, judge, held_out_judge, grid=smallest),
+        *_judge_rows(config, judge, held_out_judge, grid=grid),
         *_reward_rows(config),
         *_adapter_rows(config, policy),
         *_activation_rows(config, policy),
@@ -107,80 +110,56 @@ def _generator_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
 def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
     """The weights of each judge of this process, and the larger of what the two need at work: one works at a time."""
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
-    panel = Size(height // grid.rows, width // grid.cols)
-    judges = [
-        _judge_in_process(component, options, parts, panel=panel)
-        for component, options, parts in (
-            ("judge", config.judge, judge),
-            ("evaluation's judge", config.evaluation.judge, held_out_judge),
+    panel, weights, working = Size(height // grid.rows, width // grid.cols), [], []
+    for component, options, parts in (
+        ("judge", config.judge, judge),
+        ("evaluation's judge", config.evaluation.judge, held_out_judge),
+    ):
+        if not isinstance(options, InProcessOptions):
+            continue
+        dtype = getattr(torch, options.dtype)
+        model = model_on_meta(parts["model"], dtype=dtype)
+        tokens = 2 * image_tokens(panel, parts["processor"]) + QUESTION_TOKENS
+        batch = max(1, options.batch_tokens // tokens)
+        peak, note = memory.judging_peak(model, questions=batch, tokens=tokens), f"{options.dtype}, in every process"
+        # A judge is loaded when the text encoders have left.
+        weights.append(_weights(component, memory.count(model), dtype.itemsize, phases=AFTER_ENCODING, note=note))
+        working.append(
+            Row(f"{component} at work", peak, phases=("score",), note=f"{batch} questions of {tokens} tokens")
         )
-        if isinstance(options, InProcessOptions)
-    ]
-    weights, working = [pair[0] for pair in judges], [pair[1] for pair in judges]
     return weights + sorted(working, key=lambda row: row.bytes)[-1:]
 
 
-def _judge_in_process(component: str, judge: InProcessOptions, parts: Parts, *, panel: Size) -> tuple[Row, Row]:
-    """A judge's weights, and what it needs at work."""
-    dtype = getattr(torch, judge.dtype)
-    model = model_on_meta(parts["model"], dtype=dtype)
-    tokens = 2 * image_tokens(panel, parts["processor"]) + QUESTION_TOKENS
-    batch = max(1, judge.batch_tokens // tokens)
-    working = memory.judging_peak(model, questions=batch, tokens=tokens)
-    return (
-        _weights(
-            component,
-            memory.count(model),
-            dtype.itemsize,
-            phases=AFTER_ENCODING,  # it is loaded when the text encoders have left
-            note=f"{judge.dtype}, in every process",
-        ),
-        Row(f"{component} at work", working, phases=("score",), note=f"{batch} questions of {tokens} tokens"),
-    )
-
-
-def _reward_rows(config: PolicyRun) -> list[Row]:
+def _reward_rows(config: PolicyRun) -> Iterator[Row]:
     """The encoders of rewards, each once; they load after the text encoders have left."""
-    encoders = {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}
-    return [
-        _weights(
-            f"CLIP of {key.split('.')[-3]}",
-            memory.count(model_on_meta(clip_parts(encoder), dtype=torch.float32)),
-            getattr(torch, encoder.dtype).itemsize,
-            phases=AFTER_ENCODING,
-            note=f"{encoder.dtype}, in every process",
-        )
-        for key, encoder in encoders.values()
-    ]
+    # Rewards of one checkpoint share an encoder, which is named after the last of them.
+    for key, encoder in {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}.values():
+        parameters = memory.count(model_on_meta(clip_parts(encoder), dtype=torch.float32))
+        width, note = getattr(torch, encoder.dtype).itemsize, f"{encoder.dtype}, in every process"
+        yield _weights(f"CLIP of {key.split('.')[-3]}", parameters, width, phases=AFTER_ENCODING, note=note)
 
 
 def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
-    """Adds the adapter to the meta transformer and counts it."""
+    """Adds the adapter to the meta transformer and counts it, and what sampling keeps beside it."""
     targets = config.adapter.targets or policy.lora_targets
     try:
         with META:
             add_lora(policy.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
     except ValueError as error:
         raise ConfigError(f"adapter.targets: {error}") from None
-    size = _adapter_count(policy)
-    return [
-        _weights("adapter", size, FP32, note=f"float32, rank {config.adapter.rank}"),
-        Row("adapter's moving average", size * FP32),
-        Row("adapter's gradients", size * FP32, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
-        Row("AdamW's moments", 2 * size * FP32, phases=AFTER_ENCODING),
-        Row("adapter, set aside", size * FP32, phases=("sample", "decode", "score"), note="evaluation of the average"),
-        *_copies(config, policy, adapter=size * FP32),
+    parameters = _adapter_count(policy)
+    size = parameters * FP32
+    rows = [
+        _weights("adapter", parameters, FP32, note=f"float32, rank {config.adapter.rank}"),
+        Row("adapter's moving average", size),
+        Row("adapter's gradients", size, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
+        Row("AdamW's moments", 2 * size, phases=AFTER_ENCODING),
+        Row("adapter, set aside", size, phases=("sample", "decode", "score"), note="evaluation of the average"),
     ]
-
-
-def _copies(config: PolicyRun, policy: PipelinePolicy, *, adapter: int) -> list[Row]:
-    """What sampling keeps beside the trained adapter, where the config asks for it."""
-    rows = []
-    merged = fused_bytes(policy.transformer) if config.sampling.fuse_lora else 0
-    if merged:
-        rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
+    if fused := fused_bytes(policy.transformer) if config.sampling.fuse_lora else 0:
+        rows.append(Row("merged weights", fused, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
-        rows.append(Row("adapter that samples", adapter, note=config.objective.name))
+        rows.append(Row("adapter that samples", size, note=config.objective.name))
     return rows
 
 
@@ -193,23 +172,17 @@ def _activation_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
         [(sizes[0], sampling.batch), (sizes[1], evaluation.batch)],
         key=lambda job: job[0].height * job[0].width * job[1],
     )
-    drawn = f"{batch} at {size}"
+    note, with_base = f"{batch} at {size}", config.objective.kl_weight > 0
     if config.model.gradient_checkpointing:
         policy.pipeline.transformer.enable_gradient_checkpointing()
-    training = memory.training_peak(
-        policy, sampler=sampler, batch=sampling.batch, with_base=config.objective.kl_weight > 0
-    )
+    training = memory.training_peak(policy, sampler=sampler, batch=sampling.batch, with_base=with_base)
     checkpointed = "with" if config.model.gradient_checkpointing else "without"
+    trained = f"{sampling.batch} at {sampler.size}, {checkpointed} gradient checkpointing"
     return [
         Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
-        Row("sampling a batch", memory.sampling_peak(policy, size=size, batch=batch), phases=("sample",), note=drawn),
-        Row("decoding a batch", memory.decoding_peak(policy, size=size, batch=batch), phases=("decode",), note=drawn),
-        Row(
-            "training a batch",
-            training,
-            phases=("train",),
-            note=f"{sampling.batch} at {sampler.size}, {checkpointed} gradient checkpointing",
-        ),
+        Row("sampling a batch", memory.sampling_peak(policy, size=size, batch=batch), phases=("sample",), note=note),
+        Row("decoding a batch", memory.decoding_peak(policy, size=size, batch=batch), phases=("decode",), note=note),
+        Row("training a batch", training, phases=("train",), note=trained),
     ]
 
 
@@ -217,33 +190,27 @@ def _host_rows(config: PolicyRun, policy: PipelinePolicy, *, prompts: int) -> li
     """What all processes together keep in main memory."""
     size, samples = policy.nearest_size(Size(*config.sampling.size)), config.prompts_per_epoch * config.group_size
     (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
-    kept = (2 * len(config.sampling.sde_steps) + 1) * tokens * FP32
-    encoded = policy.conditioning_on_meta(size, batch=1)
-    conditioning = sum(tensor.nbytes for tensor in encoded.tensors.values())
-    known = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
-    pictures = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt
+    # Before and after each stochastic step, and the end.
+    latents = (2 * len(config.sampling.sde_steps) + 1) * tokens * FP32
+    conditioning = sum(tensor.nbytes for tensor in policy.conditioning_on_meta(size, batch=1).tensors.values())
+    encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
+    images, evaluated = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt, config.evaluation.size
+    rollouts = samples * (latents + conditioning + 3 * size.height * size.width)
+    note = f"{samples} samples: latents of the trained steps, conditioning, images"
     return [
-        Row(
-            "an epoch's rollouts",
-            samples * (kept + conditioning + _pixels(size)),
-            place="host",
-            note=f"{samples} samples: latents of the trained steps, conditioning, pictures",
-        ),
-        Row("encoded prompts", known * conditioning, place="host", note=f"{known} prompts, in every process"),
-        Row(
-            "an evaluation's pictures",
-            pictures * _pixels(Size(*config.evaluation.size)),
-            place="host",
-            note=f"at most {pictures}",
-        ),
+        Row("an epoch's rollouts", rollouts, place="host", note=note),
+        Row("encoded prompts", encoded * conditioning, place="host", note=f"{encoded} prompts, in every process"),
+        Row("an evaluation's images", images * 3 * evaluated[0] * evaluated[1], place="host", note=f"at most {images}"),
     ]
 
 
 def _disk_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
-    size, kept = _adapter_count(policy) * FP32, config.keep_checkpoints
+    size, checkpoints = _adapter_count(policy) * FP32, config.keep_checkpoints
     return [
         # Adapter, average and two moments; the newest is written aside before the oldest goes.
-        Row("checkpoints", 4 * size * (kept + 1), place="disk", note=f"{kept} kept, and one being written"),
+        Row(
+            "checkpoints", 4 * size * (checkpoints + 1), place="disk", note=f"{checkpoints} kept, and one being written"
+        ),
         Row("adapter to use", 2 * size, place="disk", note="in PEFT and in diffusers form"),
     ]
 
@@ -254,7 +221,3 @@ def _weights(component: str, parameters: int, width: int, **more: Any) -> Row:
 
 def _adapter_count(policy: PipelinePolicy) -> int:
     return sum(parameter.numel() for parameter in policy.transformer.parameters() if parameter.requires_grad)
-
-
-def _pixels(size: Size) -> int:
-    return 3 * size.height * size.width

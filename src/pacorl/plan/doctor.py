@@ -1,7 +1,7 @@
 """Whether a run would run here: `pacorl doctor CONFIG`.
 
 Everything that ends runs in their first hour is tried beforehand: versions, data and what rewards need of it, weights,
-memory per component against the card, room for checkpoints, ports, a real question to every judge, and a sheet of
+memory per component against the card, room for checkpoints, ports, a real question to every judge, and an image of
 noise to every other reward. Nothing is trained and no network is asked but the addresses that the config names.
 """
 
@@ -23,8 +23,8 @@ from pacorl.io.documents import parse_json
 from pacorl.judges import JUDGES, open_judge
 from pacorl.judges.http.endpoints import listens
 from pacorl.judges.judge import BackendOptions, Judge, close_judge
-from pacorl.plan import sources
 from pacorl.plan.plan import Plan, card_shortage, disk_shortage, plan_policy, size_text
+from pacorl.plan.sources import MissingFile
 from pacorl.rewards import asks_judge, build_rewards
 from pacorl.rewards.reward import smoke_test
 from pacorl.serve.probe import JudgeProbe, probe
@@ -54,21 +54,18 @@ class Finding:
     text: str
 
 
-NO_JUDGE = Finding("fine", "judge", "none is needed: neither a reward nor a measure asks one")
-
-
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """Everything that was looked at."""
 
     findings: tuple[Finding, ...]
     plan: Plan | None
-    """None where the config could not be planned."""
+    """None if the config could not be planned."""
 
     @property
     def severity(self) -> Severity:
         """The worst."""
-        return max((finding.severity for finding in self.findings), key=lambda one: EXIT_CODES[one], default="fine")
+        return max((finding.severity for finding in self.findings), key=EXIT_CODES.__getitem__, default="fine")
 
     def to_json(self) -> str:
         """Findings, the worst severity and the plan."""
@@ -79,28 +76,34 @@ class Diagnosis:
 def examine(config: PolicyRun, *, ask: bool = True) -> Diagnosis:
     """Looks at all that a run needs. With `ask` judges are asked and rewards tried, which loads those of this process.
 
-    What is wrong is found, not raised.
+    A fault becomes a finding and is not raised.
     """
-    findings = [*_versions(), *_ports(), *_folder(config)]
+    findings = [*_versions(), _port(), *_folder(config)]
     try:
         config = without_idle_judges(config)
-        planned = plan_policy(config)
+        plan = plan_policy(config)
     except (ValueError, OSError) as fault:
+        # The judge is asked all the same: who mends the config should not wait for that news.
         return Diagnosis((*findings, Finding("error", "config", str(fault)), *_judges(config, (), ask=ask)), None)
-    said = [*card_shortage(planned), *disk_shortage(config, planned)]
-    findings += _data(planned)
-    findings += [Finding("warning", "plan", text) for text in planned.warnings if text not in said]
-    findings += [Finding("error", _topic(one), f"{one.key} = {one.source}: {one.remedy}") for one in planned.absences]
-    findings += _weights(planned)
-    findings += [*_memory(planned), *_disk(config, planned)]
-    findings += _judges(config, planned.absences, ask=ask) if config.judge or config.evaluation.judge else [NO_JUDGE]
-    findings += _rewards(config, planned.absences, ask=ask)
-    return Diagnosis(tuple(findings), planned)
+    topics = {absence: "data" if absence.key.startswith("prompts.") else "weights" for absence in plan.absences}
+    if "data" not in topics.values():
+        findings.append(Finding("fine", "data", "prompts are read, kept apart, and hold what the rewards need"))
+    shortages = (card_shortage(plan), disk_shortage(config, plan))  # said with memory and disk, as errors
+    findings += [Finding("warning", "plan", text) for text in plan.warnings if text not in shortages]
+    findings += [Finding("error", topic, f"{a.key} = {a.source}: {a.remedy}") for a, topic in topics.items()]
+    if "weights" not in topics.values():
+        findings.append(Finding("fine", "weights", "all that are loaded here are on this machine"))
+    findings += [*_memory(plan), _disk(config, plan)]
+    if not (config.judge or config.evaluation.judge):
+        findings.append(Finding("fine", "judge", "none is needed: neither a reward nor a measure asks one"))
+    findings += _judges(config, plan.absences, ask=ask)
+    findings += _rewards(config, plan.absences) if ask else []
+    return Diagnosis(tuple(findings), plan)
 
 
-def judge_severity(found: JudgeProbe) -> Severity:
+def judge_severity(answers: JudgeProbe) -> Severity:
     """No answer is an error; answers that show no judgement deserve a look."""
-    return "error" if found.errors else "warning" if found.problems else "fine"
+    return "error" if answers.errors else "warning" if answers.problems else "fine"
 
 
 # --- this installation -----------------------------------------------------------------------------------------
@@ -114,73 +117,58 @@ def _versions() -> list[Finding]:
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue  # of an extra
         try:
-            found = version(requirement.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
             faults.append(f"{requirement.name} is not installed; `pip install '{requirement}'`")
             continue
-        if not requirement.specifier.contains(found, prereleases=True):
-            faults.append(f"{requirement.name} {found} is installed; `pip install '{requirement}'`")
+        # A nightly build of a newer torch satisfies the requirement, which packaging denies by default.
+        if not requirement.specifier.contains(installed, prereleases=True):
+            faults.append(f"{requirement.name} {installed} is installed; `pip install '{requirement}'`")
+    if faults:
+        return [Finding("error", "versions", fault) for fault in faults]
     shown = ", ".join(f"{name} {version(name)}" for name in ("pacorl", "torch", "diffusers", "transformers", "peft"))
-    good = Finding("fine", "versions", f"python {sys.version.split()[0]}, {shown}")
-    return [good] if not faults else [Finding("error", "versions", fault) for fault in faults]
+    return [Finding("fine", "versions", f"python {sys.version.split()[0]}, {shown}")]
 
 
-def _ports() -> list[Finding]:
+def _port() -> Finding:
     port = int(os.environ.get("MASTER_PORT", RENDEZVOUS))
     if not listens("127.0.0.1", port):
-        return [Finding("fine", "ports", f"{port}, where processes meet, is free")]
+        return Finding("fine", "ports", f"{port}, where processes meet, is free")
     text = f"{port}, where processes meet, is in use: give another with --main_process_port (torchrun: --master_port)"
-    return [Finding("warning", "ports", text)]
+    return Finding("warning", "ports", text)
 
 
 def _folder(config: PolicyRun) -> Iterator[Finding]:
-    existing = next(one for one in (config.out.absolute(), *config.out.absolute().parents) if one.exists())
+    out = config.out.absolute()
+    existing = next(folder for folder in (out, *out.parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield Finding("error", "disk", f"out = {config.out} cannot be written; name another folder")
-    elif any((config.out / "checkpoints").glob("step-*")):
+    elif any((out / "checkpoints").glob("step-*")):
         yield Finding("warning", "disk", f"out = {config.out} holds a run: go on with --resume auto, or change out")
 
 
 # --- memory and disk -------------------------------------------------------------------------------------------
 
 
-def _topic(absence: sources.MissingFile) -> str:
-    return "data" if absence.key.startswith("prompts.") else "weights"
+def _memory(plan: Plan) -> Iterator[Finding]:
+    needed, card = plan.peak_bytes, plan.device_bytes
+    yield _on_card(plan, needed + CUDA_BYTES, card) if card else _without_card(plan, needed)
+    host = plan.place_bytes("host") + (0 if card else needed)
+    text = f"{size_text(host)} of {size_text(_main_memory())} main memory, for one process"
+    yield Finding("error" if host > _main_memory() else "fine", "memory", text)
 
 
-def _data(found: Plan) -> Iterator[Finding]:
-    if not any(_topic(absence) == "data" for absence in found.absences):
-        yield Finding("fine", "data", "prompts are read, kept apart, and hold what the rewards need")
-
-
-def _weights(found: Plan) -> Iterator[Finding]:
-    if not any(_topic(absence) == "weights" for absence in found.absences):
-        yield Finding("fine", "weights", "all that are loaded here are on this machine")
-
-
-def _memory(found: Plan) -> Iterator[Finding]:
-    needed, card = found.peak_bytes, found.device_bytes
-    if card:
-        yield _on_card(found, needed + CUDA_BYTES, card)
-    else:
-        yield _without_card(found, needed)
-    host, here = found.place_bytes("host") + (0 if card else needed), _main_memory()
-    text = f"{size_text(host)} of {size_text(here)} main memory, for one process"
-    yield Finding("error" if host > here else "fine", "memory", text)
-
-
-def _on_card(found: Plan, needed: int, card: int) -> Finding:
-    if shortage := card_shortage(found):
-        return Finding("error", "memory", shortage[0])
-    text = f"{size_text(needed)} of {size_text(card)} on {found.device}, with 1 GiB for CUDA"
+def _on_card(plan: Plan, needed: int, card: int) -> Finding:
+    if shortage := card_shortage(plan):
+        return Finding("error", "memory", shortage)
+    text = f"{size_text(needed)} of {size_text(card)} on {plan.device}, with 1 GiB for CUDA"
     if needed > TIGHT * card:
         return Finding("warning", "memory", f"{text}: tight; lower sampling.batch or evaluation.batch to be sure")
     return Finding("fine", "memory", text)
 
 
-def _without_card(found: Plan, needed: int) -> Finding:
-    large = max((row.parameters or 0 for row in found.rows if row.component == "transformer"), default=0)
-    if large > SLOW_ON_CPU:
+def _without_card(plan: Plan, needed: int) -> Finding:
+    if max((row.parameters or 0 for row in plan.rows if row.component == "transformer"), default=0) > SLOW_ON_CPU:
         text = f"no CUDA device is here; the run needs one of {size_text(needed + CUDA_BYTES)} or more"
         return Finding("error", "memory", text)
     return Finding("fine", "memory", f"{size_text(needed)} on the CPU, which a generator of this size can bear")
@@ -190,62 +178,59 @@ def _main_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _disk(config: PolicyRun, found: Plan) -> Iterator[Finding]:
-    shortage = disk_shortage(config, found)
-    yield from (Finding("error", "disk", text) for text in shortage)
-    if not shortage:
-        yield Finding("fine", "disk", f"{size_text(found.place_bytes('disk'))} for checkpoints fit into {config.out}")
+def _disk(config: PolicyRun, plan: Plan) -> Finding:
+    if shortage := disk_shortage(config, plan):
+        return Finding("error", "disk", shortage)
+    return Finding("fine", "disk", f"{size_text(plan.place_bytes('disk'))} for checkpoints fit into {config.out}")
 
 
 # --- judges and rewards ----------------------------------------------------------------------------------------
 
 
-def _judges(config: PolicyRun, absences: Sequence[sources.MissingFile], *, ask: bool) -> Iterator[Finding]:
+def _judges(config: PolicyRun, absences: Sequence[MissingFile], *, ask: bool) -> Iterator[Finding]:
     """Whether each judge that is needed answers."""
-    judges = {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
     absent = {absence.key.rpartition(".")[0] for absence in absences}
-    for key, judge in judges.items():
-        if judge is None:
-            continue
-        if not ask or (JUDGES[judge.backend].in_process and key in absent):
-            why = "its weights are absent" if ask else "--no-ask"
-            yield Finding("fine" if not ask else "warning", key, f"not asked: {why}")
-        else:
+    for key, judge in {"judge": config.judge, "evaluation.judge": config.evaluation.judge}.items():
+        if judge and not ask:
+            yield Finding("fine", key, "not asked: --no-ask")
+        elif judge and JUDGES[judge.backend].in_process and key in absent:
+            yield Finding("warning", key, "not asked: its weights are absent")
+        elif judge:
             yield _asked(key, judge)
 
 
-def _asked(key: str, config: BackendOptions) -> Finding:
+def _asked(key: str, options: BackendOptions) -> Finding:
     judge: Judge | None = None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        judge = open_judge(config, device=device)
-        found = probe(judge, name=config.name)
+        judge = open_judge(options, device=device)
+        answers = probe(judge, name=options.name)
     except (ValueError, OSError, RuntimeError, ImportError) as fault:
-        return Finding("error", key, f"{fault}{JUDGES[config.backend].remedy(config)}")
+        return Finding("error", key, f"{fault}{JUDGES[options.backend].remedy(options)}")
     finally:
         close_judge(judge)
-    if found.problems:
-        return Finding(judge_severity(found), key, "; ".join(found.problems))
-    answers = f"P(Yes) {found.p_yes_same:.2f} for one hero and {found.p_yes_different:.2f} for two"
-    return Finding("fine", key, f"{found.judge} answers: {answers}, {found.seconds:.1f} s")
+    if answers.problems:
+        return Finding(judge_severity(answers), key, "; ".join(answers.problems))
+    p_yes = f"P(Yes) {answers.p_yes_same:.2f} for one hero and {answers.p_yes_different:.2f} for two"
+    return Finding("fine", key, f"{answers.judge} answers: {p_yes}, {answers.seconds:.1f} s")
 
 
-def _rewards(config: PolicyRun, absences: Sequence[sources.MissingFile], *, ask: bool) -> Iterator[Finding]:
-    """Tries every reward that is no judge on one sheet of noise."""
-    needed = {absence.key for absence in absences}
-    if not ask or needed & {"prompts.train", "prompts.evaluation"}:
+def _rewards(config: PolicyRun, absences: Sequence[MissingFile]) -> Iterator[Finding]:
+    """Tries every reward that is no judge on one image of noise."""
+    absent = {absence.key for absence in absences}
+    if absent & {"prompts.train", "prompts.evaluation"}:
         return
-    for key, several, source, size in (
+    for key, rewards, source, size in (
         ("rewards", config.rewards, config.prompts.train, config.sampling.size),
         ("evaluation.rewards", config.evaluation.rewards, config.prompts.evaluation, config.evaluation.size),
     ):
-        built = build_rewards([one for one in several if not asks_judge(one)], judge=None)
+        built = build_rewards([reward for reward in rewards if not asks_judge(reward)], judge=None)
         for name, reward in built.items():
-            if any(absence.startswith(f"{key}.{name}.") for absence in needed):
+            if any(file.startswith(f"{key}.{name}.") for file in absent):
                 continue
             try:
                 smoke_test({name: reward}, prompts_from(source, limit=1), size=Size(*size))
             except (ValueError, OSError, RuntimeError, ImportError) as fault:
                 yield Finding("error", "rewards", str(fault))
             else:
-                yield Finding("fine", "rewards", f"{name} scores a trial sheet")
+                yield Finding("fine", "rewards", f"{name} scores a trial image")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from pacorl.config.judge_run import RewardRun
-from pacorl.data.comparisons import MissingImagesError, comparisons_from
+from pacorl.config.judge_run import ComparisonsConfig, RewardRun
+from pacorl.data.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
 from pacorl.engine.logbook import check_trackers
 from pacorl.io.images import check_readable
 from pacorl.plan import sources
@@ -27,6 +27,10 @@ from pacorl.train_judge.model import parameter_counts, processor_of, source_of, 
 from pacorl.train_judge.trainer import micro_batches, processes, training_arguments
 from pacorl.types import Comparison
 
+PACO_HOME = "X-GenGroup/PaCo-Dataset"
+PACO_ENTRIES = frozenset(
+    source.rpartition(":")[2] for source in (*ComparisonsConfig().train, *ComparisonsConfig().evaluation)
+)
 STATE_BYTES = 16
 """Of a trained parameter: the fp32 weight, its gradient and AdamW's two moments."""
 UNKNOWN = "unknown until all its data are here"
@@ -70,15 +74,24 @@ class RewardPlan:
     def lines(self) -> list[str]:
         """The plan for a terminal: one fact a line, then what is absent, at fault, to mind, and the verdict."""
         lists = ("absences", "faults", "notes")
-        facts = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name not in lists}
-        width = max(map(len, facts))
+        names = [fact.name for fact in dataclasses.fields(self) if fact.name not in lists]
+        width = max(map(len, names))
         return [
-            *(f"{name.replace('_', ' '):<{width}}  {_shown(value)}" for name, value in facts.items()),
-            *(f"absent {one.key} = {one.source}: {one.remedy}" for one in self.absences),
+            *(f"{name.replace('_', ' '):<{width}}  {_shown(getattr(self, name))}" for name in names),
+            *(f"absent {absence.key} = {absence.source}: {absence.remedy}" for absence in self.absences),
             *(f"fault {fault}" for fault in self.faults),
             *(f"note {note}" for note in self.notes),
             self.verdict,
         ]
+
+
+def _shown(fact: object) -> str:
+    if fact is None:
+        return UNKNOWN
+    if isinstance(fact, dict):
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in fact.items())
+        return counts if fact["pairs"] else "none here"
+    return f"{fact:,}"
 
 
 def plan_reward(config: RewardRun) -> RewardPlan:
@@ -93,36 +106,27 @@ def plan_reward(config: RewardRun) -> RewardPlan:
     check_trackers(config.trackers)
     training_arguments(config, evaluates=bool(config.data.evaluation))
     micro, accumulate = micro_batches(config, world=processes().num_processes)
-    train = _read("data.train", config.data.train, limit=None, scratch=config.out)
-    evaluation = _read(
-        "data.evaluation", config.data.evaluation, limit=config.data.evaluation_limit, scratch=config.out
-    )
+    limit, scratch = config.data.evaluation_limit, config.out / "data"
+    train = _read("data.train", config.data.train, limit=None, scratch=scratch)
+    evaluation = _read("data.evaluation", config.data.evaluation, limit=limit, scratch=scratch)
     checkpoint = sources.vision_language_model(config.model.checkpoint, key="model.checkpoint")
     start = sources.adapter_absence("tuning.start", config.tuning.start)
     trained, total = _parameters(config, checkpoint, start_is_here=start is None)
-    bytes_each = getattr(torch, config.model.dtype).itemsize
+    steps = math.ceil(config.epochs * math.ceil(len(train.comparisons) / config.optimizer.batch))
+    answer_faults = _answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons])
     return RewardPlan(
         train=_balance(train.comparisons),
         evaluation=_balance(evaluation.comparisons),
-        optimizer_steps=config.max_steps or (_steps(config, len(train.comparisons)) if train.is_whole else None),
+        optimizer_steps=config.max_steps or (None if train.absences or train.faults else steps),
         per_forward=micro,
         forwards_per_step=accumulate,
         trained_parameters=trained,
         all_parameters=total,
-        weights_gib=round((total - trained) * bytes_each / 2**30, 3),
+        weights_gib=round((total - trained) * getattr(torch, config.model.dtype).itemsize / 2**30, 3),
         training_state_gib=round(trained * STATE_BYTES / 2**30, 3),
-        absences=(
-            *train.absences,
-            *evaluation.absences,
-            *checkpoint.absences,
-            *([start] if start else []),
-        ),
-        faults=(
-            *train.faults,
-            *evaluation.faults,
-            *_answer_faults(config, checkpoint, [*train.comparisons, *evaluation.comparisons]),
-        ),
-        notes=(sources.assumed_note("model.checkpoint", sources.JUDGE_BASE),) if checkpoint.assumed else (),
+        absences=(*train.absences, *evaluation.absences, *checkpoint.absences, *([start] if start else [])),
+        faults=(*train.faults, *evaluation.faults, *answer_faults),
+        notes=(checkpoint.note,) if checkpoint.note else (),
     )
 
 
@@ -137,38 +141,50 @@ class SourceData:
     absences: list[MissingFile] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    @property
-    def is_whole(self) -> bool:
-        return not (self.absences or self.faults)
-
 
 def _read(key: str, names: Sequence[str], *, limit: int | None, scratch: Path) -> SourceData:
     """Every source of a config key, also after one that is absent or at fault."""
     data = SourceData()
     for source in names:
         try:
-            absence = sources.comparisons_absence(key, source)
-            if absence:
+            if absence := _comparisons_absence(key, source):
                 data.absences.append(absence)
                 continue
-            comparisons = comparisons_from(source, limit=limit, scratch=scratch / "data")
-            check_readable(path for one in comparisons for path in one.images)
+            comparisons = comparisons_from(source, limit=limit, scratch=scratch)
+            check_readable(path for comparison in comparisons for path in comparison.images)
             data.comparisons += comparisons
         except MissingImagesError as missing:
+            # Its list of files may have thousands of lines.
             data.absences.append(MissingFile(key, source, str(missing).partition(":\n")[0]))
         except (ValueError, OSError) as fault:
             data.faults.append(f"{key} = {source}: {fault}")
     return data
 
 
+def _comparisons_absence(key: str, source: str) -> MissingFile | None:
+    """Where to get training pairs of a judge that are not here; None if they are (the tiny world always is).
+
+    Raises ValueError as `missing_file` does.
+    """
+    missing = missing_file(source)
+    if missing is None:
+        return None
+    folder, _, entry = source.rpartition(":")
+    home = Path(folder or source)
+    if home.name != "PaCo-Dataset" and entry not in PACO_ENTRIES:
+        return MissingFile(key, source, f"{missing} is not there; put it there, or name {SOURCES}")
+    return MissingFile(
+        key,
+        source,
+        f"PaCo-Dataset: `hf download --repo-type dataset {PACO_HOME} --local-dir {home}`, then unpack it there as its "
+        f"card says (decompress.sh); {missing} is not there",
+    )
+
+
 def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
-    yes = sum(one.consistent for one in comparisons)
-    explained = sum(bool(one.reasons) for one in comparisons)
+    yes = sum(comparison.consistent for comparison in comparisons)
+    explained = sum(bool(comparison.reasons) for comparison in comparisons)
     return {"pairs": len(comparisons), "yes": yes, "no": len(comparisons) - yes, "with_reasons": explained}
-
-
-def _steps(config: RewardRun, pairs: int) -> int:
-    return math.ceil(config.epochs * math.ceil(pairs / config.optimizer.batch))
 
 
 # --- weights ---------------------------------------------------------------------------------------------------
@@ -179,6 +195,7 @@ def _parameters(config: RewardRun, checkpoint: Checkpoint, *, start_is_here: boo
     if checkpoint.folder:
         source_of(str(checkpoint.folder))  # a model of another family is refused
     model = model_on_meta(checkpoint.parts["model"], dtype=getattr(torch, config.model.dtype))
+    # The adapter of `start` has the config's shape, so that a new one counts the same.
     tuning = config.tuning if start_is_here else config.tuning.model_copy(update={"start": ""})
     with META:
         return parameter_counts(tune(model, tuning))
@@ -198,13 +215,3 @@ def _answer_faults(config: RewardRun, checkpoint: Checkpoint, comparisons: Seque
         check_answers(collator, comparisons)
     except ValueError as fault:
         yield f"data: {fault}"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, dict):
-        if not value["pairs"]:
-            return "none here"
-        return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in value.items())
-    return f"{value:,}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,41 +37,41 @@ class MemoryLedger(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._storages: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         for tensor in _tensors(args):
             self._note(tensor, counted=False)
-        result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in _tensors(outputs):
             self._note(tensor, counted=True)
-        return result
+        return outputs
 
     def _note(self, tensor: Tensor, *, counted: bool) -> None:
         # A storage's Python object lives as long as the storage, so its id names it and its weak reference ends it.
         storage = tensor.untyped_storage()
-        if (key := id(storage)) in self._known:
+        if (key := id(storage)) in self._storages:
             return
         size = storage.nbytes() if counted else 0
 
         def gone(_: object) -> None:
             self.live -= size
-            del self._known[key]
+            del self._storages[key]
 
-        self._known[key] = weakref.ref(storage, gone)
+        self._storages[key] = weakref.ref(storage, gone)
         self.live += size
         self.peak = max(self.peak, self.live)
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def _tensors(nested: object) -> Iterator[Tensor]:
     """The tensors among an operation's arguments or results, which nest in lists and tuples alone."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, list | tuple):
+        for inner in nested:
+            yield from _tensors(inner)
 
 
 @contextmanager
@@ -84,22 +83,15 @@ def fused_attention() -> Iterator[None]:
     real, name = F.scaled_dot_product_attention, "scaled_dot_product_attention"
 
     def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        *,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, **options: Any
     ) -> Tensor:
         if query.device != META:
-            return real(
-                query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-            )
+            return real(query, key, value, attn_mask, dropout_p, **options)
+        causal, scale = options.get("is_causal", False), options.get("scale")
+        # The CPU's fused kernel is the one that knows meta tensors on a machine without CUDA; what it saves for its
+        # backward pass are the same tensors.
         fused: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+            query, key, value, dropout_p, causal, attn_mask=attn_mask, scale=scale
         )[0]
         return fused
 
@@ -134,6 +126,7 @@ def training_peak(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_
     sigmas, step = policy.sigmas(sampler.steps, sampler.size), 0
     before, after = policy.noise(range(batch), sampler.size), policy.noise(range(batch), sampler.size)
     sigma_B = torch.empty(batch, device=META)
+    # Made outside the ledger: the adapter's rows of the plan count its gradients already.
     for parameter in policy.transformer.parameters():
         parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     policy.transformer.train()
@@ -148,12 +141,17 @@ def training_peak(policy: PipelinePolicy, *, sampler: Sampler, batch: int, with_
     return ledger.peak
 
 
+def _forward_peak(run: Callable[[], object]) -> int:
+    """What runs without gradients."""
+    with torch.no_grad(), measured() as ledger:
+        run()
+    return ledger.peak
+
+
 def sampling_peak(policy: PipelinePolicy, *, size: Size, batch: int) -> int:
     """One forward without gradients."""
     x_BNC, conditioning = policy.noise(range(batch), size), policy.conditioning_on_meta(size, batch=batch)
-    with torch.no_grad(), measured() as ledger:
-        policy.velocity(x_BNC, torch.empty(batch, device=META), conditioning, size)
-    return ledger.peak
+    return _forward_peak(lambda: policy.velocity(x_BNC, torch.empty(batch, device=META), conditioning, size))
 
 
 def decoding_peak(policy: PipelinePolicy, *, size: Size, batch: int) -> int:
@@ -161,29 +159,20 @@ def decoding_peak(policy: PipelinePolicy, *, size: Size, batch: int) -> int:
     factor = policy.pipeline.vae_scale_factor
     shape = (batch, policy.latent_channels, size.height // factor, size.width // factor)
     codes = torch.empty(shape, device=META, dtype=policy.pipeline.vae.dtype)
-    with torch.no_grad(), measured() as ledger:
-        policy.decode_codes(codes)
-    return ledger.peak
+    return _forward_peak(lambda: policy.decode_codes(codes))
 
 
 def encoding_peak(policy: PipelinePolicy, *, size: Size) -> int:
     """One prompt through the largest encoder; for edits its source through the VAE, if that takes more."""
-    passes = [policy.text_pass(size)]
-    if policy.references:
-        pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
-        passes.append(partial(policy.encode_pixels, pixels))
-    peaks = []
-    for run in passes:
-        with torch.no_grad(), measured() as ledger:
-            run()
-        peaks.append(ledger.peak)
-    return max(peaks)
+    peak = _forward_peak(policy.text_pass(size))
+    if not policy.references:
+        return peak
+    pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
+    return max(peak, _forward_peak(lambda: policy.encode_pixels(pixels)))
 
 
 def judging_peak(judge: Any, *, questions: int, tokens: int) -> int:
     """`questions` of `tokens` tokens through the language model, the largest part of a forward."""
     language, positions = judge.model.language_model, torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
     embedded = torch.empty(questions, tokens, language.config.hidden_size, device=META, dtype=judge.dtype)
-    with torch.no_grad(), measured() as ledger:
-        language(inputs_embeds=embedded, position_ids=positions, use_cache=False)
-    return ledger.peak
+    return _forward_peak(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
