@@ -22,6 +22,7 @@ from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
+from pacorl.engine.logbook import check_trackers
 from pacorl.engine.rollout import assign_groups
 from pacorl.plan import sources
 from pacorl.plan.components import PHASES, PLACES, Phase, Place, Row, policy_on_meta, rows
