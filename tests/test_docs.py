@@ -14,7 +14,7 @@ import pytest
 import typer
 import yaml
 from pydantic import BaseModel
-from tools.tiny import cli as tiny
+from tools.tiny import __main__ as tiny
 
 import pacorl
 from pacorl import cli

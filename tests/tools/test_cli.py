@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tools.tiny.cli import app
+from tools.tiny.__main__ import app
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tools.tiny.cli import app
+from tools.tiny.__main__ import app
 from tools.tiny.dataset_story import compare, narrator, reasons, serving
 from typer.testing import CliRunner
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tools.tiny.edit_story import CELL, MARGIN, before_and_after, draw_edits, reached, verdict, worst
+from tools.tiny.edit_story import CELL, MARGIN, before_and_after, draw_edits, summarize, verdict
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
@@ -38,10 +38,11 @@ def test_the_worst_seed_decides(tmp_path: Path, second: tuple[tuple[float, float
     runs = [run_of(tmp_path / "1", (0.7, 0.95), (0.8, 0.9)), run_of(tmp_path / "2", *second)]
     rows = [{"seed": seed, **before_and_after(run)} for seed, run in enumerate(runs)]
     (kept, followed) = second
-    assert worst(rows)["kept"] == pytest.approx(kept[1] - kept[0])
-    assert worst(rows)["followed"] == pytest.approx(min(0.1, followed[1] - followed[0]))
-    assert reached(rows) is fine
-    lines = verdict(rows)
+    summary = summarize(rows)
+    assert summary["worst"]["kept"] == pytest.approx(kept[1] - kept[0])
+    assert summary["worst"]["followed"] == pytest.approx(min(0.1, followed[1] - followed[0]))
+    assert summary["reached"] is fine
+    lines = verdict(summary)
     assert (
         lines[0] == "seed 0: kept 0.700 → 0.950, followed 0.800 → 0.900, edited_well 0.100 → 0.300, valid 1.000 → 1.000"
     )
@@ -54,7 +55,7 @@ def test_its_recipe_is_a_run() -> None:
     assert [reward.name for reward in run.rewards] == ["edit_consistency"]
 
 
-def test_the_picture_shows_source_before_and_after(tmp_path: Path) -> None:
+def test_the_image_shows_source_before_and_after(tmp_path: Path) -> None:
     edits = character_edits("dev", 3)
     prompts = write_edits(tmp_path, edits, name="dev", pixels=32)
     greys = {"evaluation-000000": 10, "evaluation-000020": 99, "evaluation-000080": 200}
@@ -67,11 +68,11 @@ def test_the_picture_shows_source_before_and_after(tmp_path: Path) -> None:
             lines.append(json.dumps({"prompt_id": number // 2, "image": f"{name}/{number:04d}.png"}))
         (tmp_path / "samples" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     run = configs.load(PolicyRun, RECIPE, [f"out={tmp_path}", f"prompts.evaluation={prompts}"])
-    sheet = draw_edits(run)
+    image = draw_edits(run)
     left, top = 60 + CELL // 2, 44 + CELL // 2
     for col in range(3):
         x = left + (CELL + MARGIN) * col
         source = draw(edits[col].before, 32).resize((CELL, CELL), Image.Resampling.NEAREST)
-        assert sheet.getpixel((x, top)) == source.getpixel((CELL // 2, CELL // 2))
-        assert sheet.getpixel((x, top + CELL + MARGIN)) == (10, 10, 10)
-        assert sheet.getpixel((x, top + 2 * (CELL + MARGIN))) == (200, 200, 200)
+        assert image.getpixel((x, top)) == source.getpixel((CELL // 2, CELL // 2))
+        assert image.getpixel((x, top + CELL + MARGIN)) == (10, 10, 10)
+        assert image.getpixel((x, top + 2 * (CELL + MARGIN))) == (200, 200, 200)

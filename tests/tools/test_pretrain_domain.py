@@ -20,7 +20,7 @@ from tools.tiny.pretrain_domain import (
     random_adapter,
     recoloured,
 )
-from tools.tiny.textures import TEXTURES, Texture, draw_textures
+from tools.tiny.negatives import TEXTURES, Texture, draw_textures
 
 from pacorl.data import characters
 from pacorl.judges.domain import Domain, thumbnail

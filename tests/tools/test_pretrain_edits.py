@@ -19,7 +19,7 @@ from tools.tiny.pretrain_edits import (
 )
 
 from pacorl.core import questions
-from pacorl.data.characters import EDITS, INSTRUCTIONS, all_panels, split_of
+from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, all_panels, split_of
 from pacorl.data.records import load_prompts
 from pacorl.policies.flux import TINY_FLUX
 from pacorl.policies.sources import source_size
@@ -28,13 +28,16 @@ from pacorl.types import Size
 PANELS = all_panels()
 
 
+NUMBER = {panel: number for number, panel in enumerate(PANELS)}
+
+
 class Numbers:
-    """A bank of pictures that are known by number alone; negatives lies behind the panels."""
+    """A bank of images that are known by number alone; negatives lie behind the panels."""
 
     panels = PANELS
 
-    def of(self, number: int, rng: random.Random) -> int:
-        return number
+    def of(self, panel: Panel, rng: random.Random) -> int:
+        return NUMBER[panel]
 
     def of_negative(self, rng: random.Random) -> int:
         return len(PANELS)
@@ -65,7 +68,7 @@ def test_the_teacher_errs_as_often_as_it_is_told(spoil: float, ignore: float) ->
 def test_the_judge_s_lessons_are_true_and_balanced() -> None:
     stream = edit_examples(Numbers(), split="dev", rng=random.Random(0), captions=0.0)  # type: ignore[arg-type]
     counts: Counter[tuple[bool, bool]] = Counter()
-    texts = {EDITS[name].format(value): (name, value) for name in EDITS for value in dict.fromkeys(_values(name))}
+    texts = {EDITS[name].format(value): (name, value) for name in EDITS for value in VALUES[name]}
     for example in islice(stream, 3000):
         instruction = example.question.split("Instruction: '")[1].split("'. ")[0]
         name, value = texts[instruction]
@@ -76,7 +79,7 @@ def test_the_judge_s_lessons_are_true_and_balanced() -> None:
             assert not example.yes
             continue
         before, seen = PANELS[first], PANELS[second]
-        kept = all(getattr(before, other) == getattr(seen, other) for other in _others(name))
+        kept = all(getattr(before, other) == getattr(seen, other) for other in VALUES if other != name)
         assert example.yes == (kept if asks_kept else getattr(seen, name) == value), example
         counts[asks_kept, example.yes] += 1
     for asks_kept in (True, False):
@@ -84,22 +87,13 @@ def test_the_judge_s_lessons_are_true_and_balanced() -> None:
         assert 0.4 < yes / (yes + no) < 0.6
 
 
-def _values(name: str) -> tuple[str, ...]:
-    return tuple(getattr(panel, name) for panel in PANELS)
-
-
-def _others(name: str) -> list[str]:
-    return [other for other in ("colour", "shape", "hat", "palette", "pose", "prop") if other != name]
-
-
 @pytest.mark.slow
 def test_a_few_steps_train_the_transformer_and_nothing_that_flux_shares(tmp_path: Path) -> None:
     from diffusers import FluxKontextPipeline, FluxPipeline
 
-    example = EditPhase(steps=2, spoil=0.0)
-    pretrain_kontext(tmp_path / "kontext", start=TINY_FLUX, phases=[example], batch=4, max_sequence_length=24)
-    (line,) = [json.loads(line) for line in (tmp_path / "kontext" / "log.jsonl").read_text().splitlines()]
-    assert line["step"] == 2
+    pretrain_kontext(tmp_path / "kontext", start=TINY_FLUX, share=1 / 600)
+    lines = [json.loads(line) for line in (tmp_path / "kontext" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 1]  # a line per phase
     made = FluxKontextPipeline.from_pretrained(tmp_path / "kontext")
     flux = FluxPipeline.from_pretrained(TINY_FLUX)
     for part in ("vae", "text_encoder", "text_encoder_2", "transformer"):

@@ -1,7 +1,160 @@
-"""`python -m tools.tiny …`, from the repository's root."""
+"""`python -m tools.tiny …`, from the repository's root: makes the tiny checkpoints again and tells the stories."""
 
 from __future__ import annotations
 
-from tools.tiny.cli import app
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 
-app()
+import typer
+
+app = typer.Typer(help="Train the tiny checkpoints again (docs/tiny.md).", no_args_is_help=True)
+OUT = typer.Option(Path("runs/tiny"), help="Folder for the checkpoints.")
+SHARE = typer.Option(1.0, help="Share of the documented training steps, for a quick try.")
+
+
+@app.callback()
+def threads() -> None:
+    from pacorl.engine.runtime import use_cores
+
+    use_cores()
+
+
+@app.command()
+def vae(out: Path = OUT, share: float = SHARE) -> None:
+    """The autoencoder (about 13 CPU minutes)."""
+    from tools.tiny.pretrain import pretrain_vae
+
+    pretrain_vae(out / "vae", share=share)
+
+
+@app.command()
+def generator(out: Path = OUT, share: float = SHARE) -> None:
+    """The generator, from `vae` (about 75 CPU minutes)."""
+    from diffusers import AutoencoderKL
+
+    from tools.tiny.pretrain import pretrain_generator
+
+    pretrain_generator(out / "flux", vae=AutoencoderKL.from_pretrained(out / "vae"), share=share)
+
+
+@app.command()
+def judge(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = typer.Option(None, help="Go on from this judge, with fewer captions."),
+    steps: int = typer.Option(5000, help="Training steps of 32 examples."),
+    lr: float = typer.Option(1.5e-3, help="Learning rate."),
+) -> None:
+    """The judge, from `vae` and what `generator` fails at (about 60 CPU minutes)."""
+    from diffusers import AutoencoderKL
+
+    from tools.tiny.negatives import policy_failures
+    from tools.tiny.pretrain_judge import pretrain_judge
+
+    vae = AutoencoderKL.from_pretrained(out / "vae")
+    failures = policy_failures(out / "flux", count=48)
+    pretrain_judge(out / "judge", vae=vae, start=start, negatives=failures, share=share, steps=steps, lr=lr)
+
+
+@app.command()
+def domain(out: Path = OUT, share: float = SHARE, seed: int = typer.Option(0, help="Of images and training.")) -> None:
+    """What the judge declines: domain.json and domain.safetensors beside it, from `generator` and `kontext`, or from
+    the committed ones (about 30 CPU minutes)."""
+    from pacorl.policies.flux import TINY_FLUX
+    from pacorl.policies.kontext import TINY_KONTEXT
+    from tools.tiny.pretrain_domain import pretrain_domain
+
+    generator = out / "flux" if (out / "flux").is_dir() else TINY_FLUX
+    editor = out / "kontext" if (out / "kontext").is_dir() else TINY_KONTEXT
+    pretrain_domain(out / "judge", generator=generator, editor=editor, share=share, seed=seed)
+
+
+@app.command()
+def edits(out: Path = OUT) -> None:
+    """Sources and instructions, as `edits/train.jsonl`, dev.jsonl and test.jsonl (seconds)."""
+    from tools.tiny.pretrain_edits import draw_edits
+
+    typer.echo("\n".join(str(path) for path in draw_edits(out / "edits")))
+
+
+@app.command()
+def kontext(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = typer.Option(None, help="The tiny FLUX to start from; by default the committed one."),
+) -> None:
+    """The editor, from the tiny FLUX (about 20 CPU minutes)."""
+    from pacorl.policies.flux import TINY_FLUX
+    from tools.tiny.pretrain_edits import pretrain_kontext
+
+    pretrain_kontext(out / "kontext", start=start or TINY_FLUX, share=share)
+
+
+@app.command()
+def edit_judge(
+    out: Path = OUT,
+    share: float = SHARE,
+    start: Path | None = typer.Option(None, help="The judge to go on from; by default the committed one."),
+    steps: int = typer.Option(900, help="Training steps of 32 examples."),
+    lr: float = typer.Option(8e-4, help="Learning rate."),
+) -> None:
+    """The judge of edits, from the tiny judge (about 25 CPU minutes)."""
+    from diffusers import AutoencoderKL
+
+    from pacorl.judges.local import TINY_JUDGE
+    from pacorl.policies.flux import TINY_FLUX
+    from tools.tiny.pretrain_edits import edit_examples
+    from tools.tiny.pretrain_judge import pretrain_judge
+
+    vae, start = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float(), start or TINY_JUDGE
+    pretrain_judge(out / "edit-judge", vae=vae, teach=edit_examples, start=start, share=share, steps=steps, lr=lr)
+
+
+@app.command("all")
+def everything(out: Path = OUT, share: float = SHARE) -> None:
+    """All of them, in order, each from the ones before (about three and a half CPU hours)."""
+    vae(out, share)
+    generator(out, share)
+    judge(out, share, start=None, steps=5000, lr=1.5e-3)
+    edits(out)
+    kontext(out, share, start=out / "flux")
+    edit_judge(out, share, start=out / "judge", steps=900, lr=8e-4)
+
+
+@app.command()
+def edit_story(
+    config: Path = typer.Argument(Path("configs/tiny_edit.yaml"), help="The run that each seed makes."),
+    overrides: list[str] = typer.Argument(None, metavar="[KEY=VALUE]…", help="Settings over the config's."),
+    out: Path = typer.Option(Path("runs/edit-story"), help="Folder for the runs and summary.json."),
+    seeds: int = typer.Option(3, min=1, help="How many seeds."),
+) -> None:
+    """RL of the editor with √(kept·followed), graded by the oracle before and after, worst of the seeds."""
+    from tools.tiny.edit_story import run_edit_story
+
+    path, lines = run_edit_story(config, out=out, seeds=range(1, seeds + 1), overrides=overrides or [])
+    typer.echo("\n".join([*lines, str(path), str(path.with_name("edits.png"))]))
+
+
+@app.command()
+def dataset_story(
+    folder: Path = typer.Argument(help="A new folder, or one in which a story was interrupted."),
+    *,
+    prompts: int = typer.Option(24, help="Prompts that are kept, of four times as many."),
+    grids: int = typer.Option(4, help="Grids of each prompt."),
+    judge_steps: int = typer.Option(60, help="Steps of the judge's training."),
+    seed: int = typer.Option(0, help="Of everything that is drawn."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Everything in small, on the tiny world: a dataset, the judge that learns from it, a policy that it rewards."""
+    from tools.tiny.dataset_story import Scale, run_story
+
+    scale = Scale(prompts=prompts, grids=grids, judge_steps=judge_steps)
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the training's bars too
+        summary = run_story(folder, scale=scale, seed=seed)
+    typer.echo(json.dumps(summary, ensure_ascii=False) if as_json else folder / "summary.json")
+
+
+if __name__ == "__main__":
+    app()

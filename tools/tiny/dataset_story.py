@@ -11,14 +11,14 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvicorn
 from fastapi import FastAPI
 
 from pacorl.annotate.assign import Sharing
@@ -53,22 +53,25 @@ from pacorl.serve.builtin import create_app
 from pacorl.train.trainer import train_policy
 from pacorl.train_judge.run import JudgeTrainer
 from pacorl.types import Comparison, Question, Size
+from pacorl.web.site import listening
 
 GRID_SIZE = Size(64, 64)
 JUDGE = "home-made"
 """What the trained judge is called at its server."""
 WRITTEN_PER_KEPT = 4
-Report = Callable[[str], None]
+MEASURED = ("before", "after", "margin")
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How much of everything."""
 
-    prompts: int = 24
+    prompts: int
     """That are kept, of four times as many."""
-    grids: int = 4
+    grids: int
     """Of each prompt."""
+    judge_steps: int
+    """Of 16 pairs."""
     people: tuple[str, ...] = ("ann", "ben", "cat")
     noise: float = 0.3
     """Standard deviation of a person's judgement, in attributes."""
@@ -78,21 +81,21 @@ class Scale:
     """Pairs, at most."""
     held_out: float = 0.35
     """Share of the prompts whose pairs the judge does not learn from."""
-    judge_steps: int = 60
-    """Of 16 pairs."""
 
 
-def run_story(folder: Path, *, scale: Scale | None = None, seed: int = 0, report: Report = print) -> dict[str, Any]:
-    """Run the story in `folder` and writes its summary.json; returns what is in it.
+def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
+    """Runs the story in `folder` and writes its summary.json; returns what is in it.
 
-    A story that was interrupted goes on where it was. Raises ValueError if `folder` holds a finished one.
+    A story that was interrupted goes on from its last finished step.
+
+    Raises:
+        ValueError: `folder` holds a finished story.
     """
-    scale = scale or Scale()
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished story; name another folder")
     quiet_loading()
     dataset = folder / "dataset"
-    made = make_dataset(dataset, scale=scale, seed=seed, report=report)
+    counts = make_dataset(dataset, scale=scale, seed=seed)
     merged = teach(dataset / "export", folder / "judge", steps=scale.judge_steps, seed=seed)
     with serving(create_app({JUDGE: LocalJudge.from_pretrained(merged)})) as url:
         held_out = load_comparisons(dataset / "export" / "comparisons_test.jsonl")
@@ -101,63 +104,57 @@ def run_story(folder: Path, *, scale: Scale | None = None, seed: int = 0, report
             compared = compare(held_out, before=LocalJudge.from_pretrained(TINY_JUDGE), after=served)
         finally:
             served.close()
-        report(f"judge on held-out pairs: {_shown(compared)}")
+        print("judge on held-out pairs:", ", ".join(_in_words(name, compared[name]) for name in MEASURED))
         epoch = reward(dataset / "diverse.jsonl", folder / "policy", url=f"{url}/v1", seed=seed)
-    report(f"policy, an epoch: reward {epoch['reward']:.3f}, {epoch['missing']:.0%} of the scores missing")
-    summary = {"scale": asdict(scale), "seed": seed, "dataset": made, "judge": compared, "policy": epoch}
+    print(f"policy, an epoch: reward {epoch['reward']:.3f}, {epoch['missing']:.0%} of the scores missing")
+    summary = {"scale": asdict(scale), "seed": seed, "dataset": counts, "judge": compared, "policy": epoch}
     write_json(folder / "summary.json", summary)
     return summary
 
 
-# --- the dataset -----------------------------------------------------------------------------------------------
-
-
-def make_dataset(folder: Path, *, scale: Scale, seed: int, report: Report) -> dict[str, Any]:
+def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     """Prompts to exported pairs; returns each step's counts."""
-    made: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
 
-    def done(step: str, counts: Mapping[str, Any], *shown: str) -> None:
-        made[step] = dict(counts)
-        report(f"{step}: " + ", ".join(f"{name} {counts[name]}" for name in shown))
+    def done(step: str, counted: Mapping[str, Any], *shown: str) -> None:
+        counts[step] = dict(counted)
+        print(f"{step}:", ", ".join(f"{name} {counted[name]}" for name in shown))
 
-    done("prompts", _write_prompts(folder, scale.prompts * WRITTEN_PER_KEPT, seed), "records")
+    written = scale.prompts * WRITTEN_PER_KEPT
+    prompts = write_all(
+        folder,
+        make_writer("tiny", count=written, seed=seed, chat=None),
+        subjects=read_taxonomy(TINY),
+        count=written,
+        grids=[parse_layout("2x2")],
+        options={"writer": "tiny"},
+        seed=seed,
+    )
+    done("prompts", prompts, "records")
     done("diversify", diversify(folder, goal=Goal(number=scale.prompts), seed=seed), "kept", "nearest")
     source = image_source("tiny", size=GRID_SIZE, steps=6, batch=12, seed=seed)
     done("generate", generate(folder, source, grids=scale.grids), "grids", "generated")
     done("pair", pair(folder), "panels", "instances")
-    done("annotate", annotate(folder, scale.people, noise=scale.noise, attend=scale.attend), *scale.people)
+    done("annotate", annotate(folder, scale), *scale.people)
     with serving(narrator()) as url:
         model = ChatModel("narrator", base_url=f"{url}/v1")
         explained = explain(folder, model, limit=scale.explained)
         model.close()
     done("explain", explained, "explained", "contradicted", "failed")
-    shares = {"train": 1 - scale.held_out, "test": scale.held_out}
-    exported = export(folder, shares=shares, seed=seed)
-    made["export"] = exported
-    report("export: " + ", ".join(f"{name} {count}" for name, count in exported["balance"].items()))
-    return made
+    counts["export"] = export(folder, shares={"train": 1 - scale.held_out, "test": scale.held_out}, seed=seed)
+    print("export:", ", ".join(f"{name} {count}" for name, count in counts["export"]["balance"].items()))
+    return counts
 
 
-def _write_prompts(folder: Path, count: int, seed: int) -> dict[str, Any]:
-    return write_all(
-        folder,
-        make_writer("tiny", count=count, seed=seed, chat=None),
-        subjects=read_taxonomy(TINY),
-        count=count,
-        grids=[parse_layout("2x2")],
-        options={"writer": "tiny"},
-        seed=seed,
-    )
-
-
-def annotate(folder: Path, people: Sequence[str], *, noise: float, attend: Sequence[str]) -> dict[str, int]:
+def annotate(folder: Path, scale: Scale) -> dict[str, int]:
     """People of the tiny world rank everything through the page's API; returns how many rankings each made."""
     with Store(folder / "annotations.db") as store:
-        known = store.people()
-        links = prepare(store, folder, people, sharing=Sharing(controls=4), renew=known)
+        # A story that goes on must renew the links: only digests of the first ones are stored.
+        links = prepare(store, folder, scale.people, sharing=Sharing(controls=4), renew=store.people())
+        tokens = {name: links[name].rpartition("/")[2] for name in scale.people}
         with serving(make_app(folder, store)) as url:
-            simulate(url, {name: links[name].rpartition("/")[2] for name in people}, noise=noise, attend=attend)
-        return {name: store.progress(name)["ranked"] for name in people}
+            simulate(url, tokens, noise=scale.noise, attend=scale.attend)
+        return {name: store.progress(name)["ranked"] for name in scale.people}
 
 
 def narrator() -> FastAPI:
@@ -177,22 +174,19 @@ def narrator() -> FastAPI:
 
 def reasons(first: Panel, second: Panel, *, says_yes: bool) -> dict[str, str]:
     """What speaks for the label; if all or nothing is shared, what is seen overrides the label."""
-    seen = shared_attributes(first, second)
-    yes = says_yes if 0 < seen < len(KEPT) else seen > 0
+
+    def compared(name: str) -> str:
+        a, b = getattr(first, name), getattr(second, name)
+        return f"Both show {a}." if a == b else f"The {name} differs: {a} and {b}."
+
+    shared = shared_attributes(first, second)
+    yes = says_yes if 0 < shared < len(KEPT) else shared > 0
     return {
         "answer": "Yes" if yes else "No",
-        "style": _both("palette", first, second),
-        "identity": " ".join(_both(name, first, second) for name in IDENTITY),
+        "style": compared("palette"),
+        "identity": " ".join(compared(name) for name in IDENTITY),
         "logic": f"{first.pose}, {first.prop}; {second.pose}, {second.prop}.",
     }
-
-
-def _both(name: str, first: Panel, second: Panel) -> str:
-    one, other = getattr(first, name), getattr(second, name)
-    return f"Both show {one}." if one == other else f"The {name} differs: {one} and {other}."
-
-
-# --- the judge -------------------------------------------------------------------------------------------------
 
 
 def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
@@ -222,33 +216,29 @@ def compare(comparisons: Sequence[Comparison], *, before: Judge, after: Judge) -
     right_2N = np.stack([_right(judge, comparisons) for judge in (before, after)])
 
     def figures(rows: Indices) -> Floats:
-        first, second = right_2N[:, rows].mean(1)
-        return np.array([first, second, second - first])
+        accuracy_before, accuracy_after = right_2N[:, rows].mean(1)
+        return np.array([accuracy_before, accuracy_after, accuracy_after - accuracy_before])
 
-    groups = [one.group for one in comparisons]
-    named = zip(("before", "after", "margin"), bootstrap(groups, figures), strict=True)
-    return {"pairs": len(comparisons), "prompts": len(set(groups)), **{name: asdict(one) for name, one in named}}
+    # Pairs of one prompt share its grids, so that whole prompts are drawn again.
+    groups = [comparison.group for comparison in comparisons]
+    intervals = dict(zip(MEASURED, map(asdict, bootstrap(groups, figures)), strict=True))
+    return {"pairs": len(comparisons), "prompts": len(set(groups)), **intervals}
 
 
 def _right(judge: Judge, comparisons: Sequence[Comparison]) -> Floats:
-    """1 where a judge decides as people did, 0 where not; (N,)."""
-    asked = [Question(tuple(open_image(path) for path in one.images), one.question) for one in comparisons]
-    verdicts = judge.verdicts(asked)
-    failed = [verdict.error for verdict in verdicts if verdict.p_yes is None]
-    if failed:
-        raise ValueError(
-            f"{len(failed)} of {len(asked)} held-out pairs were not judged, the first because: {failed[0]}"
-        )
+    """(N,): 1 for a comparison that a judge decides as people did, otherwise 0."""
+    questions = [Question(tuple(open_image(path) for path in pair.images), pair.question) for pair in comparisons]
+    verdicts = judge.verdicts(questions)
+    errors = [verdict.error for verdict in verdicts if verdict.p_yes is None]
+    if errors:
+        failed = f"{len(errors)} of {len(questions)} held-out pairs were not judged"
+        raise ValueError(f"{failed}, the first because: {errors[0]}")
     decided = [verdict.p_yes is not None and verdict.p_yes > 0.5 for verdict in verdicts]
-    return np.array([one == pair.consistent for one, pair in zip(decided, comparisons, strict=True)], dtype=float)
+    return np.array([yes == pair.consistent for yes, pair in zip(decided, comparisons, strict=True)], dtype=float)
 
 
-def _shown(compared: Mapping[str, Any]) -> str:
-    cells = {name: compared[name] for name in ("before", "after", "margin")}
-    return ", ".join(f"{name} {one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for name, one in cells.items())
-
-
-# --- the policy ------------------------------------------------------------------------------------------------
+def _in_words(name: str, interval: Mapping[str, float]) -> str:
+    return f"{name} {interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
 
 
 def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]:
@@ -261,25 +251,19 @@ def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]
         "rewards=[{name: consistency, args: {temperature: 4}}]",
     ]  # fmt: skip
     train_policy(load(PolicyRun, recipe(), overrides), resume="auto")
-    trained = next(line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "epoch")
-    return {"reward": trained["reward/consistency/mean"], "missing": trained["samples/missing"]}
+    epoch = next(line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "epoch")
+    return {"reward": epoch["reward/consistency/mean"], "missing": epoch["samples/missing"]}
 
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """Serves an application on a free loopback port while the block runs; yields its URL."""
-    import uvicorn
-
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        if not thread.is_alive():
-            raise ValueError("a server of the story did not start; its error is above")
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    with listening("127.0.0.1", 0) as (listener, url):  # whoever asks before the server runs waits in its queue
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield url
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -31,8 +31,8 @@ KEPT_GOAL = 0.10
 def run_edit_story(
     config: Path, *, out: Path, seeds: Sequence[int], overrides: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
-    """Run `config` once per seed into `out`/seed-N and writes `out`/summary.json and `out`/edits.png; returns the
-    summary and a verdict in lines.
+    """Runs `config` once per seed into `out`/seed-N and writes `out`/summary.json and `out`/edits.png; returns the
+    summary's path and a verdict in lines.
 
     Runs that are finished are kept, unfinished ones go on.
     """
@@ -44,67 +44,53 @@ def run_edit_story(
         rows.append({"seed": seed, **before_and_after(run.out)})
         if seed == seeds[0]:
             draw_edits(run).save(out / "edits.png")
-    summary = {"seeds": rows, "worst": worst(rows), "reached": reached(rows)}
-    path = out / "summary.json"
-    write_json(path, summary)
-    return path, verdict(rows)
+    summary = summarize(rows)
+    write_json(out / "summary.json", summary)
+    return out / "summary.json", verdict(summary)
 
 
 def before_and_after(run: Path) -> dict[str, dict[str, float]]:
     """The oracle's grades at the first and at the last evaluation of a run, and what changed."""
-    lines = read_jsonl(run / "metrics.jsonl")
-    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    evaluations = [line for line in read_jsonl(run / "metrics.jsonl") if line["kind"] == "evaluation"]
     before, after = ({name: line[name] for name in EDIT_GRADES} for line in (evaluations[0], evaluations[-1]))
     return {"before": before, "after": after, "change": {name: after[name] - before[name] for name in EDIT_GRADES}}
 
 
-def worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The smallest change of each grade over the seeds."""
-    return {name: min(row["change"][name] for row in rows) for name in EDIT_GRADES}
+def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The seeds, the smallest change of each grade over them, and whether it reaches the goal."""
+    worst = {name: min(row["change"][name] for row in rows) for name in EDIT_GRADES}
+    return {"seeds": rows, "worst": worst, "reached": worst["kept"] >= KEPT_GOAL and worst["followed"] >= 0}
 
 
-def reached(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether in every seed *kept* rose enough and *followed* did not fall."""
-    lowest = worst(rows)
-    return lowest["kept"] >= KEPT_GOAL and lowest["followed"] >= 0
-
-
-def verdict(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def verdict(summary: Mapping[str, Any]) -> list[str]:
     """A line per seed, and one for the worst."""
-    lines = [
-        f"seed {row['seed']}: "
-        + ", ".join(f"{name} {row['before'][name]:.3f} → {row['after'][name]:.3f}" for name in EDIT_GRADES)
-        for row in rows
-    ]
-    lowest = worst(rows)
-    words = "reached" if reached(rows) else "not reached"
-    return [
-        *lines,
-        f"worst change: kept {lowest['kept']:+.3f} (wanted +{KEPT_GOAL:.2f}), followed {lowest['followed']:+.3f} "
-        f"(wanted no fall): {words}",
-    ]
+    lines = []
+    for row in summary["seeds"]:
+        grades = [f"{name} {row['before'][name]:.3f} → {row['after'][name]:.3f}" for name in EDIT_GRADES]
+        lines.append(f"seed {row['seed']}: {', '.join(grades)}")
+    worst, words = summary["worst"], "reached" if summary["reached"] else "not reached"
+    goals = f"kept {worst['kept']:+.3f} (wanted +{KEPT_GOAL:.2f}), followed {worst['followed']:+.3f} (wanted no fall)"
+    return [*lines, f"worst change: {goals}: {words}"]
 
-
-# --- the image -------------------------------------------------------------------------------------------------
 
 SHOWN, CELL, MARGIN = 8, 112, 8
 
 
 def draw_edits(run: PolicyRun) -> Image.Image:
-    """Sources, what was made of them before the run, and after it, from the same noise, one column per instruction."""
+    """Sources and what the editor made of them before and after the run, from the same noise."""
     prompts = prompts_from(run.prompts.evaluation, limit=None)[:SHOWN]
     samples = run.out / "samples"
     rows = {"source": [open_image(prompt.sources[0]) for prompt in prompts]}
     evaluations = sorted(samples.glob("evaluation-*.jsonl"))
     for name, file in (("before", evaluations[0]), ("after", evaluations[-1])):
+        # Each source is edited more than once; reversed, so that the first of a prompt's images stays.
         first = {line["prompt_id"]: line["image"] for line in reversed(read_jsonl(file))}
         rows[name] = [open_image(samples / first[prompt.id]) for prompt in prompts]
     step, font = CELL + MARGIN, ImageFont.load_default(13)
     canvas = Image.new("RGB", (60 + step * len(prompts), 44 + step * len(rows)), "white")
     pen = ImageDraw.Draw(canvas)
     for col, prompt in enumerate(prompts):
-        words = textwrap.fill(prompt.text, 17)
-        pen.multiline_text((60 + step * col, 6), words, fill="black", font=font)
+        pen.multiline_text((60 + step * col, 6), textwrap.fill(prompt.text, 17), fill="black", font=font)
     for row, (name, images) in enumerate(rows.items()):
         pen.text((MARGIN, 44 + step * row + CELL // 2 - 8), name, fill="black", font=font)
         for col, image in enumerate(images):

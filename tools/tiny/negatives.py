@@ -1,15 +1,23 @@
-"""Pictures that show nothing, for a judge that is to say No to them: drawn ones, and a policy's failures."""
+"""Images that show nothing of the tiny world: what its judge says No to, and what its domain leaves outside.
+
+The judge meets drawn noise, flat and dark fields, blurs and shuffles, and a policy's failures. The domain meets
+textures, scenes and documents, drawn so that it can be made again without a single photograph: noise of natural
+spectra, cells, grain, gradients, overlapping shapes, bricks, documents and lights, then composed, coloured and blurred
+as photographs are.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter
+from diffusers import AutoencoderKL
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 from pacorl.core.grid import split
@@ -18,111 +26,310 @@ from pacorl.core.schedule import seed_of
 from pacorl.data import characters
 from pacorl.data.characters import Oracle
 from pacorl.engine.rollout import ConditioningCache, sample_images
-from pacorl.policies.flux import FLUX
+from pacorl.policies.flux import FLUX, TRAINED_WITH
 from pacorl.types import Size
 from tools.tiny.pretrain import PANEL_SIZES, encode_panels
 
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKL
+SIDE = 128  # pixels of every drawn texture
+WORDS = ("who", "paints", "light", "house", "sea", "must", "know", "how", "waves", "leave", "marks", "on", "stone")
+
+Array = NDArray[np.float64]
+Texture = Callable[[random.Random, np.random.Generator], Image.Image]
+
+
+# --- for the judge ---------------------------------------------------------------------------------------------
 
 
 def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
     """Panels that a generator spoils when it is given one or two steps: those that the oracle finds invalid."""
-    policy = FLUX.from_pretrained(checkpoint, max_sequence_length=48)
-    cache, oracle = ConditioningCache(policy), Oracle()
-    prompts = characters.character_prompts("train", count)
-    failed = []
+    policy = FLUX.from_pretrained(checkpoint, max_sequence_length=TRAINED_WITH["max_sequence_length"])
+    cache, prompts = ConditioningCache(policy), characters.character_prompts("train", count)
+    panels = []
     for steps in (1, 2):
-        sheets = sample_images(
-            policy,
-            prompts,
-            sampler=Sampler(size=Size(64, 64), steps=steps),
-            cache=cache,
-            seeds=[seed_of("junk", steps, prompt.id) for prompt in prompts],
-            batch=24,
-        )
-        panels = [panel for prompt, sheet in zip(prompts, sheets, strict=True) for panel in split(sheet, prompt.grid)]
-        failed += [panel for panel, seen in zip(panels, oracle.read(panels), strict=True) if seen is None]
-    return failed
+        sampler = Sampler(size=Size(64, 64), steps=steps)
+        seeds = [seed_of("junk", steps, prompt.id) for prompt in prompts]
+        grids = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=seeds, batch=24)
+        panels += [panel for prompt, grid in zip(prompts, grids, strict=True) for panel in split(grid, prompt.grid)]
+    return [panel for panel, seen in zip(panels, Oracle().read(panels), strict=True) if seen is None]
 
 
 def draw_negatives(count: int, *, seed: int, vae: AutoencoderKL) -> list[Image.Image]:
-    """Pictures that show nothing: noise, flat and dark fields, blurs, shuffles, half-denoised latents."""
+    """Noise, flat and dark fields, blurs, shuffles and, for a third, half-denoised latents."""
     rng, noise = random.Random(seed), np.random.default_rng(seed)
     makers = [_noise, _flat, _dark, _soft_noise, _blurred, _shuffled, _blended]
     negatives = [rng.choice(makers)(rng, noise) for _ in range(count * 2 // 3)]
-    panels = [
-        characters.draw(rng.choice(characters.all_panels()), rng.choice(PANEL_SIZES))
-        for _ in range(count - len(negatives))
-    ]
+    # All panels before the noise of any: a single loop would draw in another order, and a seed give other images.
+    panels = [_panel(rng) for _ in range(count - len(negatives))]
     return negatives + [_half_denoised(panel, vae, rng) for panel in panels]
 
 
-def _size(rng: random.Random) -> int:
-    return rng.choice(PANEL_SIZES)
+def _panel(rng: random.Random, size: int | None = None) -> Image.Image:
+    return characters.draw(rng.choice(characters.all_panels()), size or rng.choice(PANEL_SIZES))
 
 
 def _noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    size = _size(rng)
+    size = rng.choice(PANEL_SIZES)
     mean, std = noise.uniform(0, 255, 3), noise.uniform(5, 120)
     return _image(noise.normal(mean, std, (size, size, 3)))
 
 
 def _flat(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    size = _size(rng)
+    size = rng.choice(PANEL_SIZES)
     start, end = noise.uniform(0, 255, 3), noise.uniform(0, 255, 3)
     ramp = np.linspace(0, rng.choice([0, 0, 1]), size)[:, None, None]
     return _image(np.broadcast_to(start + (end - start) * ramp, (size, size, 3)))
 
 
 def _dark(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    panel = np.asarray(characters.draw(rng.choice(characters.all_panels()), _size(rng)), dtype=float)
-    return _image(panel * noise.uniform(0, 0.25) + noise.normal(0, noise.uniform(0, 12), panel.shape))
+    pixels = np.asarray(_panel(rng), dtype=float)
+    return _image(pixels * noise.uniform(0, 0.25) + noise.normal(0, noise.uniform(0, 12), pixels.shape))
 
 
 def _soft_noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
     cells = rng.choice((2, 3, 4, 6, 8))
-    return _image(noise.uniform(0, 255, (cells, cells, 3))).resize((_size(rng),) * 2, Image.Resampling.BICUBIC)
+    pixels = noise.uniform(0, 255, (cells, cells, 3))
+    return _image(pixels).resize((rng.choice(PANEL_SIZES),) * 2, Image.Resampling.BICUBIC)
 
 
 def _blurred(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    panel = characters.draw(rng.choice(characters.all_panels()), 64).filter(
-        ImageFilter.GaussianBlur(rng.uniform(7, 16))
-    )
-    return panel.resize((_size(rng),) * 2)
+    blurred = _panel(rng, 64).filter(ImageFilter.GaussianBlur(rng.uniform(7, 16)))
+    return blurred.resize((rng.choice(PANEL_SIZES),) * 2)
 
 
 def _shuffled(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    pixels = np.asarray(characters.draw(rng.choice(characters.all_panels()), _size(rng)))
-    side = rng.choice((4, 8))
-    blocks = [row for strip in np.split(pixels, side) for row in np.split(strip, side, axis=1)]
+    pixels, side = np.asarray(_panel(rng)), rng.choice((4, 8))
+    blocks = [block for strip in np.split(pixels, side) for block in np.split(strip, side, axis=1)]
     rng.shuffle(blocks)
     return _image(np.concatenate([np.concatenate(blocks[i * side : (i + 1) * side], axis=1) for i in range(side)]))
 
 
 def _blended(rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    several = [np.asarray(characters.draw(panel, 64), dtype=float) for panel in rng.sample(characters.all_panels(), 5)]
-    return _image(np.mean(several, axis=0)).resize((_size(rng),) * 2)
+    panels = [np.asarray(characters.draw(panel, 64), dtype=float) for panel in rng.sample(characters.all_panels(), 5)]
+    return _image(np.mean(panels, axis=0)).resize((rng.choice(PANEL_SIZES),) * 2)
 
 
 @torch.no_grad()
 def _half_denoised(panel: Image.Image, vae: AutoencoderKL, rng: random.Random) -> Image.Image:
-    """What a policy that lost its way paints: a latent that still holds much noise."""
+    """What a policy that lost its way generates: a latent that still holds much noise."""
     pixels = torch.from_numpy(np.asarray(panel).copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
     clean = encode_panels(vae, pixels)
-    noise = (
-        torch.randn(clean.shape, generator=torch.Generator().manual_seed(rng.randrange(2**31)))
-        / vae.config.scaling_factor
-    )
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    noise = torch.randn(clean.shape, generator=generator) / vae.config.scaling_factor
     noisy = torch.lerp(clean, noise, rng.uniform(0.45, 1.0)) * rng.uniform(0.6, 1.6)
     return next(to_images(vae.decode(noisy).sample))
 
 
-def to_images(pixels: Tensor) -> Iterator[Image.Image]:
-    """(B, 3, height, width) in −1..1 → RGB images."""
-    for picture in ((pixels.clamp(-1, 1) + 1) * 127.5).round().byte():
-        yield Image.fromarray(picture.permute(1, 2, 0).numpy())
+def to_images(pixels_B3HW: Tensor) -> Iterator[Image.Image]:
+    """(B, 3, H, W) in −1..1 → RGB images."""
+    for pixels in ((pixels_B3HW.clamp(-1, 1) + 1) * 127.5).round().byte():
+        yield Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
 
-def _image(pixels: Any) -> Image.Image:
+# --- for the domain --------------------------------------------------------------------------------------------
+
+
+def draw_textures(count: int, *, seed: int) -> list[Image.Image]:
+    """`count` images: half of one texture, half of several laid over one another; most of them graded and blurred."""
+    rng, noise = random.Random(seed), np.random.default_rng(seed)
+    return [_photographed(_scene(rng, noise), rng, noise) for _ in range(count)]
+
+
+def _scene(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """A texture, perhaps with objects of other textures in front of it."""
+    scene = rng.choice(TEXTURES)(rng, noise)
+    for _ in range(rng.choice((0, 0, 0, 1, 2, 4))):
+        outline = _cloud(noise, rng.uniform(1.5, 3.0))
+        mask = Image.fromarray(((outline > np.quantile(outline, rng.uniform(0.4, 0.9))) * 255).astype(np.uint8))
+        scene = Image.composite(rng.choice(TEXTURES)(rng, noise), scene, mask)
+    return scene
+
+
+def _photographed(scene: Image.Image, rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """The scene with the colours, contrast, light, grain, focus and framing of a photograph."""
+    pixels = np.asarray(scene, dtype=float)
+    if rng.random() < 0.6:
+        grey = pixels.mean(-1, keepdims=True)
+        pixels = grey + (pixels - grey) * rng.choice((0.0, rng.random(), rng.random()))
+    if rng.random() < 0.4:
+        pixels = 255 * (pixels.clip(0, 255) / 255) ** rng.uniform(0.5, 2.0)
+    if rng.random() < 0.5:
+        pixels = (pixels - 128) * rng.uniform(0.3, 1.2) + 128 + noise.uniform(-40, 40, 3)
+    if rng.random() < 0.4:
+        light = _cloud(noise, 2.5)
+        pixels = pixels * (1 + rng.uniform(0.1, 0.5) * light / light.std())[..., None].clip(0.1, 2)
+    if rng.random() < 0.3:
+        pixels = pixels + noise.normal(0, rng.uniform(2, 25), pixels.shape)
+    image = _image(pixels)
+    if rng.random() < 0.4:
+        image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 4.0)))
+    if rng.random() < 0.4:
+        side = rng.randint(SIDE // 3, SIDE)
+        left, top = rng.randint(0, SIDE - side), rng.randint(0, SIDE - side)
+        image = image.crop((left, top, left + side, top + side))
+    return image
+
+
+def _white_noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    channels = rng.choice((1, 3))
+    grains = noise.normal(rng.uniform(80, 180), rng.uniform(15, 90), (SIDE, SIDE, channels))
+    return _image(np.broadcast_to(grains, (SIDE, SIDE, 3)))
+
+
+def _coarse_noise(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    cells = rng.choice((4, 8, 16, 24, 32, 48, 64, 128))
+    resampling = rng.choice((Image.Resampling.BICUBIC, Image.Resampling.NEAREST))
+    return _image(noise.uniform(0, 255, (cells, cells, 3))).resize((SIDE, SIDE), resampling)
+
+
+def _clouds(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    return _coloured(_cloud(noise, rng.uniform(0.8, 2.2)), noise, colours=rng.choice((2, 3, 5)))
+
+
+def _coloured_clouds(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    slope = rng.uniform(0.5, 2.0)
+    layers = np.stack([_cloud(noise, slope) for _ in range(3)], axis=-1)
+    mixed = (layers / layers.std((0, 1))) @ noise.normal(0, 1, (3, 3))
+    return _image(noise.uniform(50, 200, 3) + mixed * rng.uniform(10, 50))
+
+
+def _cells(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """Worley noise: the distance of every pixel to the nearest of some points, or to the borders between them."""
+    y, x = _axes()
+    points = noise.uniform(0, 1, (rng.choice((6, 15, 30, 60)), 2))
+    distances = np.sort(np.stack([np.hypot(x - across, y - down) for across, down in points]), axis=0)
+    return _coloured(distances[1] - distances[0] if rng.random() < 0.5 else distances[0], noise, colours=3)
+
+
+def _marble(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    y, x = _axes()
+    cloud = _cloud(noise, rng.uniform(1.3, 2.0))
+    waves = np.sin(rng.uniform(2, 12) * (x + rng.random() * y) + rng.uniform(1, 6) * cloud / cloud.std())
+    return _coloured(np.abs(waves), noise, colours=3)
+
+
+def _gradient(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    y, x = _axes()
+    angle = rng.uniform(0, 2 * np.pi)
+    linear, radial = x * np.cos(angle) + y * np.sin(angle), np.hypot(x - rng.random(), y - rng.random())
+    return _coloured(linear if rng.random() < 0.5 else radial, noise, colours=rng.choice((2, 3)))
+
+
+def _dots(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    image, pen = _canvas(noise.uniform(0, 255, 3))
+    fill, pitch = _rgb(noise.uniform(0, 255, 3)), SIDE / rng.choice((4, 6, 10, 16))
+    radius = pitch * rng.uniform(0.15, 0.45)
+    for x in np.arange(pitch / 2, SIDE, pitch):
+        for y in np.arange(pitch / 2, SIDE, pitch):
+            pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
+    return image
+
+
+def _dead_leaves(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """Overlapping shapes of every size, whose statistics are those of natural scenes (doi 10.1023/A:1016083017292)."""
+    image, pen = _canvas(np.zeros(3))
+    base, spread = noise.uniform(60, 190, 3), noise.normal(0, rng.uniform(20, 60), (3, 3))
+    for _ in range(300):
+        radius = SIDE * 0.5 / (1 + 8 * rng.expovariate(1))
+        x, y = rng.uniform(0, SIDE), rng.uniform(0, SIDE)
+        fill = _rgb(base + noise.normal(0, 1, 3) @ spread)
+        shape = rng.choice((pen.ellipse, pen.ellipse, pen.rectangle))
+        below = radius if shape == pen.ellipse else radius * rng.uniform(-0.4, 1)
+        shape((x - radius, y - radius, x + radius, y + below), fill=fill)
+    return image
+
+
+def _confetti(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """A crowd of small bright things."""
+    image, pen = _canvas(noise.uniform(0, 255, 3))
+    size = rng.uniform(2, 9)
+    for _ in range(int(SIDE**2 / size**2)):
+        x, y = noise.uniform(0, SIDE, 2)
+        width, height = noise.uniform(0.3, 1.5, 2) * size
+        pen.rectangle((x, y, x + width, y + height), fill=_rgb(noise.uniform(0, 255, 3)))
+    return image
+
+
+def _crowd(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """Many small outlined things on a light ground, as an illustration has them."""
+    image, pen = _canvas(noise.uniform(180, 256, 3))
+    size = rng.uniform(3, 14)
+    for _ in range(int(rng.uniform(0.5, 2) * SIDE**2 / size**2)):
+        x, y = noise.uniform(0, SIDE, 2)
+        width, height = noise.uniform(0.4, 1.4, 2) * size
+        shape = rng.choice((pen.ellipse, pen.rectangle))
+        fill, outline = _rgb(noise.uniform(0, 255, 3)), rng.choice(((30, 26, 30), None))
+        shape((x, y, x + width, y + height), fill=fill, outline=outline)
+    return image
+
+
+def _bricks(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    image, pen = _canvas(noise.uniform(0, 255, 3))
+    colour, height = noise.uniform(0, 255, 3), SIDE // rng.choice((5, 8, 12))
+    for row in range(SIDE // height + 1):
+        for column in range(-1, SIDE // (2 * height) + 1):
+            x, y = column * 2 * height + (row % 2) * height, row * height
+            box = (x + 1, y + 1, x + 2 * height - 1, y + height - 1)
+            pen.rectangle(box, fill=_rgb(colour + noise.normal(0, 14, 3)))
+    return image
+
+
+def _window(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    """A program's window: bars, boxes and text."""
+    image, pen = _canvas(np.array(rng.choice(((250, 250, 250), (236, 240, 244), (28, 30, 36)))))
+    font = ImageFont.load_default(size=rng.choice((7, 9, 12)))
+    pen.rectangle((0, 0, SIDE, SIDE // 10), fill=_rgb(noise.uniform(0, 255, 3)))
+    if rng.random() < 0.5:
+        pen.rectangle((0, SIDE // 10, SIDE // 4, SIDE), fill=_rgb(noise.uniform(0, 255, 3)))
+    for top in range(SIDE // 7, SIDE, rng.choice((14, 20, 30))):
+        if rng.random() < 0.5:
+            pen.rectangle((SIDE // 3, top, SIDE - 10, top + 12), outline=(140, 140, 150))
+        pen.text((SIDE // 3 + 3, top + 2), " ".join(rng.choices(WORDS, k=4)), fill=(120, 120, 125), font=font)
+    return image
+
+
+def _lights(rng: random.Random, noise: np.random.Generator) -> Image.Image:
+    y, x = _axes()
+    pixels = np.broadcast_to(noise.uniform(0, 70, 3), (SIDE, SIDE, 3)).copy()
+    for _ in range(rng.randint(6, 40)):
+        distance = np.hypot(x - rng.random(), y - rng.random())
+        pixels += (distance < rng.uniform(0.01, 0.1))[..., None] * noise.uniform(10, 200, 3)
+    return _image(pixels).filter(ImageFilter.GaussianBlur(1))
+
+
+# A family that stands more than once comes more often: dead leaves for natural scenes, crowds for illustrations.
+TEXTURES: tuple[Texture, ...] = (
+    _white_noise, _coarse_noise, _clouds, _coloured_clouds, _coloured_clouds, _cells, _marble, _gradient, _dots,
+    _dead_leaves, _dead_leaves, _dead_leaves, _confetti, _confetti, _crowd, _crowd, _bricks, _window, _lights,
+)  # fmt: skip
+
+
+def _cloud(noise: np.random.Generator, slope: float) -> Array:
+    """Noise whose amplitude falls as frequency to the power of −`slope`; photographs have slopes near 1."""
+    frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(SIDE), np.fft.fftfreq(SIDE)))
+    frequency[0, 0] = 1 / SIDE  # the mean's would be 0, to divide by
+    return np.asarray(np.fft.ifft2(np.fft.fft2(noise.normal(size=(SIDE, SIDE))) / frequency**slope).real)
+
+
+def _axes() -> tuple[Array, Array]:
+    y, x = np.mgrid[:SIDE, :SIDE] / SIDE
+    return y, x
+
+
+def _coloured(values: Array, noise: np.random.Generator, *, colours: int) -> Image.Image:
+    """Values → colours of a random scale."""
+    scaled = (values - values.min()) / (np.ptp(values) + 1e-9)
+    scale, stops = noise.uniform(0, 255, (colours, 3)), np.linspace(0, 1, colours)
+    return _image(np.stack([np.interp(scaled, stops, scale[:, channel]) for channel in range(3)], axis=-1))
+
+
+def _canvas(colour: NDArray[Any]) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    image = Image.new("RGB", (SIDE, SIDE), _rgb(colour))
+    return image, ImageDraw.Draw(image)
+
+
+def _rgb(colour: NDArray[Any]) -> tuple[int, ...]:
+    return tuple(int(channel) for channel in colour.clip(0, 255))
+
+
+def _image(pixels: NDArray[Any]) -> Image.Image:
     return Image.fromarray(np.clip(pixels, 0, 255).round().astype(np.uint8))

@@ -1,8 +1,8 @@
-"""Makes the tiny judge's domain: `python -m tools.tiny domain`.
+"""The tiny judge's domain: `python -m tools.tiny domain`.
 
 Its images are all that can be met in the tiny world: drawings, what the autoencoder makes of them, and what generators
-paint, from one that has learned nothing over spoiled ones to the committed one. What lies outside is drawn by
-`tools.tiny.textures`. The threshold is set on images of the world that the classifier did not learn from.
+make, from one that has learned nothing over spoiled ones to the committed one. What lies outside is drawn by
+`tools.tiny.negatives`. The threshold is set on images of the world that the classifier did not learn from.
 
 Legend: B images, C latent channels, H and W sides of latents.
 """
@@ -12,12 +12,13 @@ from __future__ import annotations
 import copy
 import io
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from diffusers import AutoencoderKL, FluxPipeline
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,30 +27,33 @@ from pacorl.core.grid import split
 from pacorl.core.sampling import Sampler
 from pacorl.data import characters
 from pacorl.data.character_edits import character_edits, write_edits
-from pacorl.data.characters import Panel
 from pacorl.data.records import prompts_from
 from pacorl.engine.rollout import ConditioningCache, sample_images
 from pacorl.judges.domain import Domain, DomainNet, thumbnail, to_pixels
 from pacorl.lora.adapters import add_lora
-from pacorl.policies.flux import FLUX, TINY_FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer
-from pacorl.policies.kontext import KONTEXT, TINY_KONTEXT
+from pacorl.policies.flux import FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer
+from pacorl.policies.kontext import KONTEXT
+from pacorl.policies.policy import Policy
 from pacorl.policies.tokens import pack
-from pacorl.types import Grid, Size
-from tools.tiny.negatives import to_images
-from tools.tiny.pretrain import GRID, PANEL_SIZES, WORDS, Stage, encode_panels, flow_matching_loss, imperfect_sets, tile
-from tools.tiny.textures import draw_textures
-
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, FluxPipeline
-
-    from pacorl.policies.policy import Policy
-    from pacorl.types import Prompt
+from pacorl.types import Grid, Prompt, Size
+from tools.tiny.negatives import draw_textures, to_images
+from tools.tiny.pretrain import (
+    GRID,
+    PANEL_SIZES,
+    WORDS,
+    Stage,
+    generator_loss,
+    imperfect_sets,
+    panel_latents,
+    tile,
+    training_panels,
+)
 
 NAME = "the tiny world of drawn characters"
 WIDTH, SIDE = 24, 32
 """Channels of the first convolution; pixels of the copies it looks at, which are what the judge itself sees."""
 DECLINED_SHARE = 0.001
-"""Share of the painted images, among those that were not learned from, that the threshold declines."""
+"""Share of the generated images, among those that were not learned from, that the threshold declines."""
 LAYOUTS = (Grid(2, 2), Grid(2, 2), Grid(1, 2), Grid(2, 1), Grid(1, 3), Grid(2, 3), Grid(3, 3), Grid(1, 4))
 EARLY_STEPS = (0, 15, 50, 100, 200)
 ADAPTER_SPREADS = (0.05, 0.15, 0.3, 0.4)
@@ -58,24 +62,19 @@ MIXES = (0.3, 0.5, 0.7, 0.85)
 """Shares of the trained weights in a transformer that is mixed with a new one."""
 
 
-def pretrain_domain(
-    out: Path, *, generator: Path = TINY_FLUX, editor: Path = TINY_KONTEXT, share: float = 1.0, seed: int = 0
-) -> Domain:
+def pretrain_domain(out: Path, *, generator: Path, editor: Path, share: float, seed: int) -> None:
     """Makes `domain.json` and `domain.safetensors` in `out`; `share` scales images and steps, for a quick try."""
     out.mkdir(parents=True, exist_ok=True)
-    painted, spoiled = world_images(generator, editor, seed=seed, share=share)
-    random.Random(seed).shuffle(painted)
-    checked = painted[: len(painted) // 5]
-    learned = [*painted[len(checked) :], *spoiled]
+    generated, spoiled = world_images(generator, editor, seed=seed, share=share)
+    random.Random(seed).shuffle(generated)
+    # The threshold is set by what generators make: latents that are spoiled by hand lie farther out than any of it.
+    held_out, learned = generated[: len(generated) // 5], [*generated[len(generated) // 5 :], *spoiled]
     random.Random(seed).shuffle(learned)
     textures = draw_textures(round(18000 * share), seed=seed)
     outside = [thumbnail(image, size=SIDE) for image in (*textures, *recoloured(learned[: round(800 * share)]))]
     net = fit(learned, outside, steps=round(12000 * share), log=out / "domain_log.jsonl", seed=seed)
-    domain = Domain(net, NAME, SIDE, threshold=0.0)
-    threshold = float(domain.logits(checked).quantile(1 - DECLINED_SHARE))
-    domain = Domain(net, NAME, SIDE, threshold=round(threshold, 3))
-    domain.save(out)
-    return domain
+    logits = Domain(net, NAME, SIDE, threshold=0.0).logits(held_out)
+    Domain(net, NAME, SIDE, threshold=round(float(logits.quantile(1 - DECLINED_SHARE)), 3)).save(out)
 
 
 def fit(
@@ -93,34 +92,35 @@ def fit(
         mirrored = torch.where(torch.rand(batch, 1, 1, 1) < 0.5, batch_B3HW.flip(-1), batch_B3HW)
         stage.update(F.binary_cross_entropy_with_logits(net(mirrored), is_outside))
     stage.use_average()
-    return net.half().float().eval().requires_grad_(False)  # what the stored weights will be
+    # Through fp16, in which the weights are stored: the threshold must fit what is loaded.
+    return net.half().float().eval().requires_grad_(False)
 
 
 # --- the world -------------------------------------------------------------------------------------------------
 
 
 def world_images(
-    generator: Path, editor: Path, *, seed: int, share: float = 1.0
+    generator: Path, editor: Path, *, seed: int, share: float
 ) -> tuple[list[Image.Image], list[Image.Image]]:
     """Images of the world as the classifier sees them, whole grids and single panels.
 
     Returns:
-        those that are drawn or that a generator paints, about 5,900 times `share`, and twice as many of latents that
-        are spoiled by hand, farther than any generator spoils them: the threshold is not set by these.
+        those that are drawn or generated, about 5,900 times `share`, and twice as many of latents that are spoiled by
+        hand, farther than any generator spoils them.
     """
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
-    vae = policy.pipeline.vae
+    vae = FLUX.from_pretrained(generator, **TRAINED_WITH).pipeline.vae
+    # Lazy: `drawn` and `handled` take turns with `rng`, and each kind is used up before the next draws.
     kinds = [
         drawn(rng, count=round(3000 * share)),
         sampled(generator, seed=seed, count=max(2, round(10 * share))),
         early(vae, seed=seed, share=share),
         edited(editor, seed=seed, count=max(2, round(60 * share))),
     ]
-    painted = [thumbnail(handled(image, rng), size=SIDE) for images in kinds for image in images]
+    generated = [thumbnail(handled(image, rng), size=SIDE) for images in kinds for image in images]
     spoiled = decoded(vae, rng, count=round(14000 * share))
-    return painted, [thumbnail(handled(image, rng), size=SIDE) for image in spoiled]
+    return generated, [thumbnail(handled(image, rng), size=SIDE) for image in spoiled]
 
 
 def handled(image: Image.Image, rng: random.Random) -> Image.Image:
@@ -139,7 +139,7 @@ def handled(image: Image.Image, rng: random.Random) -> Image.Image:
 
 def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
     """Panels and grids as `data.characters` draws them."""
-    panels = _training_panels()
+    panels = training_panels()
     for _ in range(count):
         if rng.random() < 0.6:
             yield characters.draw(rng.choice(panels), rng.choice((32, 48, 64, 128, 256)))
@@ -152,9 +152,9 @@ def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
 @torch.no_grad()
 def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
     """What the autoencoder makes of latents between a drawn grid and noise, a grid or one of its panels each."""
-    shown = rng.sample(_training_panels(), 400)
+    shown = rng.sample(training_panels(), 400)
     scale, shift = vae.config.scaling_factor, vae.config.shift_factor
-    clean = {size: (encode_panels(vae, _pixels(shown, size)) - shift) * scale for size in PANEL_SIZES}
+    clean = {size: panel_latents(vae, size, shown) for size in PANEL_SIZES}
     for _ in range(count // batch):
         latents = clean[rng.choice(PANEL_SIZES)]
         grids_BCHW = tile(latents[torch.randint(len(latents), (batch, GRID.count))])
@@ -164,28 +164,29 @@ def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 
 
 
 def sampled(generator: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
-    """What the generator paints in few and in many steps, under random adapters, and mixed with an untrained one.
+    """What the generator makes in few and in many steps, under random adapters, and mixed with an untrained one.
 
     `count` grids of each kind at both sizes.
     """
-    load: Callable[[], Any] = lambda: FLUX.from_pretrained(generator, **TRAINED_WITH)  # noqa: E731
     for steps in (10, 3, 2, 1):
-        yield from _grids(load(), seed=seed + steps, count=2 * count, steps=steps)
+        yield from _grids(
+            FLUX.from_pretrained(generator, **TRAINED_WITH), seed=seed + steps, count=2 * count, steps=steps
+        )
     for number in range(8):
         for spread in ADAPTER_SPREADS:
-            policy = load()
+            policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
             random_adapter(policy.transformer, policy.lora_targets, spread=spread, seed=seed + number)
             yield from _grids(policy, seed=seed + number, count=max(2, count // 2))
     for mix in MIXES:
-        policy = load()
+        policy = FLUX.from_pretrained(generator, **TRAINED_WITH)
         untrained = tiny_flux_transformer().state_dict()
         mixed = {name: torch.lerp(untrained[name], w, mix) for name, w in policy.transformer.state_dict().items()}
         policy.transformer.load_state_dict(mixed)
         yield from _grids(policy, seed=seed, count=2 * count)
 
 
-def early(vae: AutoencoderKL, *, seed: int, share: float = 1.0) -> Iterator[Image.Image]:
-    """What a generator paints at EARLY_STEPS of its training."""
+def early(vae: AutoencoderKL, *, seed: int, share: float) -> Iterator[Image.Image]:
+    """What a generator makes at EARLY_STEPS of its training."""
     for pipeline in early_generators(vae, [round(step * share) for step in EARLY_STEPS], seed=seed):
         yield from _grids(FLUX.over(pipeline, **TRAINED_WITH), seed=seed, count=max(2, round(24 * share)))
 
@@ -193,38 +194,31 @@ def early(vae: AutoencoderKL, *, seed: int, share: float = 1.0) -> Iterator[Imag
 def early_generators(vae: AutoencoderKL, steps: Sequence[int], *, seed: int) -> Iterator[FluxPipeline]:
     """One generator that is trained from scratch as `pretrain.WORDS` begins, handed out after each of `steps`."""
     torch.manual_seed(seed)
-    rng = random.Random(seed)
     pipeline = tiny_flux(characters.vocabulary(), vae=vae)
-    size, scale, shift = PANEL_SIZES[0], vae.config.scaling_factor, vae.config.shift_factor
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
     optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()], lr=2e-3, betas=(0.9, 0.99))
-    painter = imperfect_sets(rng, redraw=WORDS.redraw)
+    teacher = imperfect_sets(random.Random(seed), redraw=WORDS.redraw)
     for step in range(max(steps) + 1):
         if step in steps:
             yield copy.deepcopy(pipeline)  # a policy freezes what it is given
-        texts, sets = zip(*(next(painter) for _ in range(16)), strict=True)
-        panels = [panel for panels in sets for panel in panels]
-        latents = (encode_panels(vae, _pixels(panels, size)) - shift) * scale
+        texts, sets = zip(*(next(teacher) for _ in range(16)), strict=True)
+        latents = panel_latents(vae, PANEL_SIZES[0], [panel for panels in sets for panel in panels])
         grids = tile(latents.unflatten(0, (len(sets), GRID.count)))
         optimizer.zero_grad()
-        flow_matching_loss(
-            pipeline, texts, pack(grids), max_sequence_length=TRAINED_WITH["max_sequence_length"]
-        ).backward()
+        generator_loss(pipeline, texts, pack(grids)).backward()
         optimizer.step()
 
 
 def edited(editor: Path, *, seed: int, count: int) -> Iterator[Image.Image]:
-    """What the editor paints, in few and in many steps, and under a random adapter."""
-    import tempfile
-
+    """What the editor makes, in few and in many steps, and under a random adapter."""
     with tempfile.TemporaryDirectory() as folder:
         edits = character_edits("train", count, seed=seed)
         prompts = prompts_from(str(write_edits(Path(folder), edits, name="edits")), limit=None)
         policy = KONTEXT.from_pretrained(editor, **TRAINED_WITH)
         for steps in (10, 2, 1):
-            yield from _painted(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=steps)
+            yield from _samples(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=steps)
         random_adapter(policy.transformer, policy.lora_targets, spread=0.15, seed=seed)
-        yield from _painted(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=10)
+        yield from _samples(policy, prompts, seed=seed, size=PANEL_SIZES[0], steps=10)
 
 
 def random_adapter(transformer: torch.nn.Module, targets: Sequence[str], *, spread: float, seed: int) -> None:
@@ -240,22 +234,14 @@ def _grids(policy: Policy, *, seed: int, count: int, steps: int = 10) -> Iterato
     """`count` grids at each size, each with two of its panels."""
     prompts = characters.character_prompts("train", count, seed=seed)
     for size in PANEL_SIZES:
-        for grid in _painted(policy, prompts, seed=seed, size=2 * size, steps=steps):
+        for grid in _samples(policy, prompts, seed=seed, size=2 * size, steps=steps):
             yield from [grid, *split(grid, GRID)[:2]]
 
 
-def _painted(policy: Policy, prompts: Sequence[Prompt], *, seed: int, size: int, steps: int) -> Sequence[Image.Image]:
+def _samples(policy: Policy, prompts: Sequence[Prompt], *, seed: int, size: int, steps: int) -> Sequence[Image.Image]:
     seeds = range(1000 * seed, 1000 * seed + len(prompts))
     sampler, cache = Sampler(size=Size(size, size), steps=steps), ConditioningCache(policy)
     return sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=seeds, batch=12)
-
-
-def _training_panels() -> list[Panel]:
-    return [panel for panel in characters.all_panels() if characters.split_of(panel) == "train"]
-
-
-def _pixels(panels: Sequence[Panel], size: int) -> Tensor:
-    return to_pixels(torch.from_numpy(np.stack([np.asarray(characters.draw(panel, size)) for panel in panels])))
 
 
 # --- latents of generators that have not learned, or have lost, something --------------------------------------
@@ -290,7 +276,7 @@ def _mixed(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
 
 
 def _shuffled(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
-    """Blocks that lost their places: what a generator paints that knows parts before wholes."""
+    """Blocks that lost their places: what a generator makes that has learned details before wholes."""
     shuffled = shuffled_blocks(grids_BCHW, rng)
     return torch.lerp(shuffled, torch.randn_like(shuffled), 0.6 * _each(shuffled))
 
@@ -307,7 +293,7 @@ def shuffled_blocks(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
 
 
 def _periodic(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
-    """A small pattern over and over on top: what random adapters paint."""
+    """A small pattern over and over on top: what random adapters make."""
     batch, channels, side, _ = grids_BCHW.shape
     period = rng.choice((2, 4))
     pattern = torch.randn(batch, channels, period, period).repeat(1, 1, side // period, side // period)
@@ -315,24 +301,14 @@ def _periodic(grids_BCHW: Tensor, rng: random.Random) -> Tensor:
     return _each(grids_BCHW) * grids_BCHW + 1.2 * _each(grids_BCHW) * pattern + noise
 
 
-def _each(grids_BCHW: Tensor) -> Tensor:
-    """One number in 0..1 per image."""
+def _each(grids_BCHW: Tensor) -> Tensor:  # one number in 0..1 per image
     return torch.rand(len(grids_BCHW), 1, 1, 1)
 
 
 Spoiler = Callable[[Tensor, random.Random], Tensor]
 SPOILERS: tuple[Spoiler, ...] = (
-    _clean,
-    _half_denoised,
-    _half_denoised,
-    _noise,
-    _noise,
-    _soft_noise,
-    _mixed,
-    _shuffled,
-    _shuffled,
-    _periodic,
-)
+    _clean, _half_denoised, _half_denoised, _noise, _noise, _soft_noise, _mixed, _shuffled, _shuffled, _periodic,
+)  # fmt: skip
 
 
 # --- near the world, and outside it ----------------------------------------------------------------------------
