@@ -1,8 +1,10 @@
 """The smallest run of the tiny recipe: one epoch, two prompts, four samples each."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from toy_world import toy_world
 
 SMALL = [
     "epochs=1",
@@ -24,3 +26,10 @@ SMALL = [
 def small(tmp_path: Path) -> list[str]:
     """Overrides of configs/tiny.yaml, with a folder of its own."""
     return [*SMALL, f"out={tmp_path / 'run'}"]
+
+
+@pytest.fixture
+def toy() -> Iterator[None]:
+    """The test's runs are of the toy world: for what the loop does, whatever the models are."""
+    with toy_world():
+        yield

@@ -217,6 +217,7 @@ def test_the_trained_adapter_is_not_compared_before_its_first_step(training: Pol
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("toy")
 def test_diffusion_nft_resumes_with_its_sampling_weights(small: list[str], tmp_path: Path) -> None:
     settings = [
         *small,
@@ -239,6 +240,7 @@ def test_diffusion_nft_resumes_with_its_sampling_weights(small: list[str], tmp_p
     assert epoch["grad_norm"] > 0
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
     config = load(
         [
@@ -283,6 +285,7 @@ def spotty(prompts, images):
         ("[float('nan') if i % 2 else float(i) for i in range(len(images))]", "50% were no finite numbers"),
     ],
 )
+@pytest.mark.usefixtures("toy")
 def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path, values: str, cause: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(REWARD.replace("{values}", values))
@@ -309,6 +312,7 @@ def breaking(prompts, images):
 """
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], tmp_path: Path) -> None:
     flag, file, cut = tmp_path / "flag", tmp_path / "mine.py", tmp_path / "cut"
     file.write_text(BREAKS.replace("{flag}", str(flag)).replace("{log}", str(cut / "metrics.jsonl")))

@@ -57,6 +57,7 @@ def paints_nothing_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FluxPolicy, "decode", dark)
 
 
+@pytest.mark.usefixtures("toy")
 def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own: Path) -> None:
     plain = train_policy(load([*small, "evaluation.every=0"]))
     judge = "evaluation.judge={checkpoint: tiny, dtype: float32}"
@@ -71,6 +72,7 @@ def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own:
     assert epoch["loss"] == lines(plain)[1]["loss"]
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: list[str], own: Path) -> None:
     folder = train_policy(load([*small, f"evaluation.rewards=[{{name: '{own}:half_nan'}}]"]))
     assert [line["held_out/half_nan"] for line in lines(folder) if line["kind"] == "evaluation"] == [0.5, 0.5]
@@ -105,6 +107,7 @@ def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("toy")
 def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_path: Path) -> None:
     several = ["prompts.train=tiny:train:12", "prompts_per_epoch=4", "group_size=2"]
     # The least change of any sign raises an alarm.
@@ -125,6 +128,7 @@ def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_pat
     assert any(name.startswith("alarm/") for line in signs[0][1:] for name in line), "no alarm, so nothing is shown"
 
 
+@pytest.mark.usefixtures("toy")
 def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     shared = [*small, "prompts.train=tiny:train:3", "prompts.benchmarks=[tiny:train]"]
     with pytest.raises(ValueError, match="3 of 3 training prompts are measured on: 3 in tiny:train"):

@@ -19,6 +19,7 @@ from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.types import Size
 
 
+@pytest.mark.usefixtures("toy")
 def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Three epochs, evaluated before and after: pages at 0, at every second epoch, and at the end."""
     seen: list[str] = []
@@ -43,6 +44,7 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
     assert len(start) < len(middle) < len(end)
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_page_that_cannot_be_built_does_not_end_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,6 +68,7 @@ def test_one_epoch_through_the_command(small: list[str]) -> None:
         assert (out / made).exists(), made
 
 
+@pytest.mark.usefixtures("toy")
 def test_the_same_seed_gives_the_same_run(small: list[str], tmp_path: Path) -> None:
     first = train_policy(load([*small, f"out={tmp_path / 'first'}"]))
     second = train_policy(load([*small, f"out={tmp_path / 'second'}"]))
@@ -76,6 +77,7 @@ def test_the_same_seed_gives_the_same_run(small: list[str], tmp_path: Path) -> N
     assert metrics(first) != metrics(other)
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +194,7 @@ def test_epochs_share_neither_noise_nor_prompts(
     assert sorted(painted[0] + painted[1]) == sorted(4 * list(range(4)))
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
     config = load(small)
     train_policy(config)
@@ -199,6 +202,7 @@ def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
         train_policy(config)
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     config = load([*small, "epochs=2"])
     written = checkpoint.save_file
@@ -219,6 +223,7 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
     assert metrics(config.out)[-1]["epoch"] == 2
 
 
+@pytest.mark.usefixtures("toy")
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +262,7 @@ def test_what_cannot_run_is_refused(small: list[str], override: str, message: st
         train_policy(load([*small, override]))
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
     config = load([*small, "save_every=1"])
     train_policy(config)
@@ -264,6 +270,7 @@ def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
         train_policy(load([*small, "epochs=2", "adapter.rank=8"]), resume=True)
 
 
+@pytest.mark.usefixtures("toy")
 def test_an_adapter_may_be_the_start(small: list[str], tmp_path: Path) -> None:
     first = train_policy(load(small))
     second = train_policy(load([*small, f"out={tmp_path / 'second'}", f"adapter.start={first / 'adapter'}"]))

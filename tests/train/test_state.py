@@ -26,6 +26,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("toy")
 def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -> None:
     settings = [*small, "epochs=9", "max_steps=5", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
     config = load([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2"])
@@ -69,17 +70,20 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
         train_policy(config, resume=other.out / "checkpoints" / "step-000005")
 
 
+@pytest.mark.usefixtures("toy")
 def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
     config = load([*small, "best_by=p_yes"])
     train_policy(config, resume="auto")
     assert json.loads((config.out / "checkpoints" / "best.json").read_text())["best_by"] == "p_yes"
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_measure_that_no_evaluation_has(small: list[str]) -> None:
     with pytest.raises(ValueError, match=r"best_by 'beauty' is no measure of the evaluation; it has reward, consist"):
         train_policy(load([*small, "best_by=beauty"]))
 
 
+@pytest.mark.usefixtures("toy")
 def test_what_does_not_divide_says_what_would(small: list[str]) -> None:
     with pytest.raises(ValueError, match=r"8 samples .*batches of 1, 2, 4; or 6 or 12 samples .* would"):
         train_policy(load([*small, "sampling.batch=3"]))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from PIL import Image
 
 from pacorl.report.folder import Matrix
@@ -47,10 +47,11 @@ WIDE = 1.8
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
     """An element with everything escaped; a trailing underscore in an attribute is dropped, others become dashes."""
-    written = Markup("").join(
-        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), _short(value)) for key, value in attributes.items()
+    # A page has thousands of elements, and `Markup.format` takes several times as long as `escape`.
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"' for key, value in attributes.items()
     )
-    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(children))
+    return Markup(f"<{name}{written}>{''.join(map(escape, children))}</{name}>")
 
 
 def _short(value: object) -> object:

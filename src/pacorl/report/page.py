@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -48,6 +49,11 @@ def write_report(run: Path) -> Path:
 
 def render(template: str, /, **contents: object) -> str:
     """A template of this package, with the stylesheet and the script inside; all texts are escaped."""
+    return _environment().get_template(template).render(**contents)
+
+
+@cache  # a run writes its page after every evaluation, and compiling the templates takes a third of it
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pacorl.report"),
         autoescape=True,
@@ -61,7 +67,7 @@ def render(template: str, /, **contents: object) -> str:
         "change": words.change,
         "duration": words.duration,
     }
-    return environment.get_template(template).render(**contents)
+    return environment
 
 
 def _contents(run: RunFolder) -> dict[str, object]:
