@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from tools.tiny import pretrain_domain
+from tools.tiny.negatives import TEXTURES, Texture, draw_textures
 from tools.tiny.pretrain_domain import (
     SIDE,
     SPOILERS,
@@ -20,7 +21,6 @@ from tools.tiny.pretrain_domain import (
     random_adapter,
     recoloured,
 )
-from tools.tiny.negatives import TEXTURES, Texture, draw_textures
 
 from pacorl.data import characters
 from pacorl.judges.domain import Domain, thumbnail
