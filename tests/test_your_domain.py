@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pacorl import cli
-from pacorl.annotate.launch import plan
+from pacorl.annotate.server import plan
 from pacorl.config.base import load
 from pacorl.config.judge_run import RewardRun
 from pacorl.config.policy_run import PolicyRun

@@ -14,15 +14,13 @@ from itertools import permutations
 
 import pytest
 
-from pacorl.annotate.agreement import agreement, kendall_w, krippendorff_alpha
-from pacorl.annotate.assign import Sharing, foreign_controls, share_out
-from pacorl.annotate.launch import plan, prepare, serve
+from pacorl.annotate.server import plan, prepare, serve
+from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.annotate.simulate import Client, simulate
 from pacorl.annotate.store import Person, Store, only_server, public_key
-from pacorl.dataset.answers import collect_answers
-from pacorl.dataset.records import Answer, Instance, read_answers, read_instances
+from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
 from pacorl.io.documents import read_jsonl, write_jsonl
-from pacorl.web.guards import RefusedError
+from pacorl.web.site import RefusedError
 
 NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
 
@@ -66,12 +64,12 @@ def test_krippendorff_says_nothing_of_nothing():
 
 def test_agreement_of_everyone_on_everything_and_of_chance():
     def answers(order_of):
-        return [Answer(f"i{n}", who, "g", "r", order_of(n, who)) for n in range(24) for who in range(2)]
+        return [Answer(f"i{n}", who, "g", "r", order_of(n, who)) for n in range(24) for who in "ab"]
 
     perfect = agreement(answers(lambda n, who: tuple("abcd")))
     assert perfect == {"instances": 24, "kendall_w": 1.0, "krippendorff_alpha": 1.0}
     orders = list(permutations("abcd"))
-    chance = agreement(answers(lambda n, who: orders[n] if who else orders[0]))
+    chance = agreement(answers(lambda n, who: orders[n] if who == "b" else orders[0]))
     assert chance["krippendorff_alpha"] == pytest.approx(0, abs=0.05)
     assert agreement([])["kendall_w"] is None
 

@@ -16,8 +16,7 @@ import pytest
 
 from pacorl.annotate.simulate import Client
 from pacorl.annotate.store import Store, public_key, shown_order
-from pacorl.dataset.answers import collect_answers
-from pacorl.dataset.records import Instance, read_answers, read_instances, write_instances
+from pacorl.dataset.records import Instance, collect_answers, read_answers, read_instances, write_records
 from pacorl.io.files import write_atomic
 
 PEOPLE = [f"person{number}" for number in range(8)]
@@ -72,7 +71,7 @@ def many_instances(folder, count):
     for name in names:
         write_atomic(folder / name, b"\x89PNG")
     orders = [tuple(names[(number + step) % PICTURES] for step in range(1, 5)) for number in range(count)]
-    write_instances(folder / "instances.jsonl", [Instance(f"i{n}", "g", names[0], orders[n]) for n in range(count)])
+    write_records(folder / "instances.jsonl", [Instance(f"i{n}", "g", names[0], orders[n]) for n in range(count)])
 
 
 def slots_of(instance, name):

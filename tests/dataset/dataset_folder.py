@@ -59,7 +59,7 @@ def dataset(tmp_path: Path) -> Callable[..., Path]:
             write_tiny_prompts(folder / name, prompts)
         write_grids(folder, read_prompts(folder / "diverse.jsonl"), grids=grids)
         if paired:
-            from pacorl.dataset.pair import pair
+            from pacorl.dataset.grids import pair
 
             pair(folder)
         return folder

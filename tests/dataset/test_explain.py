@@ -7,7 +7,7 @@ import pytest
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
 from pacorl.dataset.llm import ChatRefusedError
-from pacorl.dataset.records import Answer, read_instances, read_pairs, write_answers
+from pacorl.dataset.records import Answer, read_instances, read_pairs, write_records
 from pacorl.io.documents import read_jsonl
 
 
@@ -18,7 +18,7 @@ def ranked(dataset):
         Answer(one.id, "ann", one.group, one.reference, one.candidates, one.theme)
         for one in read_instances(folder / "instances.jsonl")[:12]
     ]
-    write_answers(folder / "rankings.jsonl", answers)
+    write_records(folder / "rankings.jsonl", answers)
     return folder
 
 

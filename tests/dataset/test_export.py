@@ -14,7 +14,7 @@ from pacorl.cli.dataset import app
 from pacorl.data.comparisons import answer_text, load_comparisons, load_sharegpt
 from pacorl.dataset.export import export, label
 from pacorl.dataset.importing import import_folder
-from pacorl.dataset.records import Answer, read_answers, read_instances, read_pairs, write_answers
+from pacorl.dataset.records import Answer, read_answers, read_instances, read_pairs, write_records
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.images import open_image
 
@@ -26,7 +26,7 @@ def ranked(dataset):
     """A folder in which two people have ranked every instance at random."""
     folder = dataset(prompts=4, grids=3)
     rng = random.Random(0)
-    write_answers(
+    write_records(
         folder / "rankings.jsonl",
         [
             Answer(one.id, who, one.group, one.reference, tuple(rng.sample(one.candidates, 3)), one.theme, one.category)

@@ -9,9 +9,21 @@ from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
 from pacorl.dataset.llm import ChatRefusedError, parse
-from pacorl.dataset.prompts import Draft, LlmWriter, TinyWriter, compose, make_writer, write_all
+from pacorl.dataset.prompts import (
+    PAPER,
+    TINY,
+    Draft,
+    PromptOrder,
+    Subject,
+    compose,
+    llm_writer,
+    make_writer,
+    orders,
+    read_taxonomy,
+    tiny_writer,
+    write_all,
+)
 from pacorl.dataset.records import read_prompts
-from pacorl.dataset.taxonomy import PAPER, TINY, PromptOrder, Subject, orders, read_taxonomy
 from pacorl.io.documents import read_jsonl
 from pacorl.types import Grid
 
@@ -106,12 +118,12 @@ def test_answers_that_are_no_drafts(text, message):
 
 def test_llm_writes_everything_and_a_second_call_asks_nothing(tmp_path, llm):
     server, model = llm(obedient)
-    counts = run(tmp_path, LlmWriter(model), workers=4)
+    counts = run(tmp_path, llm_writer(model), workers=4)
     assert counts["records"] == 12
     assert set(counts["by_category"].values()) == {2}
     records = read_prompts(tmp_path / "prompts.jsonl")
     assert [record.idx for record in records] == [f"{n:04d}" for n in range(12)]
-    assert run(tmp_path, LlmWriter(model)) == counts
+    assert run(tmp_path, llm_writer(model)) == counts
     assert len(server.requests) == 12
     assert model.usage.prompt_tokens == 1200
 
@@ -121,7 +133,7 @@ def test_malformed_answers_are_asked_for_again_with_their_fault(tmp_path, llm):
         return obedient(messages, number) if len(messages) > 1 else "I would love to! But what about?"
 
     server, model = llm(clumsy)
-    assert run(tmp_path, LlmWriter(model), count=3)["records"] == 3
+    assert run(tmp_path, llm_writer(model), count=3)["records"] == 3
     assert model.usage.malformed == 3
     assert (
         "no JSON object" in server.requests[1][-1]["content"] or "no JSON object" in server.requests[2][-1]["content"]
@@ -135,12 +147,12 @@ def test_what_stays_malformed_is_reported_and_tried_again(tmp_path, llm):
         return "{" if broken["now"] and "Cooking" in messages[0]["content"] else obedient(messages, number)
 
     _, model = llm(moody)
-    counts = run(tmp_path, LlmWriter(model, attempts=2), count=32)
+    counts = run(tmp_path, llm_writer(model, attempts=2), count=32)
     assert counts["records"] == 31
     assert list(counts["failed"]) == ["Progression/Cooking/0"]
     assert "no JSON object" in counts["failed"]["Progression/Cooking/0"]
     broken["now"] = False
-    assert run(tmp_path, LlmWriter(model), count=32)["records"] == 32
+    assert run(tmp_path, llm_writer(model), count=32)["records"] == 32
 
 
 def test_a_killed_run_goes_on(tmp_path, llm):
@@ -149,16 +161,16 @@ def test_a_killed_run_goes_on(tmp_path, llm):
 
     _, model = llm(dies)
     with pytest.raises(ChatRefusedError, match="refuses 'stub'"):
-        run(tmp_path, LlmWriter(model))
+        run(tmp_path, llm_writer(model))
     server, model = llm(obedient)
-    assert run(tmp_path, LlmWriter(model))["records"] == 12
+    assert run(tmp_path, llm_writer(model))["records"] == 12
     assert len(server.requests) == 7
 
 
 @pytest.mark.parametrize("trouble", [(500, b"{}"), (200, b"<html>"), (200, b'{"choices": []}')])
 def test_a_server_in_trouble_fails_records_and_no_more(tmp_path, llm, trouble):
     _, model = llm(lambda messages, number: trouble, retries=0)
-    counts = run(tmp_path, LlmWriter(model), count=2)
+    counts = run(tmp_path, llm_writer(model), count=2)
     assert counts["records"] == 0
     assert len(counts["failed"]) == 2
 
@@ -172,8 +184,8 @@ def test_a_theme_that_exists_is_asked_for_again(tmp_path, llm):
 
     _, model = llm(dull)
     subjects = [Subject("Character", "Multi-pose", ("Identity",))]
-    run(tmp_path, LlmWriter(model), count=1, subjects=subjects)
-    run(tmp_path, LlmWriter(model), count=2, subjects=subjects)
+    run(tmp_path, llm_writer(model), count=1, subjects=subjects)
+    run(tmp_path, llm_writer(model), count=2, subjects=subjects)
     themes = [row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")]
     assert themes[0] == "Always the same."
     assert themes[1].startswith("New")
@@ -186,7 +198,7 @@ def test_themes_of_the_same_run_are_told_and_not_repeated(tmp_path, llm):
 
     server, model = llm(dull)
     subjects = [Subject("Character", "Multi-pose", ("Identity",))]
-    assert run(tmp_path, LlmWriter(model), count=6, subjects=subjects, workers=1)["records"] == 6
+    assert run(tmp_path, llm_writer(model), count=6, subjects=subjects, workers=1)["records"] == 6
     themes = [row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")]
     assert len(set(themes)) == 6
     assert model.usage.malformed == 5
@@ -200,7 +212,7 @@ def test_threads_do_not_take_the_same_theme(tmp_path, llm):
         return json.dumps(draft(count, dimensions, f"Theme {number // 2} of all."))
 
     _, model = llm(dull)
-    assert run(tmp_path, LlmWriter(model, attempts=24), workers=4)["records"] == 12
+    assert run(tmp_path, llm_writer(model, attempts=24), workers=4)["records"] == 12
     assert len({row["theme"] for row in read_jsonl(tmp_path / "prompts.jsonl")}) == 12
 
 
@@ -235,7 +247,7 @@ def test_malformed_options_are_named(words, message):
 
 def test_dry_run_asks_nothing_and_estimates(tmp_path, llm):
     server, model = llm(obedient)
-    counts = run(tmp_path, LlmWriter(model), dry_run=True, price=(1, 2))
+    counts = run(tmp_path, llm_writer(model), dry_run=True, price=(1, 2))
     assert counts["to_write"] == 12
     assert counts["estimate"]["completion_tokens"] == 12 * 900
     assert counts["estimate"]["cost"] == pytest.approx(12 * (600 + 2 * 900) / 1e6)
@@ -246,7 +258,7 @@ def test_dry_run_asks_nothing_and_estimates(tmp_path, llm):
 def test_the_tiny_writer_needs_no_network_and_the_oracle_reads_it(tmp_path):
     from pacorl.data.characters import Panel
 
-    counts = run(tmp_path, TinyWriter(count=10), count=10, subjects=read_taxonomy(TINY), grids=[SQUARE, Grid(1, 3)])
+    counts = run(tmp_path, tiny_writer(count=10), count=10, subjects=read_taxonomy(TINY), grids=[SQUARE, Grid(1, 3)])
     assert counts["records"] == 10
     for record in read_prompts(tmp_path / "prompts.jsonl"):
         assert len({Panel.parse(text).kept for text in record.prompt.panels}) == 1

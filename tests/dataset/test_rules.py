@@ -31,14 +31,14 @@ def test_majority_over_annotators_and_ties_dropped():
         frozenset("ra"): True,
         frozenset("rd"): False,
     }
-    assert balance.as_dict() == {"rankings": 3, "annotators": 3, "votes": 6, "yes": 1, "no": 1, "tied": 1}
+    assert balance == {"rankings": 3, "annotators": 3, "votes": 6, "yes": 1, "no": 1, "tied": 1}
 
 
 def test_both_orders_of_a_pair_are_one():
     forth, back = answer("x", "abcd", reference="r"), answer("x", "rbcd", reference="a")
     pairs, balance = label_pairs([forth, back])
     assert [pair.votes for pair in pairs if set(pair.images) == {"a", "r"}] == [(2, 0)]
-    assert balance.votes == 4
+    assert balance["votes"] == 4
     assert len(pairs) == 3
 
 

@@ -39,9 +39,8 @@ def serve_and_simulate(folder, people):
     """People rank through a real server; returns how many rankings each made."""
     import uvicorn
 
-    from pacorl.annotate.assign import Sharing
-    from pacorl.annotate.launch import prepare
-    from pacorl.annotate.server import make_app
+    from pacorl.annotate.server import make_app, prepare
+    from pacorl.annotate.sharing import Sharing
     from pacorl.annotate.store import Store
 
     with Store(folder / "annotations.db") as store:
@@ -70,7 +69,7 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     assert run("prompts", folder, "--writer", "tiny", "--count", 20)["records"] == 20
     assert run("diversify", folder, "--number", 6)["kept"] == 6
     source = ImageSource(lambda: draw, {"checkpoint": "drawn"})
-    monkeypatch.setattr("pacorl.dataset.generate.image_source", lambda *args, **options: source)
+    monkeypatch.setattr("pacorl.dataset.grids.image_source", lambda *args, **options: source)
     assert run("generate", folder, "--grids", 3)["missing"] == 0
     total = run("pair", folder)["instances"]
     assert total == 6 * 3 * 4 * 3
@@ -120,8 +119,8 @@ STEPS = {
 @pytest.fixture
 def halfway(dataset):
     """A folder in the middle of everything: people have ranked and go on, and a kill tore two journals' last lines."""
-    from pacorl.annotate.assign import Sharing
-    from pacorl.annotate.launch import prepare
+    from pacorl.annotate.server import prepare
+    from pacorl.annotate.sharing import Sharing
     from pacorl.annotate.store import Store, public_key
 
     folder = dataset(prompts=3, grids=2)

@@ -8,8 +8,7 @@ import time
 import pytest
 from fastapi.testclient import TestClient
 
-from pacorl.web.guards import RefusedError
-from pacorl.web.site import Session, Site, listening
+from pacorl.web.site import RefusedError, Session, Site, listening
 
 EXPIRES = time.time() + 3600
 

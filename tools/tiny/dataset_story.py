@@ -21,9 +21,8 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI
 
-from pacorl.annotate.assign import Sharing
-from pacorl.annotate.launch import prepare
-from pacorl.annotate.server import make_app
+from pacorl.annotate.server import make_app, prepare
+from pacorl.annotate.sharing import Sharing
 from pacorl.annotate.simulate import read_panel, shared_attributes, simulate
 from pacorl.annotate.store import Store
 from pacorl.config.base import load
@@ -36,12 +35,10 @@ from pacorl.data.comparisons import load_comparisons
 from pacorl.dataset.diversify import diversify
 from pacorl.dataset.explain import explain
 from pacorl.dataset.export import export
-from pacorl.dataset.generate import generate, image_source
+from pacorl.dataset.grids import generate, image_source, pair
 from pacorl.dataset.llm import ChatModel
-from pacorl.dataset.pair import pair
-from pacorl.dataset.prompts import make_writer, write_all
+from pacorl.dataset.prompts import TINY, make_writer, read_taxonomy, write_all
 from pacorl.dataset.selections import Goal
-from pacorl.dataset.taxonomy import TINY, read_taxonomy
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading

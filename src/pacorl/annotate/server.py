@@ -1,4 +1,4 @@
-"""The HTTP API and the page (`pacorl dataset annotate FOLDER --annotators ann,ben`).
+"""The step `pacorl dataset annotate FOLDER --annotators ann,ben`: shares the work out and serves the page.
 
     GET  /join/TOKEN          opens the page as the owner of the token
     GET  /api/task            the next instance, its successor's images, and one's progress
@@ -14,7 +14,7 @@ Images are named by instance and slot, never by path. Tokens come as a cookie or
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,16 +23,143 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from pacorl.annotate.agreement import agreement
-from pacorl.annotate.store import Person, Store, Task, public_key, shown_order
-from pacorl.dataset.records import Instance
+from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, share_out
+from pacorl.annotate.store import Person, Store, Task, only_server, public_key, shown_order
+from pacorl.dataset.manifest import DatasetStep
+from pacorl.dataset.records import DATABASE, Instance, read_instances
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
-from pacorl.web.guards import RefusedError
-from pacorl.web.site import Route, Session, Site
+from pacorl.web.site import RefusedError, Route, Session, Site, listening, run
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 64 * 1024
+ADMIN = "admin"
+
+
+# --- starting ----------------------------------------------------------------------------------------------------
+
+
+def serve(
+    folder: Path,
+    people: Sequence[str],
+    *,
+    sharing: Sharing | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    days: float = 30,
+    renew: Sequence[str] = (),
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serves the page until SIGINT or SIGTERM; the links are announced when it can be reached.
+
+    Args:
+        people, sharing, days, renew: see `prepare`.
+
+    Raises:
+        ValueError: if another server has the database.
+        OSError: if the port is taken.
+    """
+    database = folder / DATABASE
+    with only_server(database, url=f"http://{host}:{port}"), Store(database) as store:
+        links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew)
+        with listening(host, port) as (listener, url):
+            for name, link in links.items():
+                announce(f"{name}\t{url}{link}")
+            announce(f"serving {folder} at {url}")
+            run(make_app(folder, store), listener)
+
+
+def prepare(
+    store: Store,
+    folder: Path,
+    people: Sequence[str],
+    *,
+    sharing: Sharing | None = None,
+    days: float = 30,
+    renew: Sequence[str] = (),
+) -> dict[str, str]:
+    """Adds new people and an administrator, renews links, and shares the work out.
+
+    Args:
+        sharing: None for what the database remembers (the defaults, for a new one).
+        days: how long a new link is good for.
+        renew: names that get a new link.
+
+    Returns:
+        Name → path of a join link, for the links made now: only their hashes are stored.
+
+    Raises:
+        ValueError: if an annotator has the administrator's name, nobody is there, or an image is missing.
+    """
+    sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
+    instances = instances_to_rank(folder, people, sharing)
+    if not people and not store.people():
+        raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
+    store.remember("sharing", asdict(sharing))
+    # Links come after every check: a start that fails must not hand out some, or end old ones.
+    present = {*store.people(), *([ADMIN] if store.has_admin() else [])}
+    links = {
+        name: f"/join/{store.add_person(name, is_admin=name == ADMIN, days=days)}"
+        for name in dict.fromkeys([ADMIN, *people, *renew])
+        if name not in present or name in renew
+    }
+    store.share(instances, sharing)
+    # What is ranked, and how it is shared. The rankings are the database's, which grows.
+    inputs = [path for path in (folder / "instances.jsonl", folder / "controls.jsonl") if path.is_file()]
+    options = {**asdict(sharing), "people": store.people()}
+    step = DatasetStep(folder, "annotate", inputs=inputs, options=options, seed=sharing.seed)
+    step.finish(outputs=[], counts={name: store.progress(name)["total"] for name in store.people()})
+    return links
+
+
+def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None) -> dict[str, int]:
+    """How many questions each person would have, answered ones included: what `--dry-run` prints.
+
+    People and sharing that the database remembers count as in `prepare`; nothing is written.
+    """
+    database, present, answered = folder / DATABASE, list[str](), dict[str, set[str]]()
+    if database.is_file():
+        with Store(database, read_only=True) as store:
+            sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
+            present, answered = store.people(), store.answered()
+    sharing = sharing or Sharing()
+    instances = instances_to_rank(folder, people, sharing)
+    shares = share_out(instances, sorted({*present, *people}), sharing, answered=answered)
+    return {name: len(assigned) for name, assigned in shares.items()}
+
+
+def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> list[Instance]:
+    """The folder's instances and control questions: its controls.jsonl, or some that are made from the data.
+
+    Raises:
+        ValueError: for an annotator of the administrator's name, images that are missing, and control questions without
+            a known order or under an instance's id.
+    """
+    if ADMIN in people:
+        raise ValueError(f"{ADMIN!r} is the administrator, who has a link anyway; give the annotator another name")
+    instances = read_instances(folder / "instances.jsonl")
+    path = folder / "controls.jsonl"
+    given = path.is_file()
+    added = read_instances(path) if given else foreign_controls(instances, sharing.controls, seed=sharing.seed)
+    ids = {instance.id for instance in instances}
+    for control in added:
+        if control.id in ids:
+            raise ValueError(f"{path}: id {control.id!r} is already taken by an instance; ids must be unique")
+        if not control.is_control:
+            raise ValueError(f"{path}: {control.id!r} says no known order; give one under `must`, e.g. [[0, 1]]")
+    instances += added
+    missing = []
+    for name in sorted({name for instance in instances for name in (instance.reference, *instance.candidates)}):
+        try:
+            image_path(folder, name)
+        except RefusedError:
+            missing.append(name)
+    if missing:
+        raise ValueError(f"{len(missing)} images are missing, {missing[0]} first; run `pacorl dataset pair` again")
+    return instances
+
+
+# --- the API -----------------------------------------------------------------------------------------------------
 
 
 class Submission(BaseModel):
@@ -130,25 +257,18 @@ Administrator = Annotated[Person, Depends(_administrator)]
 def image(key: str, slot: str, state: State, person: Someone) -> Response:
     """An image of an instance that this person may see, from inside the dataset folder."""
     instance = state.store.instance_for(person, key)
-    path = image_path(state.folder, _image_name(instance, slot, person.name))
+    name = instance.reference
+    if slot != "reference":
+        if not (slot.isascii() and slot.isdigit() and int(slot) < len(instance.candidates)):
+            raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
+        name = instance.candidates[shown_order(person.name, instance)[int(slot)]]
+    path = image_path(state.folder, name)
     headers = {"Cache-Control": "private, max-age=3600"}
     return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
 
 
-def _image_name(instance: Instance, slot: str, person: str) -> str:
-    if slot == "reference":
-        return instance.reference
-    if not (slot.isascii() and slot.isdigit() and int(slot) < len(instance.candidates)):
-        raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
-    return instance.candidates[shown_order(person, instance)[int(slot)]]
-
-
 def image_path(folder: Path, name: str) -> Path:
-    """The file of an image.
-
-    Raises:
-        RefusedError: if it is outside of the folder, of another type, or gone.
-    """
+    """The file of an image. Raises RefusedError if it is outside of the folder, of another type, or gone."""
     try:
         path = inside(folder, name)
     except ValueError:
@@ -160,42 +280,28 @@ def image_path(folder: Path, name: str) -> Path:
     return path
 
 
-def missing_images(folder: Path, instances: Sequence[Instance]) -> list[str]:
-    """The images that the instances name and that cannot be served: checked before a server starts."""
-    missing = []
-    for name in sorted({name for instance in instances for name in (instance.reference, *instance.candidates)}):
-        try:
-            image_path(folder, name)
-        except RefusedError:
-            missing.append(name)
-    return missing
-
-
 # --- ranking ---------------------------------------------------------------------------------------------------
 
 
 def task(state: State, person: Someone) -> dict[str, Any]:
     """What this person does next."""
     tasks = state.store.next_tasks(person.name, limit=2)
-    return {
-        "person": person.name,
-        "progress": state.store.progress(person.name),
-        "task": _shown(tasks[0]) if tasks else None,
-        "ahead": _addresses(tasks[1]) if len(tasks) > 1 else [],
-    }
-
-
-def _shown(shown: Task) -> dict[str, Any]:
-    reference, *candidates = _addresses(shown)
-    return {
-        "instance": public_key(shown.instance.id),
-        "theme": shown.instance.theme,
-        "category": shown.instance.category,
-        "criteria": shown.instance.criteria or {},
-        "reference": reference,
-        "candidates": candidates,
-        "previous": shown.previous,
-    }
+    form = None
+    if tasks:
+        instance = tasks[0].instance
+        reference, *candidates = _addresses(tasks[0])
+        form = {
+            "instance": public_key(instance.id),
+            "theme": instance.theme,
+            "category": instance.category,
+            "criteria": instance.criteria or {},
+            "reference": reference,
+            "candidates": candidates,
+            "previous": tasks[0].previous,
+        }
+    # The page loads the images of the next but one while people look, so that nobody waits.
+    ahead = _addresses(tasks[1]) if len(tasks) > 1 else []
+    return {"person": person.name, "progress": state.store.progress(person.name), "task": form, "ahead": ahead}
 
 
 def _addresses(shown: Task) -> list[str]:
@@ -224,29 +330,18 @@ def undo(form: Submission, state: State, person: Someone) -> dict[str, Any]:
 def admin(state: State, person: Administrator) -> dict[str, Any]:
     """Progress, control questions, agreement and skips."""
     # The admin page asks every three seconds, and agreement reads every answer: it is computed once per change.
-    version = state.store.version()
+    store, version = state.store, state.store.version()
     if state.summary is None or state.summary[0] != version:
-        state.summary = (version, _summary(state.store))
-    return {**state.summary[1], "people": _people(state.store)}
-
-
-def _summary(store: Store) -> dict[str, Any]:
-    skips = store.skips()
-    return {"agreement": agreement(store.answers()), "skips": skips[-100:], "skipped": len(skips)}
-
-
-def _people(store: Store) -> list[dict[str, Any]]:
+        skips = store.skips()
+        summary = {"agreement": agreement(store.answers()), "skips": skips[-100:], "skipped": len(skips)}
+        state.summary = (version, summary)
     controls = store.controls_passed()
-    return [
-        {
-            "name": name,
-            **store.progress(name),
-            "controls_passed": controls.get(name, (0, 0))[0],
-            "controls_answered": controls.get(name, (0, 0))[1],
-            "median_seconds": store.median_seconds(name),
-        }
-        for name in store.people()
-    ]
+    people = []
+    for name in store.people():
+        passed, answered = controls.get(name, (0, 0))
+        scores = {"controls_passed": passed, "controls_answered": answered}
+        people.append({"name": name, **store.progress(name), **scores, "median_seconds": store.median_seconds(name)})
+    return {**state.summary[1], "people": people}
 
 
 def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:

@@ -45,15 +45,12 @@ class Client:
     def task(self) -> dict[str, Any]:
         return dict(parse_json(self._retrying("GET", "/api/task")))
 
-    def rank(self, instance: str, order: Sequence[int], *, request: str = "") -> dict[str, Any]:
+    def rank(self, instance: str, order: Sequence[int]) -> dict[str, Any]:
         """Returns the next state once the server has the ranking on its disk."""
-        return self._change("/api/rankings", {"instance": instance, "order": list(order)}, request)
+        return self._change("/api/rankings", {"instance": instance, "order": list(order)})
 
     def skip(self, instance: str, reason: str) -> dict[str, Any]:
         return self._change("/api/skips", {"instance": instance, "reason": reason})
-
-    def undo(self) -> dict[str, Any]:
-        return self._change("/api/undo", {})
 
     def image(self, address: str) -> bytes:
         return self._retrying("GET", address)
@@ -70,31 +67,29 @@ class Client:
             done += 1
         return done
 
-    def _change(self, path: str, body: Mapping[str, Any], request: str = "") -> dict[str, Any]:
-        content = json.dumps({**body, "request": request or secrets.token_hex(16)})
+    def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        content = json.dumps({**body, "request": secrets.token_hex(16)})
         return dict(parse_json(self._retrying("POST", path, content)))
 
     def _retrying(self, method: str, path: str, body: str | None = None) -> bytes:
+        headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": "application/json"} if body else {})
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while True:
             try:
-                return self._once(method, path, body)
+                self._connection.request(method, path, body, headers)
+                answer = self._connection.getresponse()
+                content = answer.read()
+                if answer.status < 400:
+                    return content
+                if answer.status < 500:
+                    # The server understood and refuses: the same again would be refused again.
+                    raise ValueError(f"{path}: {parse_json(content)['error']}")
+                raise http.client.HTTPException(f"{path}: {answer.status}")
             except (http.client.HTTPException, OSError):
                 self._connection.close()  # the next request opens it anew
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
-
-    def _once(self, method: str, path: str, body: str | None) -> bytes:
-        headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": "application/json"} if body else {})
-        self._connection.request(method, path, body, headers)
-        answer = self._connection.getresponse()
-        content = answer.read()
-        if answer.status >= 500:
-            raise http.client.HTTPException(f"{path}: {answer.status}")
-        if answer.status >= 400:
-            raise ValueError(f"{path}: {parse_json(content)['error']}")
-        return content
 
 
 # --- people of the tiny world ------------------------------------------------------------------------------------

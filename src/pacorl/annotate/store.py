@@ -21,12 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pacorl.annotate.assign import Sharing, share_out
-from pacorl.dataset.answers import connect, stored_answers, stored_instance
-from pacorl.dataset.records import Answer, Instance
+from pacorl.annotate.sharing import Sharing, share_out
+from pacorl.dataset.records import Answer, Instance, connect, stored_answers, stored_instance
 from pacorl.io.documents import parse_json
 from pacorl.io.files import LockedError, sole_holder
-from pacorl.web.guards import RefusedError
+from pacorl.web.site import RefusedError
 
 SETUP = """
 PRAGMA journal_mode=WAL;
@@ -78,14 +77,13 @@ class Store:
     With `read_only` the folder stays as it is, to the byte; the database must exist.
     """
 
-    def __init__(self, path: Path, *, wait_seconds: float = 10.0, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        # One connection for all threads of the server; a transaction calls methods that lock again.
         self._lock = threading.RLock()
-        if read_only:
-            self._db = connect(path, read_only=True, wait_seconds=wait_seconds)
-        else:
+        if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = connect(path, setup=SETUP, wait_seconds=wait_seconds)
+        self._db = connect(path, read_only=True) if read_only else connect(path, setup=SETUP)
 
     def __enter__(self) -> Self:
         return self
@@ -116,11 +114,7 @@ class Store:
     # --- people and work -------------------------------------------------------------------------------------
 
     def add_person(self, name: str, *, is_admin: bool = False, days: float = 30) -> str:
-        """Makes a token for someone new, or a fresh one for an annotator; the old one ends.
-
-        Returns:
-            The token. It cannot be had again: only its hash is stored.
-        """
+        """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored."""
         if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
             raise ValueError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
         token = secrets.token_urlsafe(24)
@@ -128,7 +122,7 @@ class Store:
             db.execute(
                 "INSERT INTO people VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
                 "token_hash = excluded.token_hash, expires = excluded.expires, is_admin = excluded.is_admin",
-                (name, _hash(token), time.time() + days * 86_400, is_admin),
+                (name, sha256(token), time.time() + days * 86_400, is_admin),
             )
         return token
 
@@ -140,12 +134,8 @@ class Store:
         return bool(self._all("SELECT 1 FROM people WHERE is_admin"))
 
     def person_of(self, token: str) -> Person:
-        """Who a token belongs to.
-
-        Raises:
-            RefusedError: with status 401, if the token is unknown or has expired.
-        """
-        rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", _hash(token))
+        """Who a token belongs to. Raises RefusedError with status 401 if it is unknown or has expired."""
+        rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", sha256(token))
         if not rows:
             raise RefusedError("this link is not known here; ask for a new one", status=401)
         name, is_admin, expires = rows[0]
@@ -175,7 +165,7 @@ class Store:
 
         The same instances, people and sharing again change nothing.
         """
-        # An answer that arrives between this plan and the transaction keeps its person: `_assign` reads again.
+        # An answer that arrives between this plan and the transaction keeps its person: answers are read again there.
         plan = share_out(instances, self.people(), sharing, answered=self.answered())
         with self._transaction() as db:
             stored = {row[0]: row[1] for row in db.execute("SELECT id, content FROM instances")}
@@ -189,21 +179,14 @@ class Store:
                 row = (instance.id, public_key(instance.id), content, instance.is_control)
                 db.execute("INSERT OR IGNORE INTO instances VALUES (?, ?, ?, ?)", row)
             for person, assigned in plan.items():
-                self._assign(db, person, assigned)
-
-    def _assign(self, db: sqlite3.Connection, person: str, assigned: Sequence[str]) -> None:
-        answered = [
-            row[0] for row in db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,))
-        ]
-        unanswered = [instance for instance in assigned if instance not in set(answered)]
-        db.execute("DELETE FROM assignments WHERE person = ?", (person,))
-        db.executemany(
-            "INSERT INTO assignments VALUES (?, ?, ?, ?)",
-            [
-                (person, position, instance, position >= len(answered))
-                for position, instance in enumerate([*answered, *unanswered])
-            ],
-        )
+                rows = db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,)).fetchall()
+                # Answered ones come first, in their order: `place` is where undoing walks back.
+                ordered = dict.fromkeys([*(answered for (answered,) in rows), *assigned])
+                db.execute("DELETE FROM assignments WHERE person = ?", (person,))
+                db.executemany(
+                    "INSERT INTO assignments VALUES (?, ?, ?, ?)",
+                    [(person, place, instance, place >= len(rows)) for place, instance in enumerate(ordered)],
+                )
 
     # --- ranking -----------------------------------------------------------------------------------------------
 
@@ -215,27 +198,20 @@ class Store:
             person,
             limit,
         )
-        instances = [stored_instance(content) for (content,) in rows]
-        return [Task(instance, shown_order(person, instance), self._undone(person, instance)) for instance in instances]
-
-    def _undone(self, person: str, instance: Instance) -> tuple[int, ...] | None:
-        rows = self._all(
-            "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1",
-            person,
-            instance.id,
-        )
-        ranking = parse_json(rows[0][1]) if rows and rows[0][0] == "undo" and rows[0][1] else None
-        if ranking is None:
-            return None
-        slots = shown_order(person, instance)
-        return tuple(slots.index(candidate) for candidate in ranking)
+        tasks = []
+        for (content,) in rows:
+            instance = stored_instance(content)
+            slots = shown_order(person, instance)
+            last = "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1"
+            events = self._all(last, person, instance.id)
+            # An undone skip has no ranking to be shown again.
+            undone = parse_json(events[0][1]) if events and events[0][0] == "undo" and events[0][1] else None
+            previous = None if undone is None else tuple(slots.index(candidate) for candidate in undone)
+            tasks.append(Task(instance, slots, previous))
+        return tasks
 
     def instance_for(self, person: Person, key: str) -> Instance:
-        """The instance of a public key.
-
-        Raises:
-            RefusedError: with status 404, if this person has no such instance.
-        """
+        """The instance of a public key. Raises RefusedError with status 404 if this person has no such instance."""
         rows = self._all(
             "SELECT i.content FROM instances i WHERE i.key = ? AND (? OR EXISTS "
             "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))",
@@ -292,18 +268,15 @@ class Store:
             db.execute("UPDATE assignments SET is_open = 0 WHERE person = ? AND instance = ?", (person, instance))
             _log(db, request, person=person, kind=kind, instance=instance, content=content)
 
-    def undo(self, person: Person, *, request: str) -> str:
-        """Takes this person's last answer back.
-
-        Returns:
-            Its instance, which is the next task again.
+    def undo(self, person: Person, *, request: str) -> None:
+        """Takes this person's last answer back: it is the next task again.
 
         Raises:
             RefusedError: with status 409, if there is none.
         """
         with self._transaction() as db:
             if _is_repeated(db, request, (person.name, "undo", None)):
-                return str(db.execute("SELECT instance FROM events WHERE request = ?", (request,)).fetchone()[0])
+                return
             row = db.execute(
                 "SELECT instance, ranking FROM answers WHERE person = ? ORDER BY number DESC LIMIT 1", (person.name,)
             ).fetchone()
@@ -319,7 +292,6 @@ class Store:
                 (first - 1, person.name, instance),
             )
             _log(db, request, person=person.name, kind="undo", instance=instance, content=ranking)
-            return str(instance)
 
     def progress(self, person: str) -> dict[str, int]:
         """How many instances a person has, has ranked and has skipped."""
@@ -367,13 +339,7 @@ class Store:
 
 @contextmanager
 def only_server(database: Path, *, url: str) -> Iterator[None]:
-    """Holds the database for one server.
-
-    The lock is the operating system's, so it ends with its process, however that ends.
-
-    Raises:
-        ValueError: if another server holds it; the message names that server.
-    """
+    """Holds the database for one server. Raises ValueError that names the other server, if one holds it."""
     try:
         with sole_holder(database.with_name(database.name + ".server"), note=f"process {os.getpid()} at {url}"):
             yield
@@ -389,21 +355,17 @@ def shown_order(person: str, instance: Instance) -> tuple[int, ...]:
     return tuple(order)
 
 
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def public_key(instance: str) -> str:
     """What people's browsers see instead of the id, which would tell control questions from others."""
-    return hashlib.sha256(instance.encode()).hexdigest()[:20]
-
-
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    return sha256(instance)[:20]
 
 
 def _is_repeated(db: sqlite3.Connection, request: str, change: tuple[str, str, str | None]) -> bool:
-    """Whether this very request was carried out before.
-
-    Raises:
-        RefusedError: if its id was that of another change (person, kind, instance), or is too short or long.
-    """
+    """Whether this very request was carried out before; its id must not be that of another (person, kind, instance)."""
     if not 8 <= len(request) <= 64:
         raise RefusedError(f"a request id has 8 to 64 characters, this has {len(request)}")
     row = db.execute("SELECT person, kind, instance FROM events WHERE request = ?", (request,)).fetchone()

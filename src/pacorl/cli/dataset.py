@@ -111,8 +111,7 @@ def prompts(
 ) -> None:
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
-    from pacorl.dataset.prompts import TOKENS_PER_RECORD, make_writer, write_all
-    from pacorl.dataset.taxonomy import PAPER, TINY, read_taxonomy
+    from pacorl.dataset.prompts import PAPER, TINY, TOKENS_PER_RECORD, make_writer, read_taxonomy, write_all
 
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
@@ -134,7 +133,7 @@ def prompts(
             progress=advance,
         )
     if model and model.usage.calls:
-        counts |= {"usage": {**model.usage.as_dict(), "cost": model.usage.cost(price)}}
+        counts |= {"usage": model.usage.with_cost(price)}
     step.print(counts)
     if failed := counts.get("failed"):
         raise ValueError(f"{len(failed)} records could not be written; run the command again to try them again")
@@ -199,7 +198,7 @@ def generate(
     step: StepOptions,
 ) -> None:
     """Generate grids of every prompt, going on where an earlier call stopped."""
-    from pacorl.dataset import generate as module
+    from pacorl.dataset import grids as module
     from pacorl.engine.image_queue import Shard
     from pacorl.policies import default_options
 
@@ -213,7 +212,7 @@ def generate(
 @with_options
 def pair(folder: Path = FOLDER, *, prompts: str = PROMPTS, step: StepOptions) -> None:
     """Cut the grids and combine their sub-figures into questions for people."""
-    from pacorl.dataset.pair import pair as cut
+    from pacorl.dataset.grids import pair as cut
 
     step.perform("cutting", partial(cut, folder, prompts=prompts))
 
@@ -239,20 +238,20 @@ def annotate(
 
     How the work is shared is remembered with the database: without these options a later start changes nothing.
     """
-    from pacorl.annotate import launch
-    from pacorl.annotate.assign import Sharing
+    from pacorl.annotate import server
+    from pacorl.annotate.sharing import Sharing
 
     # None is "as remembered", so that the flags' defaults stand in their help alone.
     options = dict(overlap=overlap, judges=judges, controls=controls, control_every=control_every, seed=seed)  # noqa: C408
     changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     sharing, people = Sharing(**changes) if changes else None, split_names(annotators)
     if step.dry_run:
-        step.print(launch.plan(folder, people, sharing=sharing))
+        step.print(server.plan(folder, people, sharing=sharing))
         return
     # Flushed: whoever reads the links from a pipe gets them before the server ends.
     announce = partial(print, flush=True)
     renewed = split_names(renew)
-    launch.serve(folder, people, sharing=sharing, host=host, port=port, days=days, renew=renewed, announce=announce)
+    server.serve(folder, people, sharing=sharing, host=host, port=port, days=days, renew=renewed, announce=announce)
 
 
 @app.command()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import PromptRecord, read_prompts, write_prompts
-from pacorl.dataset.selections import SELECTIONS, Goal, Spread, Vectors, select, spread
-from pacorl.io.documents import read_object
+from pacorl.dataset.records import PromptRecord, read_prompts
+from pacorl.dataset.selections import SELECTIONS, Goal, Vectors, select, spread
+from pacorl.io.documents import read_object, write_jsonl
 
 
 def diversify(
@@ -46,9 +47,8 @@ def diversify(
     """
     source, target = folder / "prompts.jsonl", folder / "diverse.jsonl"
     options = {"number": goal.number, "distance": goal.distance, "method": method, "embed": embed}
-    step = DatasetStep(
-        folder, "diversify", inputs=[source], options={**options, "per_category": per_category}, seed=seed
-    )
+    planned = {**options, "per_category": per_category}
+    step = DatasetStep(folder, "diversify", inputs=[source], options=planned, seed=seed)
     counts = step.counts_if_done()
     if counts is not None:
         return counts
@@ -62,9 +62,9 @@ def diversify(
     progress(2, 3)
     measured = spread(vectors, selected)
     progress(3, 3)
-    write_prompts(target, [records[index] for index in selected])
+    write_jsonl(target, [records[index].row for index in selected])
     pair = [records[index].idx for index in measured.pair]
-    return step.finish(outputs=[target], counts={**measured.as_dict(), "prompts": len(records), "pair": pair})
+    return step.finish(outputs=[target], counts={**asdict(measured), "prompts": len(records), "pair": pair})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,53 +101,41 @@ def compare(
     texts = [record.prompt.text for record in records]
     vectors = {name: embedder(name, seed=seed)(texts) for name in dict.fromkeys([*embeds, *measures])}
     rows = []
-    for method in SELECTIONS:
-        for by in embeds:
-            selected = select(vectors[by], Goal(number=number), method=method, seed=seed)
-            rows += [_row(method, by, name, spread(vectors[name], selected)) for name in vectors]
-    chance = [random.Random(f"{seed}-{draw}").sample(range(len(records)), number) for draw in range(draws)]
-    return rows + [_chance(name, [spread(vectors[name], selected) for selected in chance]) for name in vectors]
-
-
-def _row(method: str, by: str, measured_by: str, spread_of: Spread) -> MeasuredSelection:
-    return MeasuredSelection(method, by, measured_by, spread_of.nearest, spread_of.mean_nearest, spread_of.coverage)
-
-
-def _chance(measured_by: str, spreads: Sequence[Spread]) -> MeasuredSelection:
-    return MeasuredSelection(
-        selection="random",
-        selected_by="",
-        measured_by=measured_by,
-        nearest=float(np.mean([measured.nearest for measured in spreads])),
-        mean_nearest=float(np.mean([measured.mean_nearest for measured in spreads])),
-        coverage=float(np.mean([measured.coverage for measured in spreads])),
-        best_nearest=max(measured.nearest for measured in spreads),
-        best_mean_nearest=max(measured.mean_nearest for measured in spreads),
-    )
+    for method, by in product(SELECTIONS, embeds):
+        selected = select(vectors[by], Goal(number=number), method=method, seed=seed)
+        for name, vectors_NC in vectors.items():
+            measured = spread(vectors_NC, selected)
+            rows.append(MeasuredSelection(method, by, name, measured.nearest, measured.mean_nearest, measured.coverage))
+    draws_of = [random.Random(f"{seed}-{draw}").sample(range(len(records)), number) for draw in range(draws)]
+    for name, vectors_NC in vectors.items():
+        spreads = [spread(vectors_NC, selected) for selected in draws_of]
+        nearest, mean_nearest = [each.nearest for each in spreads], [each.mean_nearest for each in spreads]
+        row = MeasuredSelection(
+            selection="random",
+            selected_by="",
+            measured_by=name,
+            nearest=float(np.mean(nearest)),
+            mean_nearest=float(np.mean(mean_nearest)),
+            coverage=float(np.mean([each.coverage for each in spreads])),
+            best_nearest=max(nearest),
+            best_mean_nearest=max(mean_nearest),
+        )
+        rows.append(row)
+    return rows
 
 
 def table(rows: Sequence[MeasuredSelection]) -> str:
     """The rows for people: one line each."""
-    head = ("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")
-    lines = [
-        (
-            row.selection,
-            row.selected_by or "–",
-            row.measured_by,
-            _with_best(row.nearest, row.best_nearest),
-            _with_best(row.mean_nearest, row.best_mean_nearest),
-            f"{row.coverage:.3f}",
-        )
-        for row in rows
-    ]
-    widths = [max(map(len, column)) + 2 for column in zip(head, *lines, strict=True)]
-    return "\n".join(
-        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in [head, *lines]
-    )
-
-
-def _with_best(value: float, best: float | None) -> str:
-    return f"{value:.3f}" if best is None else f"{value:.3f} ({best:.3f})"
+    lines = [("selection", "by", "measured in", "nearest pair", "mean nearest", "coverage")]
+    for row in rows:
+        nearest, mean_nearest = f"{row.nearest:.3f}", f"{row.mean_nearest:.3f}"
+        if row.best_nearest is not None:
+            nearest += f" ({row.best_nearest:.3f})"
+            mean_nearest += f" ({row.best_mean_nearest:.3f})"
+        names = row.selection, row.selected_by or "–", row.measured_by
+        lines.append((*names, nearest, mean_nearest, f"{row.coverage:.3f}"))
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    return "\n".join("".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 # --- embeddings --------------------------------------------------------------------------------------------------
@@ -208,13 +196,21 @@ class TransformerEmbedder:
 
     def __init__(self, checkpoint: str, *, batch: int = 64) -> None:
         from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModelWithProjection
+        from transformers.utils import cached_file
 
         self.batch = batch
         self.is_clip = AutoConfig.from_pretrained(checkpoint).model_type in ("clip", "clip_text_model")
         kind = CLIPTextModelWithProjection if self.is_clip else AutoModel
         self.model = kind.from_pretrained(checkpoint).eval().requires_grad_(False)
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        self.pools_first = not self.is_clip and _pools_first(checkpoint)
+        positions = getattr(self.model.config, "max_position_embeddings", 512)
+        # RoBERTa counts two positions for padding; tokenizers without a limit report an astronomical one.
+        usable = positions - (2 if self.model.config.model_type == "roberta" else 0)
+        self.max_length = int(min(self.tokenizer.model_max_length, usable))
+        # sentence-transformers names its pooling in a file of its own, which other checkpoints lack.
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        pooling = None if self.is_clip else cached_file(checkpoint, "1_Pooling/config.json", **quiet)
+        self.pools_first = bool(pooling and read_object(Path(pooling)).get("pooling_mode_cls_token"))
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
         # Longest first, so that a batch pads little; put back in order at the end.
@@ -226,7 +222,7 @@ class TransformerEmbedder:
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:
         import torch
 
-        inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=self._length(), return_tensors="pt")
+        inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
         with torch.inference_mode():
             output = self.model(**inputs)
         if self.is_clip:
@@ -234,25 +230,3 @@ class TransformerEmbedder:
         hidden_BNC, mask_BN1 = output.last_hidden_state.float(), inputs["attention_mask"][..., None]
         pooled = hidden_BNC[:, 0] if self.pools_first else (hidden_BNC * mask_BN1).sum(1) / mask_BN1.sum(1)
         return np.asarray(pooled.numpy())
-
-    def _length(self) -> int:
-        positions = getattr(self.model.config, "max_position_embeddings", 512)
-        # RoBERTa counts two positions for padding; tokenizers without a limit report an astronomical one.
-        return int(
-            min(self.tokenizer.model_max_length, positions - (2 if self.model.config.model_type == "roberta" else 0))
-        )
-
-
-def _pools_first(checkpoint: str) -> bool:
-    """Whether a sentence-transformers checkpoint takes its first token's state instead of the mean."""
-    from pathlib import Path
-
-    from transformers.utils import cached_file
-
-    name = cached_file(
-        checkpoint,
-        "1_Pooling/config.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return bool(name) and bool(read_object(Path(name)).get("pooling_mode_cls_token"))

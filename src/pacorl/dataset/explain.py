@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.dataset.export import label
-from pacorl.dataset.llm import ChatError, ChatModel, estimate
+from pacorl.dataset.llm import ChatError, ChatModel, estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import LabelledPair
 from pacorl.io.documents import Journal, read_journal
@@ -73,67 +73,42 @@ def explain(
     labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
     path = folder / "explanations.jsonl"
-    if dry_run:
-        recorded = read_journal(path)
-        missing = [pair for pair in pairs if not _is_settled(recorded, pair)]
-        return {
-            "pairs": len(pairs),
-            "to_explain": len(missing),
-            "estimate": estimate(len(missing), TOKENS_PER_PAIR, price),
-        }
-    journal = Journal(path)
-    missing = [pair for pair in pairs if not _is_settled(journal.items, pair)]
-    _explain_missing(folder, model, missing, journal, attempts=attempts, workers=workers, progress=progress)
-    status = Counter(journal.items[pair.key]["status"] for pair in pairs)
+    # Opening a journal drops a torn line, which a dry run must not.
+    journal = None if dry_run else Journal(path)
+    rows = journal.items if journal else read_journal(path)
+    missing = [pair for pair in pairs if not _is_settled(rows.get(pair.key), pair)]
+    if journal is None:
+        estimated = estimate(len(missing), TOKENS_PER_PAIR, price)
+        return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimated}
+    answer = partial(explain_pair, folder, model, attempts=attempts)
+    fill_journal(journal, missing, answer, workers=workers, progress=progress)
+    status = Counter(rows[pair.key]["status"] for pair in pairs)
     counts = {"pairs": len(pairs), **{name: status[name] for name in ("explained", "contradicted", "failed")}}
-    step = DatasetStep(
-        folder, "explain", inputs=[folder / "pairs.jsonl"], options={"model": model.model, "attempts": attempts}
-    )
-    used = {**model.usage.as_dict(), "cost": model.usage.cost(price)}
-    return step.finish(outputs=[path], counts={**counts, "usage": used})
+    options = {"model": model.model, "attempts": attempts}
+    step = DatasetStep(folder, "explain", inputs=[folder / "pairs.jsonl"], options=options)
+    return step.finish(outputs=[path], counts={**counts, "usage": model.usage.with_cost(price)})
 
 
-def _is_settled(journal: Mapping[str, Mapping[str, Any]], pair: LabelledPair) -> bool:
+def _is_settled(row: Mapping[str, Any] | None, pair: LabelledPair) -> bool:
     """Whether the journal has a final word on this pair with this label."""
-    row = journal.get(pair.key)
+    # A label may turn when more people rank: reasons for the old one are then asked for anew.
     return row is not None and row["status"] != "failed" and row["consistent"] == pair.consistent
-
-
-def _explain_missing(
-    folder: Path,
-    model: ChatModel,
-    missing: Sequence[LabelledPair],
-    journal: Journal,
-    *,
-    attempts: int,
-    workers: int,
-    progress: Progress,
-) -> None:
-    with ThreadPoolExecutor(workers) as pool:
-        running = [pool.submit(explain_pair, folder, model, pair, attempts=attempts) for pair in missing]
-        try:
-            for done, future in enumerate(as_completed(running), 1):
-                journal.add(future.result())
-                progress(done, len(missing))
-        except BaseException:
-            # A refused key or Ctrl-C: requests that wait would each cost time and money for nothing.
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> dict[str, Any]:
     """One row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed` with its error."""
     row: dict[str, Any] = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
-    messages = [{"role": "user", "content": [*image_parts(folder, pair), {"type": "text", "text": request_text(pair)}]}]
+    images = [_image_part(inside(folder, name)) for name in pair.images]
+    messages = [{"role": "user", "content": [*images, {"type": "text", "text": request_text(pair)}]}]
     try:
         for _ in range(attempts):
             explanation = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
             # The model may say that the label is wrong. A reason for the other label would teach the judge a lie.
             if (explanation.answer == "Yes") == pair.consistent:
                 return row | {"status": "explained", "reasons": explanation.reasons}
-            model.count_contradiction()
+            model.count(contradicted=1)
     except ChatError as error:
-        model.count_failure()
+        model.count(failed=1)
         return row | {"status": "failed", "error": str(error)}
     return row | {"status": "contradicted", "error": f"{attempts} answers argued for the other label"}
 
@@ -153,18 +128,10 @@ def request_text(pair: LabelledPair) -> str:
     )
 
 
-def image_parts(folder: Path, pair: LabelledPair) -> list[dict[str, Any]]:
-    """The pair as parts of a chat message.
-
-    Raises:
-        ValueError: if an image is missing.
-    """
-    return [{"type": "image_url", "image_url": {"url": data_url(inside(folder, name))}} for name in pair.images]
-
-
-def data_url(path: Path) -> str:
-    """An image file as a data URL."""
+def _image_part(path: Path) -> dict[str, Any]:
+    """An image file as a part of a chat message. Raises ValueError if it is missing."""
     kind = IMAGE_TYPES.get(path.suffix.lower())
     if kind is None or not path.is_file():
         raise ValueError(f"{path} is missing or no image; put it back, or export without its rankings")
-    return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    url = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -10,26 +10,27 @@ The folder stands alone: images are linked into it, or copied if the file system
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pacorl.core.questions import same_theme
 from pacorl.data.comparisons import save_comparisons, save_sharegpt
-from pacorl.dataset.answers import collect_answers
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import Answer, LabelledPair, read_answers, read_pairs, write_pairs
+from pacorl.dataset.records import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
-from pacorl.io.files import inside
+from pacorl.io.files import inside, replacing
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
+ROWS_PER_GROUP = 100
+"""So many rows of a parquet file are in memory at a time, images included; the hub's viewer likes this size too."""
 
 
 class Export:
@@ -48,14 +49,15 @@ class Export:
             ValueError: if a split that has a share gets nothing.
         """
         own_groups = {answer.group for answer in self.answers if answer.own_group}
-        questions = (
-            (pair.group, pair.question)
-            for pair in self.pairs
-            if pair.group not in own_groups and _names_a_theme(pair.question)
-        )
-        shown = ((pair.group, image) for pair in self.pairs for image in pair.images)
-        ranked = ((answer.group, image) for answer in self.answers for image in (answer.reference, *answer.candidates))
-        self.split_of = split_groups(chain(questions, shown, ranked), shares=shares, seed=seed)
+        ties = [(pair.group, image) for pair in self.pairs for image in pair.images]
+        # Candidates between the best and the worst are in no pair, but in the benchmark's rankings.
+        ties += [(answer.group, image) for answer in self.answers for image in (answer.reference, *answer.candidates)]
+        for pair in self.pairs:
+            # A question without a theme is that of every group, and would tie all of them.
+            names_theme = pair.question != same_theme("") and pair.question.startswith(same_theme("").partition('"')[0])
+            if names_theme and pair.group not in own_groups:
+                ties.append((pair.group, pair.question))
+        self.split_of = split_groups(ties, shares=shares, seed=seed)
         empty = [name for name, share in shares.items() if share > 0 and name not in self.split_of.values()]
         if empty:
             raise ValueError(
@@ -76,7 +78,7 @@ class Export:
         """Pairs as a judge's training data, their images brought into the export."""
         return [
             Comparison(
-                images=tuple(self.out / self.bring_image(name) for name in pair.images),
+                images=tuple(map(self.bring_image, pair.images)),
                 question=pair.question,
                 consistent=pair.consistent,
                 reasons=pair.reasons,
@@ -86,19 +88,14 @@ class Export:
             for pair in pairs
         ]
 
-    def bring_image(self, name: str) -> str:
+    def bring_image(self, name: str) -> Path:
         """Links an image into the export; returns its path there."""
         source, target = inside(self.folder, name), self.out / name
         if not source.is_file():
-            raise ValueError(
-                f"{self.folder / name} is missing, and the export needs it; put it back or drop its rankings"
-            )
+            path = self.folder / name
+            raise ValueError(f"{path} is missing, and the export needs it; put it back or drop its rankings")
         link_or_copy(source, target)
-        return name
-
-
-def _names_a_theme(question: str) -> bool:
-    return question != same_theme("") and question.startswith(same_theme("").partition('"')[0])
+        return target
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -131,38 +128,62 @@ def write_comparisons(export: Export) -> list[Path]:
 
 def write_parquet(export: Export) -> list[Path]:
     """One parquet file per split, images inside, which `datasets.load_dataset(folder)` opens. Needs pyarrow."""
-    from pacorl.dataset.parquet import write_pairs_parquet
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
+    texts = ("question", "reasons", "category", "group")
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = {
+        "image_1": (image, {"_type": "Image"}),
+        "image_2": (image, {"_type": "Image"}),
+        "consistent": (pa.bool_(), {"dtype": "bool", "_type": "Value"}),
+        **dict.fromkeys(texts, (pa.string(), {"dtype": "string", "_type": "Value"})),
+    }
+    # `datasets` takes the columns' features from this key; without it an image would be a struct of bytes.
+    features = {name: feature for name, (_, feature) in columns.items()}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()], metadata=metadata)
+
+    def row_of(pair: LabelledPair) -> dict[str, Any]:
+        first, second = ({"bytes": inside(export.folder, name).read_bytes(), "path": name} for name in pair.images)
+        row = {"image_1": first, "image_2": second, "consistent": pair.consistent}
+        return row | {name: getattr(pair, name) for name in texts}
 
     written = []
     for split, pairs in export.splits():
         written.append(export.out / "data" / f"{split}-00000-of-00001.parquet")
-        write_pairs_parquet(written[-1], pairs, root=export.folder)
+        with replacing(written[-1]) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+            for start in range(0, len(pairs), ROWS_PER_GROUP):
+                rows = [row_of(pair) for pair in pairs[start : start + ROWS_PER_GROUP]]
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return written
 
 
 def write_consistency_rank(export: Export) -> list[Path]:
     """ConsistencyRank's folder of the test split: one ranking per instance, by mean rank; tied ones are left out."""
     root = export.out / "benchmark"
+    path = export.folder / "diverse.jsonl"
+    criteria = {str(row.get("idx")): row.get("criteria", {}) for row in read_jsonl(path)} if path.is_file() else {}
+    prompts: dict[str, dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
+    shown: dict[tuple[str, str], str] = {}
     rankings, _ = export.benchmark()
     folders = _benchmark_folders(rankings)
-    prompts = {folders[answer.instance]: answer for answer in rankings}
-    criteria = _criteria(export.folder)
-    write_jsonl(
-        root / "prompt_data.jsonl",
-        [
-            {"idx": folder, "prompt": answer.theme, "criteria": answer.criteria or criteria.get(answer.group, {})}
-            for folder, answer in prompts.items()
-        ],
-    )
-    rows: list[dict[str, Any]] = []
-    files: dict[str, str] = {}
     for answer in rankings:
         folder = folders[answer.instance]
+        texts = {"prompt": answer.theme, "criteria": answer.criteria or criteria.get(answer.group, {})}
+        prompts[folder] = {"idx": folder, **texts}
+        names: dict[str, str] = {}
         # Candidates in the order of their names: the order in which they are listed must not give the answer away.
-        names = {
-            name: _benchmark_image(export, root, folder, name, files)
-            for name in (answer.reference, *sorted(answer.candidates))
-        }
+        for name in (answer.reference, *sorted(answer.candidates)):
+            names[name] = Path(name).name
+            # Images of one name from several folders get their whole path as a name.
+            if shown.setdefault((folder, names[name]), name) != name:
+                names[name] = name.replace("/", "__")
+                shown[folder, names[name]] = name
+            link_or_copy(export.bring_image(name), root / "images" / folder / names[name])
         rows.append(
             {
                 "folder": folder,
@@ -171,6 +192,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
                 "rank_images": [names[name] for name in answer.candidates],
             }
         )
+    write_jsonl(root / "prompt_data.jsonl", prompts.values())
     write_jsonl(root / "consistency_full_rank.jsonl", rows)
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
 
@@ -189,27 +211,6 @@ def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
     return folders
 
 
-def _benchmark_image(export: Export, root: Path, folder: str, name: str, files: dict[str, str]) -> str:
-    """Brings an image into the benchmark's folder; returns its name there.
-
-    Args:
-        files: file of the benchmark → the image that it shows. Images of one name from several folders get their whole
-            path as a name.
-    """
-    export.bring_image(name)
-    short = Path(name).name
-    if files.setdefault(f"{folder}/{short}", name) != name:
-        short = name.replace("/", "__")
-        files[f"{folder}/{short}"] = name
-    link_or_copy(export.out / name, root / "images" / folder / short)
-    return short
-
-
-def _criteria(folder: Path) -> dict[str, Any]:
-    path = folder / "diverse.jsonl"
-    return {str(row.get("idx")): row.get("criteria", {}) for row in read_jsonl(path)} if path.is_file() else {}
-
-
 FORMATS: dict[str, Callable[[Export], list[Path]]] = {
     "sharegpt": write_sharegpt,
     "jsonl": write_comparisons,
@@ -218,8 +219,7 @@ FORMATS: dict[str, Callable[[Export], list[Path]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledData:
+class LabelledData(NamedTuple):
     """The pairs and rankings of people and imports."""
 
     pairs: list[LabelledPair]
@@ -248,14 +248,14 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dr
     pairs, balance = label_pairs(answers, rule=rule, question=question)
     imported = [pair for path in imported_files if path.name == "pairs.jsonl" for pair in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
-    counts = {**balance.as_dict(), "imported_yes": yes, "imported_no": len(imported) - yes}
+    counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
     labelled = LabelledData([*pairs, *imported], answers, counts)
     if not dry_run:
         sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
         # A step of its own: `explain` and `export` both label, and the second must not rewrite the first one's file.
         step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
         if step.counts_if_done() is None:
-            write_pairs(folder / "pairs.jsonl", labelled.pairs)
+            write_records(folder / "pairs.jsonl", labelled.pairs)
             step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
     return labelled
 
@@ -291,9 +291,8 @@ def export(
     if unknown:
         raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
     labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
-    bundle = Export(
-        folder, out or folder / "export", pairs=with_reasons(folder, labelled.pairs), answers=labelled.answers
-    )
+    pairs = with_reasons(folder, labelled.pairs)
+    bundle = Export(folder, out or folder / "export", pairs=pairs, answers=labelled.answers)
     bundle.assign_splits(shares, seed=seed)
     counts = {"balance": labelled.balance, "splits": {name: _split_counts(pairs) for name, pairs in bundle.splits()}}
     if "consistency_rank" in formats:
@@ -306,15 +305,11 @@ def export(
         written += FORMATS[name](bundle)
         progress(done, len(formats))
     sources = [folder / name for name in ("pairs.jsonl", "rankings.jsonl", "explanations.jsonl")]
-    step = DatasetStep(
-        folder,
-        "export",
-        inputs=[path for path in sources if path.is_file()],
-        options={"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)},
-        seed=seed,
-    )
+    inputs = [path for path in sources if path.is_file()]
+    options = {"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)}
+    step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
     # Files of an earlier export go, so that no old split lies beside the new ones.
-    for path in {*step.last_outputs()} - {*written}:
+    for path in {folder / name for name in step.last().get("outputs", ())} - {*written}:
         if path.is_relative_to(bundle.out):
             path.unlink(missing_ok=True)
     return step.finish(outputs=written, counts=counts)
@@ -322,15 +317,9 @@ def export(
 
 def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:
     """The pairs with their reasons from explanations.jsonl, unless these argue for the other label."""
-    rows = read_journal(folder / "explanations.jsonl")
-    reasons = {key: row["reasons"] for key, row in rows.items() if row["status"] == "explained"}
-    labels = {key: row["consistent"] for key, row in rows.items()}
-    return [
-        replace(pair, reasons=reasons[pair.key])
-        if pair.key in reasons and labels[pair.key] == pair.consistent
-        else pair
-        for pair in pairs
-    ]
+    rows = read_journal(folder / "explanations.jsonl").values()
+    reasons = {(row["key"], row["consistent"]): row["reasons"] for row in rows if row["status"] == "explained"}
+    return [replace(pair, reasons=reasons.get((pair.key, pair.consistent), pair.reasons)) for pair in pairs]
 
 
 def _split_counts(pairs: Sequence[LabelledPair]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ them beside the folder's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sh
 from pacorl.data.rankings import Ranking, load_rankings
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.records import Answer, LabelledPair, write_answers, write_pairs
+from pacorl.dataset.records import Answer, LabelledPair, write_records
 from pacorl.dataset.rules import pair_key, question_suffix
-from pacorl.io.documents import read_json, read_jsonl, read_keyed
+from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed
 from pacorl.io.files import digest, inside, safe_name
 from pacorl.io.images import SHOWN_FAULTS, check_readable
 
@@ -27,30 +27,21 @@ class Import:
     """One source, a folder or a file beside its images, on its way into `FOLDER/imported/NAME`."""
 
     def __init__(self, folder: Path, source: Path, name: str) -> None:
-        self.folder, self.source, self.name = folder, source, safe_name(name)
+        self.source, self.name = source, safe_name(name)
         self.root = source.parent if source.is_file() else source
         """Image paths are relative to it."""
         self.target = folder / "imported" / name
         self.images: dict[str, Path] = {}
         """Inner name → file, of every image that the records show."""
 
-    def add_image(self, relative: str, *, where: str) -> str:
+    def add_image(self, relative: str) -> str:
         """Adds an image to be brought in; returns its path relative to the dataset folder."""
-        try:
-            path = inside(self.root, relative)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        path = inside(self.root, relative)
         if not path.is_file():
-            raise ValueError(f"{where}: the image {self.root / relative} is missing")
+            raise ValueError(f"the image {self.root / relative} is missing")
         inner = path.relative_to(self.root.resolve()).as_posix()
         self.images[inner] = path
         return f"imported/{self.name}/files/{inner}"
-
-    def bring_images(self, progress: Progress = silent) -> None:
-        """Links or copies the images that were added."""
-        for done, (inner, path) in enumerate(self.images.items(), 1):
-            link_or_copy(path, self.target / "files" / inner)
-            progress(done, len(self.images))
 
 
 def import_benchmark(bundle: Import) -> Iterator[Answer]:
@@ -58,43 +49,39 @@ def import_benchmark(bundle: Import) -> Iterator[Answer]:
     prompts = read_keyed(bundle.source / "prompt_data.jsonl", key="idx")
     path, seen = bundle.source / "consistency_full_rank.jsonl", set()
     for number, row in enumerate(read_jsonl(path), 1):
-        where = f"{path}, record {number}"
-        group, order = str(_key(row, "folder", where)), _key(row, "rank_images", where)
-        if sorted(order) != sorted(_key(row, "comp_images", where)):
-            raise ValueError(f"{where}: rank_images are not an order of comp_images")
-        reference, *ranked = (
-            _benchmark_image(bundle, group, name, where) for name in (_key(row, "ref_image", where), *order)
-        )
-        if (reference, *sorted(ranked)) in seen:
-            raise ValueError(f"{where}: the same reference and candidates as an earlier record")
-        seen.add((reference, *sorted(ranked)))
+        with blamed_on(f"{path}, record {number}"):
+            group, order = str(_required(row, "folder")), _required(row, "rank_images")
+            if sorted(order) != sorted(_required(row, "comp_images")):
+                raise ValueError("rank_images are not an order of comp_images")
+            images = []
+            for name in (_required(row, "ref_image"), *order):
+                # The released loader joins images/FOLDER with a bare name; some copies carry the folder in the name.
+                folders = "" if name.startswith("images/") else "images/"
+                folders += "" if name.startswith(("images/", f"{group}/")) else f"{group}/"
+                images.append(bundle.add_image(folders + name))
+            reference, *candidates = images
+            if (reference, *sorted(candidates)) in seen:
+                raise ValueError("the same reference and candidates as an earlier record")
+        seen.add((reference, *sorted(candidates)))
         yield Answer(
             instance=f"{bundle.name}:{number}",
             annotator=bundle.name,
             group=f"{bundle.name}:{group}",
             reference=reference,
-            candidates=tuple(ranked),
+            candidates=tuple(candidates),
             theme=str(prompts.get(group, {}).get("prompt", "")),
         )
 
 
-def _benchmark_image(bundle: Import, group: str, name: str, where: str) -> str:
-    # The released loader joins images/FOLDER with a bare name; some copies carry the folder in the name.
-    relative = (
-        name if name.startswith("images/") else f"images/{name if name.startswith(f'{group}/') else f'{group}/{name}'}"
-    )
-    return bundle.add_image(relative, where=where)
-
-
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
     """LLaMA-Factory's sharegpt JSON beside a dataset_info.json: PaCo-Dataset's folder, or one of our exports."""
-    for name in sharegpt_names(bundle.source):
-        for number, comparison in enumerate(load_sharegpt(bundle.source, name), 1):
-            where = f"{bundle.source}:{name}, record {number}"
-            if len(comparison.images) != 2:
-                raise ValueError(f"{where}: a pair shows two images, this has {len(comparison.images)}")
-            names = [path.relative_to(bundle.source).as_posix() for path in comparison.images]
-            images = tuple(bundle.add_image(name, where=where) for name in names)
+    for entry in sharegpt_names(bundle.source):
+        for number, comparison in enumerate(load_sharegpt(bundle.source, entry), 1):
+            with blamed_on(f"{bundle.source}:{entry}, record {number}"):
+                if len(comparison.images) != 2:
+                    raise ValueError(f"a pair shows two images, this has {len(comparison.images)}")
+                names = [path.relative_to(bundle.source).as_posix() for path in comparison.images]
+                images = tuple(map(bundle.add_image, names))
             yield LabelledPair(
                 key=pair_key(*images) + question_suffix(comparison.question),
                 group=f"{bundle.name}:{comparison.group or Path(names[0]).parent.as_posix()}",
@@ -112,24 +99,35 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
     The paper took 5,695 of them after checking each by hand; `verified.txt` beside the JSON, one record number
     (from 1) a line, names those to take.
     """
-    path = bundle.source / "text_and_image_to_image.json"
-    verified = _verified(bundle.source / "verified.txt")
-    for number, row in enumerate(_json(path), 1):
-        if verified is not None and number not in verified:
+    path, *lists = sharegpt_4o_files(bundle.source)
+    verified = {int(line) for listed in lists for line in listed.read_text().split()}
+    for number, row in enumerate(read_json(path), 1):
+        if lists and number not in verified:
             continue
-        where = f"{path}, record {number}"
-        sources, results = _names(row, "input_image", where), _names(row, "output_image", where)
-        if len(sources) != 1 or len(results) != 1:
-            continue  # several sources: not a pair
-        images = tuple(bundle.add_image(name, where=where) for name in (sources[0], results[0]))
+        with blamed_on(f"{path}, record {number}"):
+            shown = [_required(row, key) for key in ("input_image", "output_image")]
+            sources, edits = ([name] if isinstance(name, str) else list(name) for name in shown)
+            if len(sources) != 1 or len(edits) != 1:
+                continue  # several sources: not a pair
+            images = tuple(map(bundle.add_image, (sources[0], edits[0])))
+            instruction = str(_required(row, "input_prompt"))
         yield LabelledPair(
-            key=pair_key(*images) + question_suffix(str(_key(row, "input_prompt", where))),
+            key=pair_key(*images) + question_suffix(instruction),
             group=f"{bundle.name}:{sources[0]}",
             images=images,
             consistent=True,
-            question=questions.edit_kept(str(row["input_prompt"])),
+            question=questions.edit_kept(instruction),
             category="Editing",
         )
+
+
+def _required(row: Any, key: str) -> Any:
+    if not isinstance(row, dict) or key not in row:
+        raise ValueError(f"{key!r} is missing")
+    return row[key]
+
+
+# --- rankings of one's own ---------------------------------------------------------------------------------------
 
 
 def import_rankings(bundle: Import) -> Iterator[Answer]:
@@ -143,18 +141,23 @@ def import_rankings(bundle: Import) -> Iterator[Answer]:
     instances: dict[object, str] = {}
     lines: dict[tuple[str, str], int] = {}
     for ranking in rankings:
-        where = f"{bundle.source}:{ranking.line}"
-        _check_copies(ranking, stored, where)
+        location = f"{bundle.source}:{ranking.line}"
+        first: dict[str, str] = {}
+        for name in (ranking.reference, *ranking.candidates):
+            other = first.setdefault(stored[name], name)
+            if other != name:
+                raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
         reference, candidates = stored[ranking.reference], tuple(stored[name] for name in ranking.candidates)
+        counts = [len(tier) for tier in ranking.tiers]
+        # (("a",), ("b", "c"), ("d",)) → (1, 2, 2, 4)
+        ranks = tuple(1 + sum(counts[:index]) for index, count in enumerate(counts) for _ in range(count))
         key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{bundle.name}:{len(instances) + 1}")
         annotator = ranking.annotator or bundle.name
         line = lines.setdefault((instance, annotator), ranking.line)
         if line != ranking.line:
-            raise ValueError(
-                f"{where}: ranks what {annotator} has ranked in line {line}; take one out, or name an 'annotator' in "
-                "each if two people did"
-            )
+            fix = "take one out, or name an 'annotator' in each if two people did"
+            raise ValueError(f"{location}: ranks what {annotator} has ranked in line {line}; {fix}")
         yield Answer(
             instance=instance,
             annotator=annotator,
@@ -163,7 +166,7 @@ def import_rankings(bundle: Import) -> Iterator[Answer]:
             candidates=candidates,
             theme=ranking.theme,
             category=ranking.category,
-            ranks=_ranks(ranking.tiers),
+            ranks=ranks if max(counts) > 1 else (),
             criteria=ranking.criteria,
             own_group=bool(ranking.group),
         )
@@ -178,9 +181,18 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
     for ranking in rankings:
         for name in (ranking.reference, *ranking.candidates):
             lines.setdefault(name, ranking.line)
-    missing = [name for name in lines if not _is_file(bundle, name, line=lines[name])]
+    missing = []
+    for name, line in lines.items():
+        try:
+            path = inside(bundle.root, name)
+        except ValueError as error:
+            raise ValueError(f"{bundle.source}:{line}: {error}; move the file to a folder above its images") from None
+        if not path.is_file():
+            tie = " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
+            hint = " (write folders with /)" if "\\" in name else tie
+            missing.append(f"\n  line {line}: {name}{hint}")
     if missing:
-        shown = "".join(f"\n  line {lines[name]}: {name}{_hint(name)}" for name in missing[:SHOWN_FAULTS])
+        shown = "".join(missing[:SHOWN_FAULTS])
         more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
         raise ValueError(
             f"{bundle.source}: {len(missing)} image(s) missing; paths are relative to {bundle.root}:{shown}{more}"
@@ -189,38 +201,7 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
     first: dict[str, str] = {}
     # By content: a copy under another name in another split would leak.
     originals = {name: first.setdefault(digest(bundle.root / name), name) for name in lines}
-    return {name: bundle.add_image(original, where=str(bundle.source)) for name, original in originals.items()}
-
-
-def _is_file(bundle: Import, name: str, *, line: int) -> bool:
-    try:
-        return inside(bundle.root, name).is_file()
-    except ValueError as error:
-        raise ValueError(f"{bundle.source}:{line}: {error}; move the file to a folder above its images") from None
-
-
-def _hint(name: str) -> str:
-    """A guess at what is wrong with a name that is no file's."""
-    if "\\" in name:
-        return " (write folders with /)"
-    return " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
-
-
-def _check_copies(ranking: Ranking, stored: Mapping[str, str], where: str) -> None:
-    """Raises ValueError if two images of a ranking are the same file, or copies of one."""
-    first: dict[str, str] = {}
-    for name in (ranking.reference, *ranking.candidates):
-        other = first.setdefault(stored[name], name)
-        if other != name:
-            raise ValueError(f"{where}: {other} and {name} are the same image; take one out")
-
-
-def _ranks(tiers: Sequence[Sequence[str]]) -> tuple[int, ...]:
-    """(("a",), ("b", "c"), ("d",)) → (1, 2, 2, 4); nothing if there is no tie."""
-    if all(len(tier) == 1 for tier in tiers):
-        return ()
-    counts = [len(tier) for tier in tiers]
-    return tuple(1 + sum(counts[:index]) for index, count in enumerate(counts) for _ in range(count))
+    return {name: bundle.add_image(original) for name, original in originals.items()}
 
 
 def _folder_name(text: str) -> str:
@@ -229,31 +210,30 @@ def _folder_name(text: str) -> str:
     return short if 0 < len(short) <= 80 else f"{short[:60]}-{pair_key(text, '')[:8]}"
 
 
-def _verified(path: Path) -> set[int] | None:
-    return {int(line) for line in path.read_text().split()} if path.is_file() else None
+# --- every source ------------------------------------------------------------------------------------------------
 
 
-def _rankings_file(source: Path) -> list[Path]:
+def benchmark_files(source: Path) -> list[Path]:
+    return [source / "prompt_data.jsonl", source / "consistency_full_rank.jsonl"]
+
+
+def sharegpt_4o_files(source: Path) -> list[Path]:
+    verified = source / "verified.txt"
+    return [source / "text_and_image_to_image.json", *([verified] if verified.is_file() else [])]
+
+
+def rankings_files(source: Path) -> list[Path]:
     if not source.is_file():
         fault = "is a folder" if source.is_dir() else "is missing"
         raise ValueError(f"{source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
     return [source]
 
 
-def _benchmark_files(source: Path) -> list[Path]:
-    return [source / "prompt_data.jsonl", source / "consistency_full_rank.jsonl"]
-
-
-def _sharegpt_4o_files(source: Path) -> list[Path]:
-    verified = source / "verified.txt"
-    return [source / "text_and_image_to_image.json", *([verified] if verified.is_file() else [])]
-
-
 SOURCES: dict[str, tuple[Callable[[Import], Iterator[Any]], Callable[[Path], list[Path]]]] = {
-    "consistency_rank": (import_benchmark, _benchmark_files),
+    "consistency_rank": (import_benchmark, benchmark_files),
     "sharegpt": (import_sharegpt, sharegpt_files),
-    "sharegpt_4o_image": (import_sharegpt_4o, _sharegpt_4o_files),
-    "rankings": (import_rankings, _rankings_file),
+    "sharegpt_4o_image": (import_sharegpt_4o, sharegpt_4o_files),
+    "rankings": (import_rankings, rankings_files),
 }
 """kind → its reader, and the files that hold its records."""
 
@@ -287,27 +267,29 @@ def import_folder(
         raise ValueError(f"unknown kind {kind!r}; there are {', '.join(SOURCES)}")
     read, files_of = SOURCES[kind]
     bundle = Import(folder, source, name or (_folder_name(source.stem) if source.is_file() else source.resolve().name))
+    files = files_of(source)
+    for path in files:
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; is this the right folder and kind?")
     options = {"kind": kind, "source": str(source.resolve())}
-    step = DatasetStep(folder, f"import-{bundle.name}", inputs=_existing(files_of(source)), options=options)
+    step = DatasetStep(folder, f"import-{bundle.name}", inputs=files, options=options)
     _check_source(step)
     # Everything is read and checked before the first file is brought in: a fault leaves the folder as it was.
-    items = list(read(bundle))
-    rankings = [item for item in items if isinstance(item, Answer)]
-    pairs, lost = without_contradictions([item for item in items if isinstance(item, LabelledPair)])
+    records = list(read(bundle))
+    rankings = [record for record in records if isinstance(record, Answer)]
+    pairs, lost = without_contradictions([record for record in records if isinstance(record, LabelledPair)])
+    counts = {"pairs": len(pairs), "yes": sum(pair.consistent for pair in pairs), **lost}
     if rankings:
-        counts = {
-            "rankings": len(rankings),
-            "groups": len({answer.group for answer in rankings}),
-            "annotators": len({answer.annotator for answer in rankings}),
-        }
-    else:
-        counts = {"pairs": len(pairs), "yes": sum(pair.consistent for pair in pairs), **lost}
+        people, groups = ({getattr(answer, name) for answer in rankings} for name in ("annotator", "group"))
+        counts = {"rankings": len(rankings), "groups": len(groups), "annotators": len(people)}
     counts["images"] = len(bundle.images)
     if dry_run:
         return counts
-    bundle.bring_images(progress)
+    for done, (inner, path) in enumerate(bundle.images.items(), 1):
+        link_or_copy(path, bundle.target / "files" / inner)
+        progress(done, len(bundle.images))
     path = bundle.target / ("rankings.jsonl" if rankings else "pairs.jsonl")
-    write_answers(path, rankings) if rankings else write_pairs(path, pairs)
+    write_records(path, rankings or pairs)
     return step.finish(outputs=[path], counts=counts)
 
 
@@ -319,36 +301,12 @@ def without_contradictions(pairs: Sequence[LabelledPair]) -> tuple[list[Labelled
     return agreed, {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
 
 
-def _existing(paths: Sequence[Path]) -> Sequence[Path]:
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"{path} is missing; is this the right folder and kind?")
-    return paths
-
-
 def _check_source(step: DatasetStep) -> None:
     """Raises ValueError if another source has the name; the same files may come in again, from elsewhere too."""
-    last, mine = step.last_plan(), step.plan()
+    last, mine = step.last().get("plan"), step.plan()
     if last is None or last["options"] == mine["options"]:
         return
     same_files = sorted(last["inputs"].values()) == sorted(mine["inputs"].values())
     if not same_files or last["options"]["kind"] != mine["options"]["kind"]:
         name = step.name.removeprefix("import-")
         raise ValueError(f"{name!r} is already the import of {last['options']['source']}; give this one a --name")
-
-
-def _names(row: dict[str, Any], key: str, where: str) -> list[str]:
-    value = _key(row, key, where)
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _key(row: Any, key: str, where: str) -> Any:
-    if not isinstance(row, dict) or key not in row:
-        raise ValueError(f"{where}: {key!r} is missing")
-    return row[key]
-
-
-def _json(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; is this the right folder and kind?")
-    return read_json(path)

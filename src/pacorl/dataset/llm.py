@@ -10,15 +10,19 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pacorl.io.documents import blamed_on, parse_json
+from pacorl.dataset.manifest import Progress
+from pacorl.dataset.records import faults_of
+from pacorl.io.documents import Journal, blamed_on, parse_json
 
 Message = dict[str, Any]
 Reply = TypeVar("Reply", bound=BaseModel)
+Item = TypeVar("Item")
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 
@@ -44,12 +48,9 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def cost(self, price: tuple[float, float]) -> float:
-        """In the currency of `price`, which is per million prompt and completion tokens."""
-        return (self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+    def with_cost(self, price: tuple[float, float]) -> dict[str, float]:
+        """The counts, and their cost in the currency of `price`, which is per million prompt and completion tokens."""
+        return asdict(self) | {"cost": cost((self.prompt_tokens, self.completion_tokens), price)}
 
 
 @dataclass(slots=True)
@@ -87,7 +88,9 @@ class ChatModel:
             raise ChatError(f"no answer after {self.retries} retries ({_brief(error)})") from None
         except json.JSONDecodeError as error:
             raise ChatError(f"the server's answer is cut off ({error.msg})") from None
-        self._count(answer)
+        used = getattr(answer, "usage", None)
+        tokens = {name: getattr(used, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")}
+        self.count(calls=1, **tokens)
         text = answer.choices[0].message.content if getattr(answer, "choices", None) else None
         if not text:
             raise ChatError("the answer is empty")
@@ -108,14 +111,12 @@ class ChatModel:
             try:
                 answer = parse(text, schema)
                 check(answer)
+                return answer
             except ValueError as error:
                 fault = str(error)
-                with self._lock:
-                    self.usage.malformed += 1
-                plea = f"That answer cannot be used: {fault}. Answer again, with the corrected JSON object only."
-                talk = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
-                continue
-            return answer
+            self.count(malformed=1)
+            plea = f"That answer cannot be used: {fault}. Answer again, with the corrected JSON object only."
+            talk = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
         raise ChatError(f"{attempts} answers in a row could not be used; the last: {fault}")
 
     def _connect(self) -> Any:
@@ -130,20 +131,11 @@ class ChatModel:
                 )
             return self._client
 
-    def _count(self, answer: Any) -> None:
-        used = getattr(answer, "usage", None)
+    def count(self, **counts: int) -> None:
+        """Adds to the usage, e.g. `count(failed=1)`."""
         with self._lock:
-            self.usage.calls += 1
-            self.usage.prompt_tokens += getattr(used, "prompt_tokens", 0) or 0
-            self.usage.completion_tokens += getattr(used, "completion_tokens", 0) or 0
-
-    def count_failure(self) -> None:
-        with self._lock:
-            self.usage.failed += 1
-
-    def count_contradiction(self) -> None:
-        with self._lock:
-            self.usage.contradicted += 1
+            for name, number in counts.items():
+                setattr(self.usage, name, getattr(self.usage, name) + number)
 
     def close(self) -> None:
         if self._client is not None:
@@ -153,8 +145,37 @@ class ChatModel:
 def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:
     """The tokens and the cost of `count` requests: `tokens` of each, `price` per million, prompt and completion."""
     prompt, completion = (count * each for each in tokens)
-    usage = Usage(prompt_tokens=prompt, completion_tokens=completion)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "cost": usage.cost(price)}
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "cost": cost((prompt, completion), price)}
+
+
+def cost(tokens: tuple[int, int], price: tuple[float, float]) -> float:
+    return (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
+
+
+def fill_journal(
+    journal: Journal,
+    items: Sequence[Item],
+    answer: Callable[[Item], dict[str, Any] | None],
+    *,
+    workers: int,
+    progress: Progress,
+) -> None:
+    """Adds the answer about each item to the journal as it comes, `workers` at a time; None is left out.
+
+    What `answer` raises ends it at once.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(answer, item) for item in items]
+        try:
+            for done, future in enumerate(as_completed(running), 1):
+                # Written by this thread alone: a journal's lines must not run into each other.
+                if (row := future.result()) is not None:
+                    journal.add(row)
+                progress(done, len(items))
+        except BaseException:
+            # A refused key or Ctrl-C: requests that wait would each cost time and money for nothing.
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def parse(text: str, schema: type[Reply]) -> Reply:
@@ -168,8 +189,7 @@ def parse(text: str, schema: type[Reply]) -> Reply:
     try:
         return schema.model_validate(document)
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'answer'}: {fault['msg']}" for fault in error.errors()[:3]]
-        raise ValueError("; ".join(faults).replace("Value error, ", "")) from None
+        raise ValueError(faults_of(error)) from None
 
 
 def _brief(error: Exception) -> str:

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import as_read_back, read_json, write_json
+from pacorl.io.documents import as_read_back, read_object, write_json
 from pacorl.io.files import digest
 
 Progress = Callable[[int, int], None]
@@ -49,20 +49,28 @@ class DatasetStep:
 
     def counts_if_done(self) -> dict[str, Any] | None:
         """The counts of the finished step, or None if there is work to do."""
-        manifest = self._manifest()
-        if manifest is None or manifest["plan"] != self.plan() or not self._outputs_stand(manifest["outputs"]):
+        last = self.last()
+        if not last or last["plan"] != self.plan():
             return None
-        return dict(manifest["counts"])
+        outputs = {self.folder / name: sha256 for name, sha256 in last["outputs"].items()}
+        stand = all(path.is_file() and digest(path) == sha256 for path, sha256 in outputs.items())
+        return dict(last["counts"]) if stand else None
 
-    def last_plan(self) -> dict[str, Any] | None:
-        """The plan of the last finished work: inputs by SHA-256, options and seed; None if there was none."""
-        manifest = self._manifest()
-        return None if manifest is None else dict(manifest["plan"])
+    def last(self) -> dict[str, Any]:
+        """The manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none.
 
-    def last_outputs(self) -> list[Path]:
-        """The files that the last finished work wrote, whether they are still there or not."""
-        manifest = self._manifest()
-        return [] if manifest is None else [self.folder / name for name in manifest["outputs"]]
+        Raises:
+            ValueError: if the file is no manifest.
+        """
+        if not self.path.is_file():
+            return {}
+        try:
+            manifest = read_object(self.path)
+            if not {"plan", "outputs", "counts"} <= manifest.keys():
+                raise ValueError("it lacks its plan, outputs or counts")
+        except ValueError as error:
+            raise ValueError(f"{self.path} is no manifest ({error}); delete it to do the step again") from None
+        return manifest
 
     def finish(self, *, outputs: Sequence[Path], counts: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the manifest; returns the counts."""
@@ -83,27 +91,8 @@ class DatasetStep:
             "options": dict(self.options),
             "seed": self.seed,
         }
+        # Compared with what a file says, in which tuples are lists.
         return dict(as_read_back(plan))
-
-    def _manifest(self) -> dict[str, Any] | None:
-        """The manifest on the disk; None if there is none.
-
-        Raises:
-            ValueError: if the file is no manifest.
-        """
-        if not self.path.is_file():
-            return None
-        try:
-            manifest = read_json(self.path)
-        except ValueError as error:
-            raise ValueError(f"{self.path} is no manifest ({error}); delete it to do the step again") from None
-        if not isinstance(manifest, dict) or not {"plan", "outputs", "counts"} <= manifest.keys():
-            raise ValueError(f"{self.path} is no manifest; delete it to do the step again")
-        return manifest
-
-    def _outputs_stand(self, outputs: Mapping[str, str]) -> bool:
-        paths = {self.folder / name: sha256 for name, sha256 in outputs.items()}
-        return all(path.is_file() and digest(path) == sha256 for path, sha256 in paths.items())
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)

@@ -1,13 +1,16 @@
 """Writes T2IS records, balanced over a taxonomy (`pacorl dataset prompts`).
 
-A writer turns an order (subcategory, layout, number) into a record. `LlmWriter` asks a language model; `TinyWriter`
-makes the prompts of the tiny world and needs no network.
+A taxonomy (a YAML of categories, subcategories and the dimensions that a set must keep) gives orders; a writer turns
+an order (subcategory, layout, number) into a record. `llm_writer` asks a language model; `tiny_writer` makes the
+prompts of the tiny world and needs no network.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any
@@ -15,12 +18,79 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import panel_tags, panel_texts, parse_layout
-from pacorl.data.characters import Split, character_prompts
-from pacorl.dataset.llm import ChatError, ChatModel, estimate
+from pacorl.data.characters import character_prompts
+from pacorl.dataset.llm import ChatError, ChatModel, estimate, fill_journal
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.taxonomy import PromptOrder, Subject, orders
-from pacorl.io.documents import Journal, read_journal, write_jsonl
+from pacorl.io.documents import Journal, read_journal, read_yaml, write_jsonl
 from pacorl.types import Grid
+
+DIMENSIONS = ("Style", "Identity", "Logic")
+PAPER = Path(__file__).with_name("taxonomy.yaml")
+TINY = Path(__file__).with_name("taxonomy_tiny.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One subcategory of a taxonomy."""
+
+    category: str
+    name: str
+    dimensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """One prompt to be written."""
+
+    key: str
+    subject: Subject
+    grid: Grid
+    number: int
+    """Its position among all orders."""
+
+
+def read_taxonomy(path: Path = PAPER) -> list[Subject]:
+    """The subjects of a taxonomy.
+
+    Raises:
+        ValueError: that names the file and the entry which is not `category: {subcategory: [dimensions]}`.
+    """
+    subjects = []
+    for category, entries in _checked_mapping(read_yaml(path), path).items():
+        for name, dimensions in _checked_mapping(entries, f"{path}: {category}").items():
+            if not isinstance(dimensions, list) or not dimensions or not set(dimensions) <= set(DIMENSIONS):
+                choices = ", ".join(DIMENSIONS)
+                raise ValueError(f"{path}: {category}: {name}: name some of {choices}, got {dimensions!r}")
+            subjects.append(Subject(str(category), str(name), tuple(dimensions)))
+    if not subjects:
+        raise ValueError(f"{path}: names no subcategories")
+    return subjects
+
+
+def _checked_mapping(entries: Any, location: object) -> dict[Any, Any]:
+    if not isinstance(entries, dict):
+        raise ValueError(f"{location}: expected a mapping of names, got {entries!r}")
+    return entries
+
+
+def orders(subjects: Sequence[Subject], *, count: int, grids: Sequence[Grid]) -> list[PromptOrder]:
+    """`count` orders: categories share equally, and subcategories within them; layouts take turns."""
+    by_category: dict[str, list[Subject]] = {}
+    for subject in subjects:
+        by_category.setdefault(subject.category, []).append(subject)
+    categories = list(by_category.values())
+    planned: list[PromptOrder] = []
+    for number in range(count):
+        lap, category = divmod(number, len(categories))
+        turn, position = divmod(lap, len(categories[category]))
+        subject = categories[category][position]
+        # Shifted by the turn: with as many layouts as categories, each category would keep to one layout.
+        grid = grids[(turn + number) % len(grids)]
+        planned.append(PromptOrder(f"{subject.category}/{subject.name}/{turn}", subject, grid, number))
+    return planned
+
+
+# --- writers -----------------------------------------------------------------------------------------------------
 
 Record = dict[str, Any]
 Writer = Callable[[PromptOrder, Sequence[str]], Record]
@@ -61,8 +131,7 @@ def compose(draft: Draft, order: PromptOrder) -> Record:
     if set(draft.criteria) != set(dimensions) or not all(draft.criteria.values()):
         raise ValueError(f"criteria must be given for exactly {', '.join(dimensions)}, got {sorted(draft.criteria)}")
     panels = [sentence(panel) for panel in draft.panels]
-    tags = panel_tags(grid)
-    tagged = " ".join(f"{tag}:{panel}" for tag, panel in zip(tags, panels, strict=True))
+    tagged = " ".join(f"{tag}:{panel}" for tag, panel in zip(panel_tags(grid), panels, strict=True))
     word = COUNT_WORDS[grid.count] if grid.count < len(COUNT_WORDS) else str(grid.count)
     text = f"{word}-PANEL Images with a {grid} grid layout. {sentence(draft.shared)} {tagged}"
     # Readers find panels by their tags: a model's own capitals before a colon would be taken for one.
@@ -87,27 +156,23 @@ def sentence(text: str) -> str:
     return line if line.endswith((".", '"', "!", "?")) else line + "."
 
 
-class LlmWriter:
+def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
     """Asks a language model for one record at a time."""
+    taken, lock = set[str](), Lock()
 
-    def __init__(self, model: ChatModel, *, attempts: int = 3) -> None:
-        self.model, self.attempts = model, attempts
-        self._taken: set[str] = set()
-        self._lock = Lock()
-
-    def __call__(self, order: PromptOrder, themes: Sequence[str]) -> Record:
-        existing = {theme.casefold() for theme in themes}
-
+    def write(order: PromptOrder, themes: Sequence[str]) -> Record:
         def check(draft: Draft) -> None:
             compose(draft, order)
             theme = draft.theme.casefold()
-            with self._lock:  # another thread's answer may be the same
-                if theme in existing | self._taken:
+            with lock:  # another thread's answer may be the same
+                if theme in taken | {theme.casefold() for theme in themes}:
                     raise ValueError("this theme exists already")
-                self._taken.add(theme)
+                taken.add(theme)
 
         messages = [{"role": "user", "content": request_text(order, themes)}]
-        return compose(self.model.ask_json(messages, Draft, check=check, attempts=self.attempts), order)
+        return compose(model.ask_json(messages, Draft, check=check, attempts=attempts), order)
+
+    return write
 
 
 def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
@@ -129,31 +194,23 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
     )
 
 
-class TinyWriter:
+def tiny_writer(*, count: int, seed: int = 0) -> Writer:
     """Prompts of the tiny world; the oracle can read every panel."""
+    prompts_of = cache(lambda grid: character_prompts("train", count, seed=seed, grid=grid))
 
-    def __init__(self, *, count: int, split: Split = "train", seed: int = 0) -> None:
-        self._count, self._split, self._seed = count, split, seed
-        self._records_of: dict[Grid, list[Record]] = {}
+    def write(order: PromptOrder, themes: Sequence[str]) -> Record:
+        prompt = prompts_of(order.grid)[order.number]
+        return {
+            "prompt": prompt.text,
+            "layout": str(order.grid),
+            "theme": prompt.theme,
+            "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
+            "from": "Tiny",
+            "category": order.subject.category,
+            "task_name": order.subject.name,
+        }
 
-    def __call__(self, order: PromptOrder, themes: Sequence[str]) -> Record:
-        subject = {"category": order.subject.category, "task_name": order.subject.name}
-        return self._of(order.grid)[order.number] | subject
-
-    def _of(self, grid: Grid) -> list[Record]:
-        if grid not in self._records_of:
-            written = character_prompts(self._split, self._count, seed=self._seed, grid=grid)
-            self._records_of[grid] = [
-                {
-                    "prompt": prompt.text,
-                    "layout": str(grid),
-                    "theme": prompt.theme,
-                    "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
-                    "from": "Tiny",
-                }
-                for prompt in written
-            ]
-        return self._records_of[grid]
+    return write
 
 
 def make_writer(name: str, *, count: int, seed: int, chat: ChatModel | None) -> Writer:
@@ -163,12 +220,12 @@ def make_writer(name: str, *, count: int, seed: int, chat: ChatModel | None) -> 
         ValueError: for another name, or if no language model is named.
     """
     if name == "tiny":
-        return TinyWriter(count=count, seed=seed)
+        return tiny_writer(count=count, seed=seed)
     if name != "llm":
         raise ValueError(f"unknown writer {name!r}; there are llm and tiny")
     if chat is not None and not chat.model:
         raise ValueError("no language model is named; give --model, and --endpoint unless it is the client's default")
-    return LlmWriter(chat or ChatModel(""))
+    return llm_writer(chat or ChatModel(""))
 
 
 def write_all(
@@ -215,13 +272,10 @@ def write_all(
         return {"records": count, "to_write": missing, "estimate": estimate(missing, tokens, price)}
     journal = Journal(path)
     failed = _write_missing(writer, planned, journal, workers=workers, progress=progress)
-    rows = [
-        {"idx": f"{order.number:04d}", **journal.items[order.key]["record"]}
-        for order in planned
-        if order.key in journal
-    ]
-    write_jsonl(folder / "prompts.jsonl", rows)
-    counts = {"records": len(rows), "failed": failed, "by_category": _by_category(rows)}
+    written = {order.number: journal.items[order.key]["record"] for order in planned if order.key in journal}
+    write_jsonl(folder / "prompts.jsonl", [{"idx": f"{number:04d}", **record} for number, record in written.items()])
+    by_category = Counter(record["category"] for record in written.values())
+    counts = {"records": len(written), "failed": failed, "by_category": dict(sorted(by_category.items()))}
     return counts if failed else step.finish(outputs=[folder / "prompts.jsonl"], counts=counts)
 
 
@@ -230,37 +284,21 @@ def _write_missing(
 ) -> dict[str, str]:
     """Writes the records that the journal lacks; returns key → fault of those that could not be written."""
     failed: dict[str, str] = {}
-    themes: dict[Subject, list[str]] = {}
+    themes: dict[Subject, list[str]] = {order.subject: [] for order in planned}
     for order in planned:
         if order.key in journal:
-            themes.setdefault(order.subject, []).append(journal.items[order.key]["record"]["theme"])
-    missing = [order for order in planned if order.key not in journal]
+            themes[order.subject].append(journal.items[order.key]["record"]["theme"])
 
-    def write(order: PromptOrder) -> Record:
-        earlier = themes.setdefault(order.subject, [])
-        record = writer(order, tuple(earlier))  # read when a thread is free, so that it holds all themes so far
-        earlier.append(record["theme"])
-        return record
-
-    with ThreadPoolExecutor(workers) as pool:
-        running = {pool.submit(write, order): order for order in missing}
+    def write(order: PromptOrder) -> dict[str, Any] | None:
         try:
-            for done, future in enumerate(as_completed(running), 1):
-                order = running[future]
-                try:
-                    record = future.result()
-                except ChatError as error:
-                    failed[order.key] = str(error)
-                else:
-                    journal.add({"key": order.key, "record": record})
-                progress(done, len(missing))
-        except BaseException:
-            # A refused key or Ctrl-C: requests that wait would each cost time and money for nothing.
-            pool.shutdown(cancel_futures=True)
-            raise
+            # Read when a thread is free, so that it holds all themes so far.
+            record = writer(order, tuple(themes[order.subject]))
+        except ChatError as error:
+            failed[order.key] = str(error)
+            return None
+        themes[order.subject].append(record["theme"])
+        return {"key": order.key, "record": record}
+
+    missing = [order for order in planned if order.key not in journal]
+    fill_journal(journal, missing, write, workers=workers, progress=progress)
     return failed
-
-
-def _by_category(rows: Sequence[Record]) -> dict[str, int]:
-    names = [row["category"] for row in rows]
-    return {name: names.count(name) for name in sorted(set(names))}

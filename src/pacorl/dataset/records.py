@@ -1,21 +1,35 @@
-"""The records of a dataset folder: prompts in the T2IS form, ranking instances, and their files."""
+"""The records of a dataset folder: prompts in the T2IS form, instances to rank, rankings and labelled pairs.
+
+Rankings come from the database of the annotation page (`pacorl.annotate`), which may be serving while it is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from pacorl.data.rankings import Criteria
 from pacorl.data.records import load_prompts
-from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.documents import blamed_on, parse_json, read_jsonl, write_jsonl
 from pacorl.io.files import safe_name
 from pacorl.types import Prompt
 
+Record = TypeVar("Record")
+DATABASE = "annotations.db"
+# People number their groups and ids, and JSON then has numbers.
+RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
-@dataclass(frozen=True, slots=True)
-class PromptRecord:
+
+class PromptRecord(NamedTuple):
     """One line of prompts.jsonl: the prompt, and the whole T2IS record with the keys that nothing here reads."""
 
     idx: str
@@ -24,36 +38,7 @@ class PromptRecord:
     row: Mapping[str, Any]
 
 
-def read_prompts(path: Path) -> list[PromptRecord]:
-    """The records of a T2IS JSONL file.
-
-    Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or cannot name a folder.
-    """
-    prompts = load_prompts(path)
-    records: dict[str, PromptRecord] = {}
-    for number, (row, prompt) in enumerate(zip(read_jsonl(path), prompts, strict=True), 1):
-        where = f"{path}, record {number}"
-        idx = _name(row.get("idx"), where=where)
-        if idx in records:
-            raise ValueError(f"{where}: idx {idx!r} is already taken by an earlier record; ids must be unique")
-        records[idx] = PromptRecord(idx, prompt, row)
-    return list(records.values())
-
-
-def _name(idx: object, *, where: str) -> str:
-    if idx is None:
-        raise ValueError(f"{where}: 'idx' is missing; it names the prompt's folder of images")
-    try:
-        return safe_name(str(idx))
-    except ValueError as error:
-        raise ValueError(f"{where}: idx {error}") from None
-
-
-def write_prompts(path: Path, records: Sequence[PromptRecord]) -> None:
-    write_jsonl(path, [record.row for record in records])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=RECORD)
 class Instance:
     """One question to a person: rank `candidates` by their consistency with `reference`.
 
@@ -68,49 +53,23 @@ class Instance:
     theme: str = ""
     category: str = ""
     task: str = ""
-    criteria: Mapping[str, Mapping[str, str]] | None = None
+    criteria: Criteria | None = None
     must: tuple[tuple[int, int], ...] = ()
     """Only control questions have these: (better, worse) candidates whose order is known."""
+
+    def __post_init__(self) -> None:
+        count = len(self.candidates)
+        if count < 2 or len(set(self.candidates)) < count:
+            raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
+        if any(not 0 <= index < count for pair in self.must for index in pair):
+            raise ValueError(f"`must` names candidates beyond the {count} that there are: {list(self.must)}")
 
     @property
     def is_control(self) -> bool:
         return bool(self.must)
 
 
-def read_instances(path: Path) -> list[Instance]:
-    """Raises ValueError with file and record if one is malformed or its id is taken."""
-    instances: dict[str, Instance] = {}
-    for number, row in enumerate(read_jsonl(path), 1):
-        instance = _instance(row, where=f"{path}, record {number}")
-        if instance.id in instances:
-            raise ValueError(f"{path}, record {number}: id {instance.id!r} is already taken by an earlier record")
-        instances[instance.id] = instance
-    return list(instances.values())
-
-
-def write_instances(path: Path, instances: Sequence[Instance]) -> None:
-    write_jsonl(path, [asdict(instance) for instance in instances])
-
-
-def _instance(row: Mapping[str, Any], *, where: str) -> Instance:
-    try:
-        instance = Instance(**row)
-    except TypeError as error:
-        raise ValueError(
-            f"{where}: not a ranking instance ({str(error).removeprefix('Instance.__init__() ')})"
-        ) from None
-    count = len(instance.candidates)
-    if count < 2 or len(set(instance.candidates)) < count:
-        raise ValueError(
-            f"{where}: an instance needs at least two different candidates, got {list(instance.candidates)}"
-        )
-    must = tuple((int(better), int(worse)) for better, worse in instance.must)
-    if any(not 0 <= index < count for pair in must for index in pair):
-        raise ValueError(f"{where}: `must` names candidates beyond the {count} that there are: {list(must)}")
-    return Instance(**{**row, "candidates": tuple(instance.candidates), "must": must})
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=RECORD)
 class Answer:
     """One person's ranking of one instance."""
 
@@ -124,8 +83,8 @@ class Answer:
     category: str = ""
     ranks: tuple[int, ...] = ()
     """The candidates' ranks from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty if none are."""
-    criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """dimension → name → text: what the candidates were ranked by, if that was written down."""
+    criteria: Criteria = Field(default_factory=dict)
+    """What the candidates were ranked by, if that was written down."""
     own_group: bool = False
     """Whether the ranking's file names its group; then a theme that other groups share is no tie between them."""
 
@@ -137,26 +96,7 @@ class Answer:
         return tuple(tuple(name for _, name in tier) for _, tier in groupby(ranked, key=lambda entry: entry[0]))
 
 
-def read_answers(path: Path) -> list[Answer]:
-    """Raises ValueError with file and record if one is malformed, or a person answers an instance twice."""
-    answers: dict[tuple[str, str], Answer] = {}
-    for number, row in enumerate(read_jsonl(path), 1):
-        where = f"{path}, record {number}"
-        try:
-            answer = Answer(**{**row, "candidates": tuple(row["candidates"]), "ranks": tuple(row.get("ranks", ()))})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"{where}: not a ranking ({error})") from None
-        if (answer.annotator, answer.instance) in answers:
-            raise ValueError(f"{where}: {answer.annotator} has already ranked {answer.instance}")
-        answers[answer.annotator, answer.instance] = answer
-    return list(answers.values())
-
-
-def write_answers(path: Path, answers: Sequence[Answer]) -> None:
-    write_jsonl(path, [asdict(answer) for answer in answers])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=RECORD)
 class LabelledPair:
     """Two sub-figures (or an edit's source and result) and whether people found them consistent."""
 
@@ -172,20 +112,125 @@ class LabelledPair:
     reasons: str = ""
 
 
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def read_prompts(path: Path) -> list[PromptRecord]:
+    """The records of a T2IS JSONL file.
+
+    Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or cannot name a folder.
+    """
+    prompts = iter(load_prompts(path))
+
+    def parse(**row: Any) -> PromptRecord:
+        if row.get("idx") is None:
+            raise ValueError("'idx' is missing; it names the prompt's folder of images")
+        with blamed_on("idx"):
+            return PromptRecord(safe_name(str(row["idx"])), next(prompts), row)
+
+    repeated = "idx {0.idx!r} is already taken by an earlier record; ids must be unique"
+    return _read(path, parse, "a prompt", repeated)
+
+
+def read_instances(path: Path) -> list[Instance]:
+    """Raises ValueError with file and record if one is malformed or its id is taken."""
+    return _read(path, Instance, "a ranking instance", "id {0.id!r} is already taken by an earlier record")
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Raises ValueError with file and record if one is malformed, or a person answers an instance twice."""
+    return _read(path, Answer, "a ranking", "{0.annotator} has already ranked {0.instance}")
+
+
 def read_pairs(path: Path) -> list[LabelledPair]:
     """Raises ValueError with file and record if one is malformed or its key is taken."""
-    pairs: dict[str, LabelledPair] = {}
+    return _read(path, LabelledPair, "a labelled pair", "key {0.key!r} is already taken by an earlier record")
+
+
+def write_records(path: Path, records: Sequence[Instance | Answer | LabelledPair]) -> None:
+    write_jsonl(path, map(asdict, records))
+
+
+def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> list[Record]:
+    """The records of a JSONL file; `repeated` is the fault of one that an earlier record rules out."""
+    records: dict[str, Record] = {}
     for number, row in enumerate(read_jsonl(path), 1):
-        where = f"{path}, record {number}"
-        try:
-            pair = LabelledPair(**{**row, "images": tuple(row["images"]), "votes": tuple(row.get("votes", (0, 0)))})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"{where}: not a labelled pair ({error})") from None
-        if pair.key in pairs:
-            raise ValueError(f"{where}: key {pair.key!r} is already taken by an earlier record")
-        pairs[pair.key] = pair
-    return list(pairs.values())
+        with blamed_on(f"{path}, record {number}"):
+            try:
+                record = kind(**row)
+            except ValidationError as error:
+                raise ValueError(f"not {name} ({faults_of(error)})") from None
+            # The fault spells out what has to be unique, so it is the key of that too.
+            fault = repeated.format(record)
+            if records.setdefault(fault, record) is not record:
+                raise ValueError(fault)
+    return list(records.values())
 
 
-def write_pairs(path: Path, pairs: Sequence[LabelledPair]) -> None:
-    write_jsonl(path, [asdict(pair) for pair in pairs])
+def faults_of(error: ValidationError) -> str:
+    """The first three faults of a document on one line, each behind the field that it is in."""
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ") for fault in error.errors()[:3]]
+    return "; ".join(faults).replace("Value error, ", "")
+
+
+# --- the rankings of people --------------------------------------------------------------------------------------
+
+
+def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
+    """The rankings of a dataset folder, control questions aside.
+
+    If the folder has a database, its rankings are written to rankings.jsonl; else that file is read. A dry run reads
+    either and writes neither.
+    """
+    database, path = folder / DATABASE, folder / "rankings.jsonl"
+    if not database.is_file():
+        return read_answers(path) if path.is_file() else []
+    with closing(connect(database, read_only=dry_run)) as db:
+        answers = stored_answers(db)
+    if not dry_run:
+        write_records(path, answers)
+    return answers
+
+
+def connect(database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers") -> sqlite3.Connection:
+    """Opens a database of annotations; the connection may be used from any thread.
+
+    Args:
+        read_only: leaves the folder as it is, to the byte; the database must be there.
+        setup: SQL that is executed first.
+
+    Raises:
+        ValueError: if the file cannot be used as a database.
+    """
+    address = f"file:{quote(str(database))}"
+    if read_only:
+        # Without a log beside it nobody is writing; then `immutable` keeps SQLite from making one, which mode=ro would.
+        is_written = database.with_name(f"{database.name}-wal").exists()
+        address += "?mode=ro" if is_written else "?immutable=1"
+    db = sqlite3.connect(address, uri=True, timeout=10, check_same_thread=False, isolation_level=None)
+    try:
+        db.executescript(setup)
+    except sqlite3.DatabaseError as error:
+        db.close()
+        raise ValueError(f"{database} cannot be used as a database ({error}); move it away or restore a copy") from None
+    return db
+
+
+def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[Answer]:
+    """Every ranking as it stands, best first; with `controls`, only those of control questions."""
+    rows = db.execute(
+        "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
+        "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
+        (controls,),
+    )
+    answers = []
+    for person, ranking, content in rows:
+        shown = stored_instance(content)
+        candidates = tuple(shown.candidates[index] for index in parse_json(ranking))
+        answers.append(Answer(shown.id, person, shown.group, shown.reference, candidates, shown.theme, shown.category))
+    return answers
+
+
+def stored_instance(content: str) -> Instance:
+    """The instance of a row of the database."""
+    return Instance(**parse_json(content))

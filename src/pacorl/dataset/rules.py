@@ -10,14 +10,11 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
-from typing import TypeVar
 
 from pacorl.core import questions
 from pacorl.dataset.records import Answer, LabelledPair
-
-Choice = TypeVar("Choice")
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -41,9 +38,9 @@ def mean_ranks(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def _by_theme(answer: Answer) -> str:
-    if answer.theme or not answer.criteria:
-        return questions.same_theme(answer.theme) if answer.theme else questions.consistent()
-    return _by_criteria(answer)
+    if answer.theme:
+        return questions.same_theme(answer.theme)
+    return _by_criteria(answer) if answer.criteria else questions.consistent()
 
 
 def _by_criteria(answer: Answer) -> str:
@@ -69,64 +66,50 @@ QUESTIONS: dict[str, Callable[[Answer], str]] = {
 """The question about a ranking's pairs. theme: by its theme; without one by its criteria; with neither, plainly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """The votes, and the labels that they gave."""
-
-    rankings: int
-    annotators: int
-    votes: int
-    yes: int
-    no: int
-    tied: int
-    """Unordered pairs with as many votes for Yes as for No: dropped."""
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-
 def label_pairs(
     answers: Sequence[Answer], *, rule: str = "best_worst", question: str = "theme"
-) -> tuple[list[LabelledPair], Balance]:
+) -> tuple[list[LabelledPair], dict[str, int]]:
     """Every vote of every ranking goes to its question about its unordered pair; the majority labels it.
 
-    Pairs with as many votes for Yes as for No are dropped.
+    Returns:
+        The pairs, and their balance: how many votes gave how many labels. `tied` pairs, with as many votes for Yes as
+        for No, are dropped.
 
     Raises:
         ValueError: for an unknown rule or question, and for rankings without criteria if the question is `criteria`.
     """
-    vote, ask = _choice(RULES, rule, "rule"), _choice(QUESTIONS, question, "question")
+    for table, name, what in ((RULES, rule, "rule"), (QUESTIONS, question, "question")):
+        if name not in table:
+            raise ValueError(f"unknown {what} {name!r}; there are {', '.join(table)}")
     votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
     first: dict[tuple[str, str], LabelledPair] = {}
     for answer in answers:
-        text = ask(answer)
-        for candidate, consistent in vote(answer.tiers):
+        text = QUESTIONS[question](answer)
+        for candidate, consistent in RULES[rule](answer.tiers):
             key = pair_key(answer.reference, candidate)
             votes[key, text][consistent] += 1
             images = in_either_order(answer.reference, candidate)
-            first.setdefault(
-                (key, text), LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
-            )
+            pair = LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
+            first.setdefault((key, text), pair)
     # Sorted, so that the pairs do not depend on the order in which people answered.
     decided = [entry for entry in sorted(votes) if votes[entry][True] != votes[entry][False]]
     question_counts = Counter(key for key, _ in votes)
-    pairs = [_labelled(first[entry], votes[entry], alone=question_counts[entry[0]] == 1) for entry in decided]
+    pairs = []
+    for key, text in decided:
+        counted = (votes[key, text][True], votes[key, text][False])
+        # Only if there is need of it: explanations of older folders stand under the bare key.
+        suffix = question_suffix(text) if question_counts[key] > 1 else ""
+        pair = replace(first[key, text], key=key + suffix, consistent=counted[0] > counted[1], votes=counted)
+        pairs.append(pair)
     yes = sum(pair.consistent for pair in pairs)
-    balance = Balance(
-        rankings=len(answers),
-        annotators=len({answer.annotator for answer in answers}),
-        votes=sum(count.total() for count in votes.values()),
-        yes=yes,
-        no=len(pairs) - yes,
-        tied=len(votes) - len(pairs),
-    )
-    return pairs, balance
-
-
-def _labelled(pair: LabelledPair, votes: Counter[bool], *, alone: bool) -> LabelledPair:
-    """The pair with its majority's label. alone: no other question is asked about it."""
-    key = pair.key if alone else pair.key + question_suffix(pair.question)
-    return replace(pair, key=key, consistent=votes[True] > votes[False], votes=(votes[True], votes[False]))
+    return pairs, {
+        "rankings": len(answers),
+        "annotators": len({answer.annotator for answer in answers}),
+        "votes": sum(count.total() for count in votes.values()),
+        "yes": yes,
+        "no": len(pairs) - yes,
+        "tied": len(votes) - len(pairs),
+    }
 
 
 def question_suffix(question: str) -> str:
@@ -185,7 +168,7 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
         # The split that is farthest behind its share takes the next cluster.
         name = max(shares, key=lambda split: shares[split] * total - sum(map(len, dealt[split])))
         dealt[name].append(cluster)
-    for name in (name for name in shares if shares[name] > 0 and not dealt[name]):
+    for name in [name for name in shares if shares[name] > 0 and not dealt[name]]:
         # Too few clusters for so small a share: it gets the smallest of whoever has several.
         giver = max(dealt.values(), key=len)
         if len(giver) > 1:
@@ -211,9 +194,3 @@ def _clusters(ties: Iterable[tuple[str, str]]) -> list[list[str]]:
         if node[0] == "group":
             clusters[root(node)].append(node[1])
     return list(clusters.values())
-
-
-def _choice(table: Mapping[str, Choice], name: str, what: str) -> Choice:
-    if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; there are {', '.join(table)}")
-    return table[name]

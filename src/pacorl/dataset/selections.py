@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,31 +57,30 @@ def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -
     """The `count` nearest others of each vector: cosine similarities and indices, both (N, K), nearest first."""
     size = len(vectors_NC)
     count = min(count, size - 1)
-    similarity, index = _search(vectors_NC, count + 1, seed)
+    searched = _search_index(vectors_NC, seed)
+    searched.add(vectors_NC)
+    similarity, index = searched.search(vectors_NC, count + 1)
+    # An inverted file that finds too few says −1: let that be anyone, at the least similarity.
+    missing, next_N1 = index < 0, (np.arange(size)[:, None] + 1) % size
+    similarity, index = np.where(missing, -1, similarity), np.where(missing, next_N1, index)
     # A vector finds itself, but not always first: duplicates are as near.
     is_other = index != np.arange(size)[:, None]
     is_other[is_other.all(1), -1] = False
     return similarity[is_other].reshape(size, count), index[is_other].reshape(size, count)
 
 
-def _search(vectors_NC: Vectors, count: int, seed: int) -> tuple[Vectors, Indices]:
+def _search_index(vectors_NC: Vectors, seed: int) -> Any:
     try:
         import faiss
     except ImportError:
         raise ValueError("diversify needs faiss; install it with `pip install 'pacorl[data]'`") from None
     size, width = vectors_NC.shape
-    index = faiss.IndexFlatIP(width) if size <= EXACT_UP_TO else _inverted_file(faiss, vectors_NC, seed)
-    index.add(vectors_NC)
-    similarity, indices = index.search(vectors_NC, count)
-    # An inverted file that finds too few says −1: let that be anyone, at the least similarity.
-    missing = indices < 0
-    return np.where(missing, -1, similarity), np.where(missing, (np.arange(size)[:, None] + 1) % size, indices)
-
-
-def _inverted_file(faiss: Any, vectors_NC: Vectors, seed: int) -> Any:
-    size, width = vectors_NC.shape
+    exact = faiss.IndexFlatIP(width)
+    if size <= EXACT_UP_TO:
+        return exact
     cells = int(4 * np.sqrt(size))  # faiss' own rule of thumb
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.IndexIVFFlat(exact, width, cells, faiss.METRIC_INNER_PRODUCT)
+    # faiss trains on 256 points a cell by default and asks for 39 at least: 64 are a quarter of that work.
     index.cp.seed, index.cp.max_points_per_centroid, index.nprobe = seed + 1, 64, max(8, cells // 32)
     index.train(vectors_NC)
     return index
@@ -222,29 +221,25 @@ def select(
     if not categories:
         return sorted(SELECTIONS[method](vectors_NC, goal, seed=seed))
     members = {name: np.flatnonzero(np.asarray(categories) == name) for name in sorted(set(categories))}
-    goals = _goals_per_category({name: len(rows) for name, rows in members.items()}, goal)
+    goals = dict.fromkeys(members, goal)
+    if goal.number is not None:
+        quotas = equal_quotas({name: len(rows) for name, rows in members.items()}, goal.number)
+        goals = {name: Goal(number=quota) for name, quota in quotas.items() if quota}
     selected: list[int] = []
-    for name, rows in members.items():
-        if len(rows) <= 1 or goals[name] is None:
-            selected += rows[: len(rows) if goals[name] else 0].tolist()
-        else:
-            selected += rows[SELECTIONS[method](vectors_NC[rows], goals[name], seed=seed)].tolist()
+    for name, category_goal in goals.items():
+        rows = members[name]
+        # Selections look for neighbours, which a prompt alone has not.
+        chosen = SELECTIONS[method](vectors_NC[rows], category_goal, seed=seed) if len(rows) > 1 else [0]
+        selected += rows[chosen].tolist()
     return sorted(selected)
-
-
-def _goals_per_category(available: dict[str, int], goal: Goal) -> dict[str, Goal | None]:
-    if goal.number is None:
-        return dict.fromkeys(available, goal)
-    quotas = equal_quotas(available, goal.number)
-    return {name: Goal(number=quota) if quota else None for name, quota in quotas.items()}
 
 
 def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
     """As equal shares of `total` as the categories can fill; what a small one cannot take goes to the others."""
     quotas = dict.fromkeys(available, 0)
     for _ in range(min(total, sum(available.values()))):
-        open_ones = [name for name in available if quotas[name] < available[name]]
-        quotas[min(open_ones, key=lambda name: quotas[name])] += 1
+        open_names = [name for name in available if quotas[name] < available[name]]
+        quotas[min(open_names, key=lambda name: quotas[name])] += 1
     return quotas
 
 
@@ -266,9 +261,6 @@ class Spread:
     """From any prompt to its nearest selected one, at most."""
     pair: tuple[int, int]
     """The nearest two."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:

@@ -30,8 +30,7 @@ from pacorl.judges.http.messages import FLOOR_LOGPROB
 from pacorl.judges.local import LocalJudge, placement
 from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel
 from pacorl.serve.schema import ChatRequest, TokenizeRequest, fetch_image
-from pacorl.web.guards import BodyLimit, RefusedError
-from pacorl.web.site import validation_message
+from pacorl.web.site import BodyLimit, RefusedError, validation_message
 
 if TYPE_CHECKING:
     from torch import Tensor

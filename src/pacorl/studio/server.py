@@ -30,8 +30,7 @@ from pacorl.studio.jobs import Job, JobQueue
 from pacorl.studio.models import JudgeRequest, ModelHost, ModelNames, SetRequest, example, prompt_for, words
 from pacorl.studio.uploads import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, Upload, Uploads
 from pacorl.types import TINY, Grid, Size
-from pacorl.web.guards import RefusedError
-from pacorl.web.site import Route, Session, Site, error_response, listening, run
+from pacorl.web.site import RefusedError, Route, Session, Site, error_response, listening, run
 
 PAGE = Path(__file__).parent / "page"
 MAX_CANDIDATES = 9

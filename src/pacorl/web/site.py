@@ -1,4 +1,4 @@
-"""The base of the project's pages: files with a strict policy, links that sign people in, errors as one line of JSON.
+"""The base of the project's servers: files with a strict policy, links that sign people in, errors as one line of JSON.
 
 site = Site("pacorl studio", PAGE, cookie="pacorl_studio", sign_in=sign_in, max_body=2**20)
 app = site.app([("GET", "/api/state", state)], state=shared)
@@ -19,8 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse
-
-from pacorl.web.guards import BodyLimit, RefusedError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Route = tuple[str, str, Callable[..., Any]]
 """(method, path, endpoint)."""
@@ -64,9 +63,15 @@ class Site:
         app.state.shared = state
         app.add_middleware(BodyLimit, max_bytes=self.max_body, answer=error_response)
         app.middleware("http")(_with_headers)
-        app.add_exception_handler(RefusedError, _refused)
+        app.add_exception_handler(RefusedError, lambda request, error: error_response(error))
         app.add_exception_handler(RequestValidationError, _malformed)
-        for method, path, endpoint in [*self._own_routes(), *routes]:
+        pages = sorted(self.folder.glob("*.html"))
+        own: list[Route] = [
+            ("GET", "/" if page.stem == "index" else f"/{page.stem}", _endpoint(page)) for page in pages
+        ]
+        own += [("GET", "/page/{name}", self._page_file), ("GET", "/join/{token}", self._join)]
+        own.append(("GET", "/health", lambda: {"status": "ok"}))
+        for method, path, endpoint in [*own, *routes]:
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
         return app
 
@@ -74,13 +79,6 @@ class Site:
         """The token of a request, from `Authorization: Bearer` or the cookie; empty if it has neither."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         return bearer if scheme.lower() == "bearer" else request.cookies.get(self.cookie, "")
-
-    def _own_routes(self) -> Iterator[Route]:
-        for page in sorted(self.folder.glob("*.html")):
-            yield "GET", "/" if page.stem == "index" else f"/{page.stem}", _file_endpoint(page)
-        yield "GET", "/page/{name}", self._page_file
-        yield "GET", "/health", lambda: {"status": "ok"}
-        yield "GET", "/join/{token}", self._join
 
     def _page_file(self, name: str) -> Response:
         # By the folders' own listings, so that no name can lead out of them.
@@ -103,7 +101,7 @@ class Site:
         return response
 
 
-def _file_endpoint(path: Path) -> Callable[[], Response]:
+def _endpoint(path: Path) -> Callable[[], Response]:
     # A closure: an endpoint's parameters are filled from the request, so the path must not be one.
     return lambda: FileResponse(path)
 
@@ -115,7 +113,60 @@ async def _with_headers(request: Request, proceed: Callable[[Request], Any]) -> 
     return response
 
 
-# --- errors ------------------------------------------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+class RefusedError(ValueError):
+    """A request that is not carried out; nothing has changed. `status` is its HTTP status."""
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class BodyLimit:
+    """ASGI middleware: refuses a body of more than `max_bytes`, as announced or as it comes, before the application.
+
+    Args:
+        answer: turns the refusal (413) into the server's form of an error.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, answer: Callable[[RefusedError], ASGIApp]) -> None:
+        self.app, self.max_bytes, self.answer = app, max_bytes, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        fits = announced.isdigit() and int(announced) <= self.max_bytes
+        # An announcement may be missing (a chunked body) or wrong, so the bytes are counted too.
+        body = await self._read(receive) if fits else None
+        if body is None:
+            refusal = RefusedError(f"the body is larger than {self.max_bytes} bytes", status=413)
+            await self.answer(refusal)(scope, receive, send)
+            return
+        replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def replay() -> Message:
+            """The body once more, and afterwards whatever comes."""
+            return next(replayed, None) or await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The whole body; None if it is too large, or the client has gone."""
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self.max_bytes:
+                return None
+            if not message.get("more_body"):
+                return b"".join(chunks)
 
 
 def error_response(error: Exception) -> JSONResponse:
@@ -127,10 +178,6 @@ def validation_message(error: RequestValidationError) -> str:
     """Every field of a request that is not as its form demands, on one line."""
     faults = (f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors())
     return "; ".join(faults) or "malformed request"
-
-
-def _refused(request: Request, error: Exception) -> JSONResponse:
-    return error_response(error)
 
 
 def _malformed(request: Request, error: Exception) -> JSONResponse:
