@@ -88,7 +88,7 @@ def test_a_reward_that_asks_a_judge_scores_by_it_and_is_missing_with_it(name: st
 
 
 def test_a_name_that_is_none_is_met_with_the_nearest() -> None:
-    with pytest.raises(RewardError, match=r"'panel_mach' is none of .*; did you mean 'panel_match'"):
+    with pytest.raises(RewardError, match=r"'panel_mach'; did you mean 'panel_match'\?.* path/to/file\.py:Name"):
         reward_spec("panel_mach")
 
 

@@ -300,7 +300,7 @@ def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
     assert made[0].image.height > made[0].image.width
     assert made[1].image.width > made[1].image.height
     assert judge.asked == 2 * 2 * 2
-    from pacorl.rewards.edits import EditConsistency
+    from pacorl.rewards.consistency import EditConsistency
 
     assert made[0].judged.score == pytest.approx(EditConsistency(judge)(sources[:1], [made[0].image])[0])
     likeness = alike(Image.open(sources[0].sources[0]), made[0].image)

@@ -396,7 +396,7 @@ def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Pat
 
 
 def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rewards: 'beauty' is none of .*consistency"):
+    with pytest.raises(ValueError, match=r"rewards: unknown reward 'beauty'; there are consistency"):
         plan_policy(tiny_run(checkpoints, "rewards=[{name: beauty}]"))
 
     file = tmp_path / "prompts.jsonl"

@@ -9,7 +9,7 @@ from PIL import Image
 from pacorl.config.policy_run import RewardConfig
 from pacorl.core import questions
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.rewards.edits import EditConsistency
+from pacorl.rewards.consistency import EditConsistency
 from pacorl.types import Prompt, Question, Verdict
 
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_judged_is_refused(prompt: Prompt) -> None:
     reward.check([prompt])
     with pytest.raises(ValueError, match=r"prompt 1, .a. has 0 sources"):
         reward.check([Prompt(1, "a")])
-    with pytest.raises(ValueError, match="temperature 0"):
+    with pytest.raises(ValueError, match=r"edit_consistency\.args\.temperature must be above 0, got 0"):
         EditConsistency(Scripted({}), temperature=0)  # type: ignore[arg-type]
 
 

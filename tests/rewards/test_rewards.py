@@ -88,7 +88,7 @@ def test_prompts_that_do_not_serve_are_named() -> None:
 
 def test_names_and_arguments_are_checked() -> None:
     check_rewards([RewardConfig(name="consistency", args={"temperature": 2})])
-    with pytest.raises(ValueError, match="'beauty' is none of"):
+    with pytest.raises(ValueError, match="unknown reward 'beauty'; there are consistency, panel_match"):
         check_rewards([RewardConfig(name="beauty")])
     with pytest.raises(ValueError, match="unknown argument 'heat'"):
         check_rewards([RewardConfig(name="panel_match", args={"heat": 2})])

@@ -2,7 +2,7 @@
 
 The editor starts from the tiny FLUX, whose VAE and text encoders it keeps; its transformer learns to generate a source
 with one attribute changed. Its last teacher is unreliable: it changes what should stay, so that reinforcement learning
-has something to mend. The judge learns the two questions of `rewards.edits` on drawn pairs.
+has something to mend. The judge learns the two questions of `rewards.consistency` on drawn pairs.
 """
 
 from __future__ import annotations

@@ -6,14 +6,12 @@ names and types, before any weights are loaded; a class refuses values out of ra
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pacorl.core.table import Table
 from pacorl.rewards.reward import Reward, RewardError
-from pacorl.rewards.spec import RewardSpec
-from pacorl.rewards.user import user_spec
+from pacorl.rewards.spec import RewardSpec, user_spec
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +25,7 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "consistency": "pacorl.rewards.consistency:Consistency",
         "panel_match": "pacorl.rewards.consistency:PanelMatch",
         "grid_layout": "pacorl.rewards.consistency:GridLayout",
-        "edit_consistency": "pacorl.rewards.edits:EditConsistency",
+        "edit_consistency": "pacorl.rewards.consistency:EditConsistency",
         "panel_clip_text": "pacorl.rewards.clip:PanelClipText",
         "panel_clip_image": "pacorl.rewards.clip:PanelClipImage",
         "pick_score": "pacorl.rewards.clip:PickScore",
@@ -49,17 +47,14 @@ def reward_spec(name: str) -> RewardSpec:
     """
     if ".py:" in name:
         return user_spec(name)
-    if name not in REWARDS:
-        near = difflib.get_close_matches(name, REWARDS, n=1)
-        raise RewardError(
-            f"rewards: {name!r} is none of {', '.join(sorted(REWARDS))}, and no path/to/file.py:Name"
-            + (f"; did you mean {near[0]!r}?" if near else "")
-        )
-    return RewardSpec.of(REWARDS[name])
+    try:
+        return RewardSpec.of(REWARDS.named(name))
+    except ValueError as error:
+        raise RewardError(f"rewards: {error}; or name one of your own as path/to/file.py:Name") from None
 
 
 def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards") -> None:
-    """Checks the name of each reward, and the names, types and ranges of its arguments.
+    """Check the name of each reward, and the names, types and ranges of its arguments.
 
     Loads no weights; runs the files of users' rewards.
 

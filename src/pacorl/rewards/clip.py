@@ -7,23 +7,21 @@ rewards that name one checkpoint share it. Every distinct image and text is enco
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
 from pacorl.core.grid import split
-from pacorl.rewards.consistency import check_panels
-from pacorl.rewards.reward import RewardError
+from pacorl.rewards.reward import RewardError, check_pairs, check_panels
 from pacorl.types import Prompt
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 CLIP_H = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 """The weights that the released code loads through open_clip, as transformers reads them."""
@@ -36,17 +34,15 @@ T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
+@dataclass(eq=False)
 class ClipEncoder:
     """A transformers `CLIPModel`: images and texts → unit vectors, fp32 on the CPU."""
 
-    def __init__(
-        self, checkpoint: str, *, processor: str = "", device: str | torch.device = "cpu", dtype: Dtype = "float32"
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.processor = processor or checkpoint
-        self.device = device
-        self.dtype = dtype
-        self._loaded: tuple[Any, Any, Any] | None = None
+    checkpoint: str
+    processor: str
+    device: str
+    dtype: Dtype
+    _loaded: tuple[Any, Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any, Any]:
         """(model, image processor, tokenizer). Raises OSError if the checkpoint is not there."""
@@ -63,7 +59,7 @@ class ClipEncoder:
         return self._loaded
 
     @torch.inference_mode()
-    def images(self, images: Sequence[Image], *, batch: int = 32) -> Tensor:
+    def images(self, images: Sequence[Image]) -> Tensor:
         """(B, C), each of length 1."""
         model, processor, _ = self.load()
 
@@ -72,10 +68,11 @@ class ClipEncoder:
             pooled = model.vision_model(pixel_values=pixels.to(model.device, model.dtype)).pooler_output
             return _unit(model.visual_projection(pooled))
 
-        return _once_each(images, encode, key=id, batch=batch)
+        # By identity: images cannot be hashed, and a whole image that several prompts share is one object.
+        return _once_each(images, encode, keys=[id(image) for image in images], batch=32)
 
     @torch.inference_mode()
-    def texts(self, texts: Sequence[str], *, batch: int = 64) -> Tensor:
+    def texts(self, texts: Sequence[str]) -> Tensor:
         """(B, C), each of length 1; a text is cut at the model's 77 tokens."""
         model, _, tokenizer = self.load()
         length = model.config.text_config.max_position_embeddings
@@ -88,7 +85,7 @@ class ClipEncoder:
             pooled = model.text_model(**tokens.to(model.device)).pooler_output
             return _unit(model.text_projection(pooled))
 
-        return _once_each(texts, encode, key=lambda text: text, batch=batch)
+        return _once_each(texts, encode, keys=texts, batch=64)
 
     @property
     def logit_scale(self) -> float:
@@ -102,20 +99,24 @@ def clip_encoder(
     checkpoint: str, *, processor: str = "", device: str | torch.device = "cpu", dtype: Dtype = "float32"
 ) -> ClipEncoder:
     """The encoder of a checkpoint; the same one as long as somebody holds it."""
-    key = (checkpoint, processor, str(device), dtype)
-    encoder = _ENCODERS.get(key) or ClipEncoder(checkpoint, processor=processor, device=device, dtype=dtype)
+    key = (checkpoint, processor or checkpoint, str(device), dtype)
+    encoder = _ENCODERS.get(key) or ClipEncoder(*key)
     _ENCODERS[key] = encoder
     return encoder
 
 
-class PanelClipText:
-    """CLIP-T: the cosine of a panel and its own text, mean over panels (the paper's prompt reward for sets)."""
+class ClipReward:
+    """What the rewards of a CLIP have."""
 
     def __init__(self, checkpoint: str = CLIP_H, dtype: Dtype = "float32", device: str | torch.device = "cpu") -> None:
         self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
 
-    def load(self) -> None:
-        self.clip.load()
+    def load(self) -> object:
+        return self.clip.load()
+
+
+class PanelClipText(ClipReward):
+    """CLIP-T: the cosine of a panel and its own text, mean over panels (the paper's prompt reward for sets)."""
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_panels("panel_clip_text", prompts)
@@ -126,26 +127,19 @@ class PanelClipText:
         return [*_means((self.clip.images(panels) * text_PC).sum(1), counts)]
 
 
-class PanelClipImage:
+class PanelClipImage(ClipReward):
     """CLIP-I: the cosine of two panels, mean over pairs: how alike they look, duplicates included."""
 
-    def __init__(self, checkpoint: str = CLIP_H, dtype: Dtype = "float32", device: str | torch.device = "cpu") -> None:
-        self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
-
-    def load(self) -> None:
-        self.clip.load()
-
     def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            if prompt.grid.count < 2:
-                raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and panel_clip_image needs two panels")
+        check_pairs("panel_clip_image", prompts)
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         panels, counts = _panels(prompts, images)
-        return [_mean_cosine(image_PC) for image_PC in self.clip.images(panels).split(counts)]
+        cosines_PP = [(image_PC @ image_PC.T).tolist() for image_PC in self.clip.images(panels).split(counts)]
+        return [fmean(cosine[i][j] for i, j in combinations(range(len(cosine)), 2)) for cosine in cosines_PP]
 
 
-class PickScore:
+class PickScore(ClipReward):
     """PickScore v1 (arXiv 2305.01569): scaled cosine of the whole image and the prompt, over `divide_by`.
 
     The released code divides by 26, which brings it near 1. With `panels`, each panel is scored against its own text.
@@ -165,11 +159,7 @@ class PickScore:
             raise ValueError(f"rewards.pick_score.args.divide_by must be above 0, got {divide_by}")
         published = CLIP_H if checkpoint == PICK_SCORE else ""  # the model card names CLIP-H's processor
         self.clip = clip_encoder(checkpoint, processor=processor or published, device=device, dtype=dtype)
-        self.divide_by = divide_by
-        self.panels = panels
-
-    def load(self) -> None:
-        self.clip.load()
+        self.divide_by, self.panels = divide_by, panels
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         if self.panels:
@@ -182,7 +172,7 @@ class PickScore:
         return [self.clip.logit_scale * cosine / self.divide_by for cosine in cosines]
 
 
-class Aesthetic:
+class Aesthetic(ClipReward):
     """LAION's aesthetic predictor v2 (1 to 10) over CLIP ViT-L/14, mean over panels, or of the whole image.
 
     `head` is a file: the published `.pth`, which exists in no other form and is read as plain tensors, or the same
@@ -199,8 +189,7 @@ class Aesthetic:
         device: str | torch.device = "cpu",
     ) -> None:
         self.clip = clip_encoder(checkpoint, device=device, dtype=dtype)
-        self.head_path = Path(head)
-        self.panels = panels
+        self.head_path, self.panels = Path(head), panels
         self._head: nn.Module | None = None
 
     def load(self) -> nn.Module:
@@ -219,15 +208,8 @@ class Aesthetic:
         return [*_means(head(self.clip.images(panels))[:, 0], counts)]
 
 
-def aesthetic_head(width: int) -> nn.Sequential:
-    """The published head, which is linear throughout; dropouts keep the layers' published numbers."""
-    sizes = (width, 1024, 128, 64, 16, 1)
-    first, second, third, fourth, last = (nn.Linear(a, b) for a, b in pairwise(sizes))
-    return nn.Sequential(first, nn.Dropout(0.2), second, nn.Dropout(0.2), third, nn.Dropout(0.1), fourth, last).eval()
-
-
 def load_aesthetic_head(path: Path) -> nn.Module:
-    """Reads a head of any width. Raises RewardError if there is none, or the tensors are of something else."""
+    """Read a head of any width. Raises RewardError if there is none, or the tensors are of something else."""
     if not path.is_file():
         raise RewardError(
             f"rewards.aesthetic.args.head: {path} is no file; get {AESTHETIC_HEAD} from {AESTHETIC_SOURCE}"
@@ -243,7 +225,10 @@ def load_aesthetic_head(path: Path) -> nn.Module:
             raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
     state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
     try:
-        head = aesthetic_head(state["0.weight"].shape[1])
+        sizes = (state["0.weight"].shape[1], 1024, 128, 64, 16, 1)
+        first, second, third, fourth, last = (nn.Linear(a, b) for a, b in pairwise(sizes))
+        # Linear throughout, as published; dropouts do nothing here and keep the layers' published numbers.
+        head = nn.Sequential(first, nn.Dropout(), second, nn.Dropout(), third, nn.Dropout(), fourth, last).eval()
         head.load_state_dict(state)
     except (KeyError, RuntimeError) as error:
         raise RewardError(f"{path} does not hold the aesthetic predictor's layers: {error}") from None
@@ -255,9 +240,7 @@ def _panels(
 ) -> tuple[list[Image], list[int]]:
     """The panels of all images, and how many each has; the `whole` images instead if wished."""
     panels = [[image] if whole else split(image, prompt.grid) for prompt, image in zip(prompts, images, strict=True)]
-    return [panel for image_panels in panels for panel in image_panels], [
-        prompt.grid.count if not whole else 1 for prompt in prompts
-    ]
+    return [panel for image_panels in panels for panel in image_panels], [*map(len, panels)]
 
 
 def _means(value_P: Tensor, counts: list[int]) -> list[float]:
@@ -269,17 +252,11 @@ def _unit(rows_BC: Tensor) -> Tensor:
     return nn.functional.normalize(rows_BC.float(), dim=-1).cpu()
 
 
-def _mean_cosine(rows_PC: Tensor) -> float:
-    cosine = (rows_PC @ rows_PC.T).tolist()
-    return fmean(cosine[i][j] for i, j in combinations(range(len(rows_PC)), 2))
-
-
 def _once_each(
-    items: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, key: Callable[[T], Any], batch: int
+    items: Sequence[T], encode: Callable[[Sequence[T]], Tensor], *, keys: Sequence[Hashable], batch: int
 ) -> Tensor:
-    """Encodes each distinct item once, in batches, and hands the rows back in order."""
-    distinct = {key(item): item for item in items}
-    row_of = {name: row for row, name in enumerate(distinct)}
-    first_of_batch = range(0, len(distinct), batch)
-    rows = torch.cat([encode(list(distinct.values())[start : start + batch]) for start in first_of_batch])
-    return rows[[row_of[key(item)] for item in items]]
+    """Encode the items of each distinct key once, in batches, and hand the rows back in order."""
+    distinct = dict(zip(keys, items, strict=True))
+    row_of = {key: row for row, key in enumerate(distinct)}
+    chunks = (list(distinct.values())[start : start + batch] for start in range(0, len(distinct), batch))
+    return torch.cat([encode(chunk) for chunk in chunks])[[row_of[key] for key in keys]]

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL.Image import Image
 
 from pacorl.core.grid import split
-from pacorl.rewards.reward import RewardError
+from pacorl.rewards.reward import RewardError, check_pairs
 from pacorl.types import Prompt
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 class DreamSim:
@@ -27,9 +25,7 @@ class DreamSim:
     def __init__(
         self, variant: str = "ensemble", cache: str = "~/.cache/dreamsim", device: str | torch.device = "cpu"
     ) -> None:
-        self.variant = variant
-        self.cache = cache
-        self.device = str(device)
+        self.variant, self.cache, self.device = variant, cache, str(device)
         self._loaded: tuple[Any, Any] | None = None
 
     def load(self) -> tuple[Any, Any]:
@@ -49,19 +45,13 @@ class DreamSim:
         return self._loaded
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        for prompt in prompts:
-            if prompt.grid.count < 2:
-                raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and dreamsim needs two panels")
+        check_pairs("dreamsim", prompts)
 
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        _, preprocess = self.load()
-        panels = [
-            [preprocess(panel.convert("RGB")).to(self.device) for panel in split(image, prompt.grid)]
-            for prompt, image in zip(prompts, images, strict=True)
-        ]
-        return [self._likeness(image_panels) for image_panels in panels]
-
-    def _likeness(self, panels: Sequence[torch.Tensor]) -> float:
-        model, _ = self.load()
-        return fmean(1.0 - float(model(first, second).squeeze()) for first, second in combinations(panels, 2))
+        model, preprocess = self.load()
+        scores: list[float | None] = []
+        for prompt, image in zip(prompts, images, strict=True):
+            panels = [preprocess(panel.convert("RGB")).to(self.device) for panel in split(image, prompt.grid)]
+            scores.append(fmean(1.0 - float(model(*pair).squeeze()) for pair in combinations(panels, 2)))
+        return scores

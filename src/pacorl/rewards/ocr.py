@@ -11,14 +11,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from PIL.Image import Image
 
 from pacorl.core.grid import split
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Reader = Callable[["Image"], str]
 """An image → the text on it."""
@@ -31,13 +30,12 @@ class Ocr:
     """How much of each quoted text is read on its panel: 1 − edits/length, mean over the panels that quote one.
 
     `edits` is the least number of letters to insert, delete or change so that the wanted text stands somewhere in
-    what is read; case, spaces and punctuation do not count, nor does other text beside it.
+    what is read; case, spaces and punctuation do not count, nor does other text beside it. `language` is Tesseract's;
+    RapidOCR's models read Chinese and English.
     """
 
     def __init__(self, engine: Literal["auto", "rapidocr", "tesseract"] = "auto", language: str = "eng") -> None:
-        self.engine = engine
-        self.language = language
-        """Tesseract's; RapidOCR's models read Chinese and English."""
+        self.engine, self.language = engine, language
         self._reader: Reader | None = None
 
     def load(self) -> Reader:
@@ -60,10 +58,12 @@ class Ocr:
 
     def _score(self, prompt: Prompt, image: Image, read: Reader) -> float:
         panels = split(image, prompt.grid) if prompt.panels else [image]
-        lettered = [
-            (panel, words) for panel, text in zip(panels, _descriptions(prompt), strict=True) if (words := quoted(text))
-        ]
-        return fmean(_mean_share(words, read(panel)) for panel, words in lettered)
+        shares = []
+        for panel, text in zip(panels, _descriptions(prompt), strict=True):
+            if words := quoted(text):  # a panel that quotes nothing is not read: an engine takes a second for each
+                seen = read(panel)
+                shares.append(fmean(share_read(word, seen) for word in words))
+        return fmean(shares)
 
 
 def quoted(text: str) -> list[str]:
@@ -72,26 +72,22 @@ def quoted(text: str) -> list[str]:
     return [words for words in quotations if _plain(words)]
 
 
-def _mean_share(words: Sequence[str], read: str) -> float:
-    return fmean(share_read(word, read) for word in words)
-
-
 def share_read(text: str, read: str) -> float:
     """1 − (edits to the nearest piece of `read`) / length of `text`, both reduced to letters and digits."""
-    target, seen = _plain(text), _plain(read)
-    return 1.0 - edits_to_substring(target, seen) / len(target)
+    target = _plain(text)
+    return 1.0 - edits_to_substring(target, _plain(read)) / len(target)
 
 
 def edits_to_substring(target: str, text: str) -> int:
     """The least edit distance of `target` to any substring of `text` (Sellers 1980)."""
-    costs = [0] * (len(text) + 1)
+    costs = [0] * (len(text) + 1)  # zeros: the substring may begin anywhere
     for row, letter in enumerate(target, start=1):
         diagonal, costs[0] = costs[0], row
         for column, other in enumerate(text, start=1):
             changed = diagonal + (letter != other)
             diagonal = costs[column]
             costs[column] = min(changed, costs[column] + 1, costs[column - 1] + 1)
-    return min(costs)
+    return min(costs)  # and end anywhere
 
 
 def open_reader(engine: Literal["auto", "rapidocr", "tesseract"], *, language: str = "eng") -> Reader:
@@ -126,6 +122,7 @@ def _tesseract(language: str) -> Reader:
     def read(image: Image) -> str:
         buffer = io.BytesIO()
         image.convert("RGB").save(buffer, "PNG")
+        # Mode 11, sparse text: a sign is no page with columns, which the default mode looks for.
         command = [program, "stdin", "stdout", "--psm", "11", "-l", language]
         done = subprocess.run(command, input=buffer.getvalue(), capture_output=True, check=False)
         if done.returncode:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from PIL.Image import Image, fromarray
 
 from pacorl.types import Prompt, RewardTable, Size, Verdict
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+RewardFunction = Callable[[Sequence[Prompt], Sequence[Image]], Sequence[float | None]]
+"""Prompts and images → one score per image, None if there is none."""
 
 
 class RewardError(ValueError):
@@ -23,10 +24,15 @@ class Reward(Protocol):
     """Scores images. A score that could not be had is None, never 0.
 
     Making one is cheap; weights are loaded by `Loads.load`, or on the first call.
+
+    Example:
+        reward = JpegSize(prefer="small")
+        reward.check(prompts)
+        kilobytes = [-score for score in reward(prompts, images)]
     """
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ValueError, naming the record, where prompts lack what this reward needs."""
+        """Raise ValueError, naming the record, if prompts lack what this reward needs."""
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         """One score per image, in order."""
@@ -37,7 +43,7 @@ class Loads(Protocol):
     """A reward with weights or a package behind it."""
 
     def load(self) -> None:
-        """Makes it ready. Raises ValueError or OSError that names what is absent and how to get it."""
+        """Make it ready. Raises ValueError or OSError that names what is absent and how to get it."""
 
 
 @runtime_checkable
@@ -48,11 +54,16 @@ class Explains(Protocol):
     """The newest reason."""
 
 
-def score(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
-    """Every reward of every image. Raises RewardError if one returns the wrong number of scores, or no number."""
+def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
+    """Every reward, or function, of every image.
+
+    Raises:
+        RewardError: if one returns the wrong number of scores, or no number.
+    """
     rows = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
+    # fp64: aggregates subtract scores that may differ by less than fp32's rounding.
     score_RB = torch.tensor(
-        [[float("nan") if value is None else value for value in row] for row in rows], dtype=torch.float64
+        [[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64
     )
     return RewardTable(
         names=tuple(rewards),
@@ -63,7 +74,7 @@ def score(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], images: Sequ
 
 
 def scores_of(
-    name: str, reward: Reward, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
+    name: str, reward: RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image], *, masked: bool = False
 ) -> list[float | None]:
     """One reward's scores, each a finite number or None. Raises RewardError naming the reward and the record.
 
@@ -78,21 +89,56 @@ def scores_of(
     return [_finite(name, value, prompt, masked=masked) for value, prompt in zip(scores, prompts, strict=True)]
 
 
+def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number, masked = math.nan, False  # no number at all is a bug of the reward's, whoever counts
+    if math.isfinite(number):
+        return number
+    if masked:
+        return math.nan
+    raise RewardError(
+        f"reward {name!r} returned {value!r} for {named([prompt])}; a score is a finite number, "
+        "or None if there is none"
+    )
+
+
 def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size: Size) -> None:
-    """Makes every reward ready and has it score one grid image of noise, before anything is generated.
+    """Make every reward ready and have it score one grid image of noise, before anything is generated.
 
     Raises RewardError if a reward raises, counts wrong, returns what is no number, or has no score to give.
     """
-    from PIL import Image
-
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
+    noise = fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
     for name, reward in rewards.items():
         if isinstance(reward, Loads):
             reward.load()
         if scores_of(name, reward, [prompt], [noise]) == [None]:
             why = f": {reward.last_error}" if isinstance(reward, Explains) and reward.last_error else ""
             raise RewardError(f"reward {name!r} has no score for a trial image of {named([prompt])}{why}")
+
+
+# --- what rewards share ----------------------------------------------------------------------------------------
+
+
+def check_pairs(name: str, prompts: Sequence[Prompt]) -> None:
+    """Raise ValueError if a prompt has fewer than two panels."""
+    for prompt in prompts:
+        if prompt.grid.count < 2:
+            raise ValueError(f"prompt {prompt.id} is a {prompt.grid} grid, and {name} needs two panels")
+
+
+def check_panels(name: str, prompts: Sequence[Prompt]) -> None:
+    """Raise ValueError if a prompt does not have one text per panel."""
+    for prompt in prompts:
+        if len(prompt.panels) != prompt.grid.count:
+            raise ValueError(
+                f"prompt {prompt.id} has {len(prompt.panels)} panel texts for a {prompt.grid} grid; "
+                f"{name} needs one per panel"
+            )
 
 
 def named(prompts: Sequence[Prompt]) -> str:
@@ -105,29 +151,14 @@ def named(prompts: Sequence[Prompt]) -> str:
 def mean_of(verdicts: Sequence[Verdict], *, temperature: float = 1.0) -> float | None:
     """The mean of P(Yes)^(1/temperature), renormalised; None if any is missing or there are none."""
     p_yes = [tempered(verdict.p_yes, temperature) for verdict in verdicts if verdict.p_yes is not None]
+    # The mean of the others would reward a set for its pair that failed.
     return sum(p_yes) / len(p_yes) if p_yes and len(p_yes) == len(verdicts) else None
 
 
 def tempered(probability: float, temperature: float) -> float:
     """σ(logit(p) / temperature)."""
     if temperature == 1:
-        return probability
+        return probability  # to the bit, as without a temperature
+    # By powers and not by the logit, which is infinite at the 0 and 1 that a sure judge gives.
     yes, no = probability ** (1 / temperature), (1 - probability) ** (1 / temperature)
     return float(yes / (yes + no))
-
-
-def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number, masked = math.nan, False
-    if math.isfinite(number):
-        return number
-    if masked:
-        return math.nan
-    raise RewardError(
-        f"reward {name!r} returned {value!r} for {named([prompt])}; a score is a finite number, "
-        "or None if there is none"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,11 @@ from pacorl.lora.adapters import add_lora, start_from
 from pacorl.policies import build_policy
 from pacorl.policies.policy import Policy
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
-from pacorl.rewards.reward import Reward, smoke_test
+from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-RewardFunction = Callable[[Sequence[Prompt], "Sequence[Image]"], Sequence["float | None"]]
-"""Prompts and images → one score per image, None if there is none."""
 
 
 class FunctionReward:

@@ -48,8 +48,8 @@ from pacorl.judges.judge import Judge, counts_of
 from pacorl.lora.adapters import MovingAverage, OldPolicy
 from pacorl.lora.fuse import FusedLora, fuse_lora
 from pacorl.report import write_report
+from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
-from pacorl.train.builders import RewardFunction
 from pacorl.train.checkpoint import Resume, TrainedWeights, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
 from pacorl.train.update import Batch, PolicyLoss, update_policy
