@@ -7,13 +7,15 @@ generator's whole twin stands in its policy's file; the judge's is here. Sizes a
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl.io.documents import parse_json
+from pacorl.io.documents import parse_json, read_text
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -22,33 +24,15 @@ if TYPE_CHECKING:
 LATENT_CHANNELS = 8
 TEXT_WIDTH = 64
 VLM_WIDTH = 128
+PRIVATE_USE = 0xE000
+"""The first code point that no text has a letter at."""
 
-# Qwen2.5-VL's own template, without its tools and videos.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}"
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    "{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' or 'image' in part or 'image_url' in part %}"
-    "<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+CHAT_TEMPLATE = read_text(Path(__file__).with_name("chat_template.jinja")).rstrip("\n")
+"""Qwen2.5-VL's own, without its tools and videos."""
 QWEN_SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>",
+)  # fmt: skip
 
 
 def tiny_vae() -> AutoencoderKL:
@@ -138,30 +122,41 @@ def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditional
 
 def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     """CLIP's lower-case byte-level BPE, trained on `texts`; 77 tokens, as the real one."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import pre_tokenizers
     from transformers import CLIPTokenizer
 
-    start, end = "<|startoftext|>", "<|endoftext|>"
-    core = Tokenizer(models.BPE(unk_token=end, end_of_word_suffix="</w>"))
-    core.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.WhitespaceSplit(),
-            pre_tokenizers.Punctuation(),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
+    splitters = [
+        pre_tokenizers.WhitespaceSplit(),
+        pre_tokenizers.Punctuation(),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+    splitter = pre_tokenizers.Sequence(splitters)
+    normalized = (unicodedata.normalize("NFC", text).lower() for text in texts)
+    words = [word for text in normalized for word, _ in splitter.pre_tokenize_str(text)]
+    # The trainer's own `end_of_word_suffix` numbers a word's last letters in the order of a hash map, another in every
+    # call. So a last letter is trained on as a character of its own, which becomes the letter and the suffix below.
+    marked = [word[:-1] + chr(ord(word[-1]) + PRIVATE_USE) for word in words]
+    trained = _byte_level_bpe(
+        marked, pre_tokenizers.WhitespaceSplit(), vocab_size=800, special_tokens=["<|startoftext|>", "<|endoftext|>"]
     )
-    core.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=800,
-            special_tokens=[start, end],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            end_of_word_suffix="</w>",
-            show_progress=False,
-        ),
+    suffixed = {PRIVATE_USE + code: f"{chr(code)}</w>" for code in range(0x200)}
+    return CLIPTokenizer(
+        vocab={token.translate(suffixed): number for token, number in trained["vocab"].items()},
+        merges=[(first, second.translate(suffixed)) for first, second in trained["merges"]],
+        model_max_length=77,
     )
-    return CLIPTokenizer(**_vocab_and_merges(core), model_max_length=77)
+
+
+def _byte_level_bpe(texts: Sequence[str], splitter: Any, **options: Any) -> dict[str, Any]:
+    """Vocabulary and merges of a BPE over bytes, trained on `texts`; the options are those of `BpeTrainer`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = splitter
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(texts, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False, **options))
+    model = parse_json(core.to_str())["model"]
+    return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
 
 
 def t5_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
@@ -178,52 +173,45 @@ def t5_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
 
 def qwen_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     """Qwen2's byte-level BPE, trained on `texts`; "Yes" and "No" are single tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from tokenizers import pre_tokenizers
     from transformers import Qwen2Tokenizer
 
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.train_from_iterator(
-        [*texts, *["Yes. No. Yes No"] * max(1, len(texts) // 4)],
-        trainers.BpeTrainer(
+    tokenizer = Qwen2Tokenizer(
+        **_byte_level_bpe(
+            # Often enough that both words are merged before the vocabulary is full.
+            [*texts, *["Yes. No. Yes No"] * max(1, len(texts) // 4)],
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
             vocab_size=1200,
             min_frequency=2,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
         ),
-    )
-    tokenizer = Qwen2Tokenizer(
-        **_vocab_and_merges(core), unk_token=None, bos_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+        unk_token=None,
+        bos_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
     )
     tokenizer.add_special_tokens({"additional_special_tokens": list(QWEN_SPECIAL_TOKENS)})
     return tokenizer
 
 
-def _vocab_and_merges(core: Any) -> dict[str, Any]:
-    model = parse_json(core.to_str())["model"]
-    merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    return {"vocab": model["vocab"], "merges": merges}
-
-
 # --- encoders --------------------------------------------------------------------------------------------------
 
 
-def tiny_clip(tokenizer: PreTrainedTokenizerBase, *, projection: bool = False) -> Any:
+def tiny_clip(tokenizer: PreTrainedTokenizerBase, *, width: int = TEXT_WIDTH, projection: bool = False) -> Any:
     """CLIP's text encoder in small; with `projection` the form that Stable Diffusion 3 takes."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
     return (CLIPTextModelWithProjection if projection else CLIPTextModel)(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
-            hidden_size=TEXT_WIDTH,
-            intermediate_size=4 * TEXT_WIDTH,
+            hidden_size=width,
+            intermediate_size=4 * width,
             num_hidden_layers=1,
             num_attention_heads=2,
             max_position_embeddings=77,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-            projection_dim=TEXT_WIDTH,
+            projection_dim=width,
         )
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers_own import diffusers_own
-from edit_twins import drawn, edit, picture
+from edit_twins import drawn, edit, source_image
 from PIL import Image
 from torch import Tensor
 
@@ -28,9 +28,8 @@ from pacorl.lora.formats import save_lora
 from pacorl.plan import memory, sources
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES, kind_of
-from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.policies.policy import PolicySpec
-from pacorl.policies.tokens import pack
 from pacorl.train.builders import check_adapter
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -71,7 +70,7 @@ def job(kind: str, tmp_path: Path) -> Job:
     """The twin's weights are the test's own, so that it may train them."""
     policy = copy.copy(twin(kind))
     policy.transformer = copy.deepcopy(policy.transformer)
-    source = picture(tmp_path / "source.png", height=90, width=140)
+    source = source_image(tmp_path / "source.png", height=90, width=140)
     prompt = edit(source) if policy.references else character_prompts("dev", 1)[0]
     size = policy.size_of(prompt, AREA)
     return Job(policy, prompt, size, policy.collate(policy.encode([prompt], size)))

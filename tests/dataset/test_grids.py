@@ -184,10 +184,10 @@ def test_a_policy_generates(folder):
 
 def test_every_kind_of_policy_generates(tmp_path):
     """Qwen-Image-Edit has no distilled guidance and no text length to be told."""
-    from edit_twins import edit, picture, qwen_pipeline
+    from edit_twins import edit, qwen_pipeline, source_image
 
     qwen_pipeline().save_pretrained(tmp_path / "qwen")
-    prompt = edit(picture(tmp_path / "source.png", height=64, width=64))
+    prompt = edit(source_image(tmp_path / "source.png", height=64, width=64))
     options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 2, "dtype": "float32"}
     qwen = image_source(str(tmp_path / "qwen"), **options)
     assert not {"guidance", "text_tokens"} & qwen.generator.keys()

@@ -73,7 +73,7 @@ def write_edit_twins(folder: Path) -> None:
     """Checkpoints of the tiny edit models by kind, train.jsonl of a square and a wide source, dev.jsonl."""
     import json
 
-    from edit_twins import kontext_pipeline, picture, qwen_pipeline
+    from edit_twins import kontext_pipeline, qwen_pipeline, source_image
 
     from pacorl.data.character_edits import character_edits, write_edits
 
@@ -82,6 +82,6 @@ def write_edit_twins(folder: Path) -> None:
     qwen_pipeline(plus=True).save_pretrained(folder / "qwen_edit_plus")
     write_edits(folder, character_edits("dev", 1), name="dev")
     train = write_edits(folder, character_edits("train", 1), name="train")
-    picture(folder / "wide.png", height=60, width=96)
+    source_image(folder / "wide.png", height=60, width=96)
     with train.open("a") as file:
         file.write(json.dumps({"image": "wide.png", "instruction": "Change the scene to night."}) + "\n")

@@ -21,8 +21,8 @@ from tools.tiny.pretrain_edits import (
 from pacorl.core import questions
 from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, all_panels, split_of
 from pacorl.data.records import load_prompts
+from pacorl.io.images import upright_size
 from pacorl.policies.flux import TINY_FLUX
-from pacorl.policies.sources import source_size
 from pacorl.types import Size
 
 PANELS = all_panels()
@@ -49,7 +49,7 @@ def test_the_world_s_edits_are_drawn_for_every_split(tmp_path: Path) -> None:
     for path in files:
         prompts = load_prompts(path)
         assert len(prompts) == COUNTS[path.stem]  # type: ignore[index]
-        assert {source_size(prompt.sources[0]) for prompt in prompts} == {Size(PIXELS, PIXELS)}
+        assert {upright_size(prompt.sources[0]) for prompt in prompts} == {Size(PIXELS, PIXELS)}
         assert {prompt.text for prompt in prompts} <= set(INSTRUCTIONS)
 
 

@@ -34,8 +34,8 @@ from pacorl.judges.judge import JudgeSpec
 from pacorl.judges.local import LocalOptions
 from pacorl.policies import DEFAULT_KIND, POLICIES
 from pacorl.policies.flux import FLUX
+from pacorl.policies.pipeline import check_multiple
 from pacorl.policies.policy import PolicyOptions, PolicySpec
-from pacorl.policies.tokens import check_multiple, join, token_grid
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
 
 TOKEN_PIXELS = 4
@@ -143,21 +143,22 @@ class ToyPolicy:
         """There are none."""
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        return join(conditionings).to(next(self.transformer.parameters()).device)
+        texts = torch.cat([conditioning.tensors["text"] for conditioning in conditionings])
+        return Conditioning({"text": texts.to(next(self.transformer.parameters()).device)})
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) from 1 to 0, shifted towards noise for larger images, as the real schedules are."""
-        rows, cols = token_grid(size, step=TOKEN_PIXELS)
+        rows, cols = _token_grid(size)
         shift, even = math.sqrt(rows * cols) / 4, torch.linspace(1, 0, num_steps + 1)
         return shift * even / (1 + (shift - 1) * even)
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        rows, cols = token_grid(size, step=TOKEN_PIXELS)
+        rows, cols = _token_grid(size)
         drawn = [torch.randn(rows * cols, COLOURS, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return torch.stack(drawn).to(next(self.transformer.parameters()).device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        rows, cols = token_grid(size, step=TOKEN_PIXELS)
+        rows, cols = _token_grid(size)
         place_N2 = torch.cartesian_prod(torch.linspace(-1, 1, rows), torch.linspace(-1, 1, cols))
         weight = next(self.transformer.parameters())
         inputs = (x_BNC, sigma_B, conditioning.tensors["text"], place_N2)
@@ -165,7 +166,7 @@ class ToyPolicy:
         return predicted.float()
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image.Image]:
-        rows, _ = token_grid(size, step=TOKEN_PIXELS)
+        rows, _ = _token_grid(size)
         colour_BNC = (0.5 + CONTRAST * x_BNC.detach().cpu()).clamp(0, 1)
         pixels_BHWC = repeat(
             rearrange(colour_BNC, "b (h w) c -> b h w c", h=rows),
@@ -174,6 +175,10 @@ class ToyPolicy:
             q=TOKEN_PIXELS,
         )
         return [Image.fromarray(pixels) for pixels in (255 * pixels_BHWC).round().byte().numpy()]
+
+
+def _token_grid(size: Size) -> tuple[int, int]:
+    return size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS
 
 
 class ToyJudge:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from edit_twins import edit, kontext_pipeline, picture, qwen_pipeline
+from edit_twins import edit, kontext_pipeline, qwen_pipeline, source_image
 
 from pacorl.lora.adapters import add_lora
 from pacorl.policies.kontext import KONTEXT
@@ -15,7 +15,7 @@ from pacorl.types import Size
 
 
 def checked(policy: Policy, folder: Path, targets: tuple[str, ...]) -> list[str]:
-    prompt = edit(picture(folder / "source.png", height=64, width=64))
+    prompt = edit(source_image(folder / "source.png", height=64, width=64))
     size = policy.size_of(prompt, Size(64, 64))
     add_lora(policy.transformer, rank=2, alpha=4, targets=targets)
     conditioning = policy.collate(policy.encode([prompt], size))

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from edit_twins import kontext_pipeline, picture, qwen_pipeline
+from edit_twins import kontext_pipeline, qwen_pipeline, source_image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.data.character_edits import character_edits, write_edits
-from pacorl.policies.sources import source_size
+from pacorl.io.images import upright_size
 from pacorl.types import Size
 
 KINDS = ("kontext", "qwen_edit", "qwen_edit_plus")
@@ -32,7 +32,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) -> Path:
     """Two groups of two, one of a square source and one of a wide one."""
     train = write_edits(tmp_path, character_edits("train", 1), name="train")
-    picture(tmp_path / "wide.png", height=60, width=96)
+    source_image(tmp_path / "wide.png", height=60, width=96)
     with train.open("a") as file:
         file.write(json.dumps({"image": "wide.png", "instruction": "Change the scene to night."}) + "\n")
     config = {
@@ -80,7 +80,7 @@ def test_one_epoch_through_the_command(recipe: Path) -> None:
     assert 0 < before["edit_consistency"] < 1
     state = load_file(out / "adapter" / "adapter_model.safetensors")
     assert any(value.any() for name, value in state.items() if "lora_B" in name), "nothing was trained"
-    shapes = {source_size(path) for path in out.glob("samples/evaluation-*/*.png")}
+    shapes = {upright_size(path) for path in out.glob("samples/evaluation-*/*.png")}
     assert shapes == {Size(96, 96)}
     report = (out / "report.html").read_text()
     assert "Edit consistency" in report
@@ -116,7 +116,7 @@ def test_true_cfg_takes_two_forwards(tmp_path: Path, scale: float, forwards: int
     from pacorl.policies.kontext import KONTEXT
     from pacorl.types import Prompt
 
-    source = picture(tmp_path / "source.png", height=64, width=64)
+    source = source_image(tmp_path / "source.png", height=64, width=64)
     policy = KONTEXT.over(kontext_pipeline(), max_sequence_length=48, true_cfg_scale=scale)
     calls: list[int] = []
     policy.transformer.register_forward_hook(lambda *_: calls.append(1))

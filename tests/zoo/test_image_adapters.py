@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from comfy import load_in_comfy
-from edit_twins import drawn, edit, picture, qwen_pipeline
+from edit_twins import drawn, edit, qwen_pipeline, source_image
 from forms import FORMS, Adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
@@ -101,7 +101,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 @pytest.fixture(scope="module", params=list(POLICIES))
 def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     torch.manual_seed(0)
-    source = picture(tmp_path_factory.mktemp("sources") / "source.png", height=48, width=48)
+    source = source_image(tmp_path_factory.mktemp("sources") / "source.png", height=48, width=48)
     return Zoo(POLICIES[request.param](), source)
 
 
@@ -153,7 +153,7 @@ DOES_NOT_READ = {
 del DOES_NOT_READ["ours", "peft"]
 SPLIT_AT_FULL_WIDTH = ("kohya", "diffusion_model")
 """FLUX's single blocks are one matrix there, which diffusers cuts at 3072 and 12288 rows, whatever the model: such
-files hold the double blocks alone here, and tests/models/test_lora_formats.py reads single blocks at FLUX.1's width."""
+files hold the double blocks alone here, and tests/lora/test_formats.py reads single blocks at FLUX.1's width."""
 
 
 @pytest.mark.parametrize("tool", TOOLS)

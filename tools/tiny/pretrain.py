@@ -27,7 +27,7 @@ from pacorl.data import characters
 from pacorl.data.characters import Panel
 from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.policies.flux import TRAINED_WITH, tiny_flux
-from pacorl.policies.tokens import pack
+from pacorl.policies.pipeline import pack
 from pacorl.types import Grid
 
 PANEL_SIZES = (32, 64)

@@ -23,8 +23,7 @@ from pacorl.data.character_edits import Edit, character_edits, draw_edit, write_
 from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
 from pacorl.policies.flux import TRAINED_WITH
 from pacorl.policies.kontext import KONTEXT, tiny_kontext
-from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.policies.tokens import pack
+from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.types import Conditioning, Size
 from tools.tiny.pretrain import Stage, flow_matching_loss, panel_latents, publish, training_panels
 from tools.tiny.pretrain_judge import ImageBank, TrainingExample, changed, differences, other_value, training_examples

@@ -118,7 +118,7 @@ class GeneratorOptions(ModelOptions):
     size: Size | None = option(
         None, "HEIGHTxWIDTH of an image; the record's, 128x128 for tiny, else 1024x1024.", parse=Size.parse
     )
-    steps: int | None = option(None, "Denoising steps; 10 for tiny, else 20.", least=1)
+    steps: int | None = option(None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", least=1)
     guidance_scale: float | None = option(
         None, "As the model's pipeline in diffusers has it; the model's own default.", also=("--guidance",), least=0
     )

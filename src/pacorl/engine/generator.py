@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pacorl.policies.policy import Policy
 
 SIZE = Size(1024, 1024)
-STEPS = 20
 
 Step = Callable[[int], None]
 """Called with the number of images that took one denoising step; may raise to stop."""
@@ -109,8 +108,8 @@ class Generator:
 
     @property
     def default_steps(self) -> int:
-        """Denoising steps if nobody says how many."""
-        return self._tiny.steps if self._tiny else STEPS
+        """Denoising steps if nobody says how many: the tiny checkpoint's, or those of the kind's published one."""
+        return self._tiny.steps if self._tiny else self.spec.steps
 
     def size_of(self, prompt: Prompt, size: Size | None = None) -> Size:
         """The size of a prompt's image: for a set what is asked for, for an edit that area in its source's shape."""

@@ -12,9 +12,12 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
-from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
+
+from pacorl.types import Size
 
 IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 """File suffix → media type of the images that pages show."""
@@ -82,6 +85,15 @@ def _identified(data: bytes, name: str, max_pixels: int) -> Image.Image:
         raise ImageError(f"{name}: {width}x{height} is too large; an image may have {max_pixels:,} pixels")
     check_shape(image, name)
     return image
+
+
+@cache
+def upright_size(path: Path) -> Size:
+    """Height and width of an image as it is looked at, from its header."""
+    with Image.open(path) as image:
+        # EXIF orientations from 5 on say that the camera was held sideways.
+        sideways = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        return Size(image.width, image.height) if sideways else Size(image.height, image.width)
 
 
 def check_readable(paths: Iterable[Path], *, threads: int = 8) -> None:

@@ -58,19 +58,12 @@ def kind_of(checkpoint: str, *, edits: bool = False) -> str:
         return tiny_spec(edits=edits).kind
     index = Path(checkpoint) / "model_index.json"
     if index.is_file():
-        return _kind_of_pipeline(checkpoint, str(read_object(index).get("_class_name", "")))
-    # The longest match decides: FLUX.1-Kontext is a flux by its first letters only.
-    lengths = {kind: _match_length(spec.hub_name, checkpoint.lower()) for kind, spec in POLICIES.items()}
-    return max(lengths, key=lambda kind: lengths[kind])  # of equals the first: an unknown name is the default kind
-
-
-def _kind_of_pipeline(checkpoint: str, pipeline: str) -> str:
-    kinds = {spec.pipeline: kind for kind, spec in POLICIES.items()}
-    if pipeline not in kinds:
-        raise ValueError(f"{checkpoint} is a {pipeline or 'pipeline without a name'}; there are {', '.join(kinds)}")
-    return kinds[pipeline]
-
-
-def _match_length(pattern: str, name: str) -> int:
-    match = re.search(pattern, name)
-    return len(match[0]) if match else 0
+        pipeline = str(read_object(index).get("_class_name", ""))
+        kinds = {spec.pipeline: kind for kind, spec in POLICIES.items()}
+        if pipeline not in kinds:
+            raise ValueError(f"{checkpoint} is a {pipeline or 'pipeline without a name'}; there are {', '.join(kinds)}")
+        return kinds[pipeline]
+    matches = {kind: re.search(spec.hub_name, checkpoint.lower()) for kind, spec in POLICIES.items()}
+    # The longest match decides: FLUX.1-Kontext is a flux by its first letters only. Of equals, also of none, the first.
+    lengths = {kind: len(match[0]) if match else 0 for kind, match in matches.items()}
+    return max(lengths, key=lambda kind: lengths[kind])

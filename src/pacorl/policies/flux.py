@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -52,7 +51,7 @@ class FluxPolicy(PipelinePolicy):
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
-    long_tokenizer = "tokenizer_2"
+    t5: ClassVar[int] = 2
 
     def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
         from pacorl.policies.last_block import prune_last_block_text  # imports diffusers, which options do without
@@ -67,7 +66,6 @@ class FluxPolicy(PipelinePolicy):
         return {"tokens": tokens, "pooled": pooled}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """The transformer's velocity in fp32: (B, N, C) at one sigma per row."""
         return self.forward(x_BNC, sigma_B, conditioning, ids_N3=image_ids(*self.token_grid(size)))
 
     def forward(self, hidden_BMC: Tensor, sigma_B: Tensor, conditioning: Conditioning, *, ids_N3: Tensor) -> Tensor:
@@ -80,7 +78,7 @@ class FluxPolicy(PipelinePolicy):
         def predict(prefix: str) -> Tensor:
             predicted: Tensor = self.transformer(
                 hidden_states=hidden_BMC.to(tokens.dtype),
-                timestep=sigma_B.to(tokens.dtype),
+                timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
                 guidance=guidance_B,
                 pooled_projections=tensors[f"{prefix}pooled"],
                 encoder_hidden_states=tensors[f"{prefix}tokens"],
@@ -93,15 +91,9 @@ class FluxPolicy(PipelinePolicy):
         return guided(predict, scale=self.options.true_cfg_scale)
 
     def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """See `PipelinePolicy`."""
         config: Any = self.pipeline.transformer.config
         tokens = (self.options.max_sequence_length, config.joint_attention_dim)
         return {"tokens": tokens, "pooled": (config.pooled_projection_dim,)}
-
-    def text_pass(self, size: Size) -> Callable[[], Any]:
-        """See `PipelinePolicy`: T5's."""
-        ids = torch.zeros(1, self.options.max_sequence_length, device=self.device, dtype=torch.long)
-        return partial(self.pipeline.text_encoder_2, ids)
 
 
 def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:
@@ -177,6 +169,7 @@ FLUX = PolicySpec(
     hub_name="flux",
     architecture="flux.json",
     twin=tiny_flux,
+    steps=28,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(

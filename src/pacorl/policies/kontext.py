@@ -9,7 +9,6 @@ choose for it; a source that no shape fits is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pacorl.data.tiny_words import check_tiny_edit
+from pacorl.io.images import upright_size
 from pacorl.policies.flux import DEV_LICENCE, TRAINED_WITH, DistilledOptions, FluxPolicy, image_ids, tiny_flux
 from pacorl.policies.policy import PolicySpec, TinyCheckpoint
-from pacorl.policies.sources import check_area, source_size
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -47,10 +46,6 @@ class KontextPolicy(FluxPolicy):
     references: ClassVar[int] = 1
     model_name: ClassVar[str] = "FLUX.1-Kontext"
 
-    def check_size(self, size: Size) -> None:
-        """Check that the area of `size` is one token or more, which every edit needs."""
-        check_area(size, step=self.token_pixels)
-
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """The area of `size` in the training shape that is nearest to the source's.
 
@@ -58,13 +53,13 @@ class KontextPolicy(FluxPolicy):
             ValueError: There is not one source, or no shape fits it; the message names prompt and source.
         """
         (path,) = self.source_paths(prompt)
-        shape = _preferred_shape(source_size(path), path, step=self.token_pixels)
-        scale = math.sqrt(size.height * size.width / PREFERRED_AREA)
         step = self.token_pixels
+        shape = _preferred_shape(upright_size(path), path, step=step)
+        scale = math.sqrt(size.height * size.width / PREFERRED_AREA)
         return Size(*(max(1, round(side * scale / step)) * step for side in (shape.height, shape.width)))
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """The transformer's velocity in fp32: (B, N, C) at one sigma per row, the source's tokens left off."""
+        # The generated tokens come first, so that the source's velocity, which nothing reads, is cut off behind them.
         grid = self.token_grid(size)
         predicted = self.forward(
             torch.cat([x_BNC, conditioning.tensors["source"].to(x_BNC.dtype)], 1),
@@ -79,6 +74,7 @@ def _preferred_shape(source: Size, path: Path, *, step: int) -> Size:
     """The pipeline's choice among the shapes that Kontext was trained on, by the source's size in whole tokens."""
     from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
+    # The pipeline first cuts the source to whole tokens, and so may choose another shape than the exact aspect's.
     rows, cols = (max(1, side // step) for side in (source.height, source.width))
     _, width, height = min((abs(cols / rows - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
     stretch = source.width / source.height * height / width
@@ -94,12 +90,7 @@ def tiny_kontext(flux: Any) -> FluxKontextPipeline:
     """FLUX.1-Kontext-dev in small: a FLUX pipeline's components, which it then shares."""
     from diffusers import FluxKontextPipeline
 
-    return FluxKontextPipeline(**{name: part for name, part in flux.components.items() if part is not None})
-
-
-def twin(texts: Sequence[str]) -> FluxKontextPipeline:
-    """A whole pipeline in small, of its own weights."""
-    return tiny_kontext(tiny_flux(texts))
+    return FluxKontextPipeline(**{name: model for name, model in flux.components.items() if model is not None})
 
 
 KONTEXT = PolicySpec(
@@ -108,7 +99,8 @@ KONTEXT = PolicySpec(
     pipeline="FluxKontextPipeline",
     hub_name="(flux.*)?kontext",
     architecture="flux.json",  # the same components as FLUX.1-dev's
-    twin=twin,
+    twin=lambda texts: tiny_kontext(tiny_flux(texts)),
+    steps=28,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(folder=TINY_KONTEXT, size=Size(32, 32), check=check_tiny_edit, options=TRAINED_WITH),

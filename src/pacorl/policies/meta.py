@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 META = torch.device("meta")
 WITHOUT_WEIGHTS = frozenset({"scheduler", "processor"})
 """Components of a pipeline that have a config and no weights."""
+CLASS_KEYS = ("_class_name", "architectures", "model_type")
+"""What says in a config.json of which class the component is."""
 
 
 def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
@@ -24,46 +26,37 @@ def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module
         config: With `_class_name` (diffusers), or `model_type` and `architectures` (transformers).
         dtype: Of the parameters.
     """
+    import diffusers
+    import transformers
+
+    options = dict(config)
+    model: nn.Module
     with META:
-        model = _built(dict(config))
+        if "_class_name" in config:
+            model = getattr(diffusers, config["_class_name"]).from_config(options)
+        else:
+            (architecture,) = options.pop("architectures")
+            model = getattr(transformers, architecture)(
+                transformers.AutoConfig.for_model(options.pop("model_type"), **options)
+            )
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model.requires_grad_(False).eval()
 
 
-def _built(config: dict[str, Any]) -> nn.Module:
-    import diffusers
-    import transformers
-
-    model: nn.Module
-    if "_class_name" in config:
-        model = getattr(diffusers, config["_class_name"]).from_config(config)
-        return model
-    (architecture,) = config.pop("architectures")
-    options = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
-    model = getattr(transformers, architecture)(options)
-    return model
-
-
-def pipeline_on_meta(spec: PolicySpec, parts: Parts, *, dtype: str) -> Any:
-    """A spec's pipeline from the configs of its components. It has no tokenizers, so that it encodes no text.
-
-    The class of each component is the published one: a checkpoint's config.json may leave it out.
-    """
+def pipeline_on_meta(spec: PolicySpec, configs: Parts, *, dtype: str) -> Any:
+    """A spec's pipeline from the configs of its components. It has no tokenizers, so that it encodes no text."""
     import diffusers
 
-    components: dict[str, Any] = {
-        name: model_on_meta({**config, **_class_of(spec.parts[name])}, dtype=getattr(torch, dtype))
-        for name, config in parts.items()
-        if name not in WITHOUT_WEIGHTS
-    }
+    components: dict[str, Any] = {}
+    for name in configs.keys() - WITHOUT_WEIGHTS:
+        # The published class: a checkpoint's config.json may leave its own out.
+        classes = {key: spec.parts[name][key] for key in CLASS_KEYS if key in spec.parts[name]}
+        components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, dtype))
+    # The published scheduler too: checkpoints keep theirs in scheduler_config.json, which is not among `configs`.
     scheduler = dict(spec.parts["scheduler"])
     components["scheduler"] = getattr(diffusers, scheduler["_class_name"]).from_config(scheduler)
-    components |= spec.policy.components_on_meta(parts)
+    components |= spec.policy.components_on_meta(configs)
     pipeline = getattr(diffusers, spec.pipeline)
     absent = [name for name in inspect.signature(pipeline).parameters if name not in components]
     return pipeline(**components, **dict.fromkeys(absent))
-
-
-def _class_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: config[name] for name in ("_class_name", "architectures", "model_type") if name in config}

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
+from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet
-from pacorl.policies.sources import open_source, sources_of
-from pacorl.policies.tokens import (
-    check_multiple,
-    join,
-    noise_tokens,
-    pack,
-    shifted_sigmas,
-    token_grid,
-    unpack,
-)
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -34,6 +28,34 @@ if TYPE_CHECKING:
 
 ENCODE_BATCH = 8
 """Prompts per pass of the text encoders; T5-XXL's activations stay small."""
+
+
+def pack(codes_BCHW: Tensor) -> Tensor:
+    """VAE codes → tokens of 2×2 patches, row-major: (B, C, H, W) → (B, H/2·W/2, 4C)."""
+    return rearrange(codes_BCHW, "b c (h p) (w q) -> b (h w) (c p q)", p=2, q=2)
+
+
+def unpack(x_BNC: Tensor, *, rows: int) -> Tensor:
+    """The inverse of `pack` for an image of `rows` rows of tokens."""
+    return rearrange(x_BNC, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=2, q=2)
+
+
+def nearest_multiple(size: Size, *, step: int) -> Size:
+    """The nearest size whose sides are multiples of `step` pixels."""
+    return Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))
+
+
+def check_multiple(size: Size, *, step: int) -> None:
+    """Raise ValueError, naming the nearest size, if a side is no multiple of `step` pixels."""
+    if size.height % step or size.width % step:
+        nearest = nearest_multiple(size, step=step)
+        raise ValueError(f"size {size} must be a multiple of {step} pixels on both sides; the nearest is {nearest}")
+
+
+def check_area(size: Size, *, step: int) -> None:
+    """Raise ValueError if an area is smaller than one token of `step` pixels."""
+    if size.height * size.width < step * step:
+        raise ValueError(f"size {size} is smaller than one token; give at least {Size(step, step)}")
 
 
 class PipelinePolicy:
@@ -46,6 +68,10 @@ class PipelinePolicy:
     """Of an editor, for messages about its sources."""
     encoders: ClassVar[Mapping[str, str]]
     """The pipeline's text encoders, which are not needed after `encode`: attribute → name for people."""
+    t5: ClassVar[int] = 0
+    """Number of the T5 among them (`text_encoder_2`), whose tokens `max_sequence_length` counts; 0 without one."""
+    scheduler_spaced: ClassVar[bool] = False
+    """Whether the pipeline leaves the spacing of the steps to its scheduler; others hand it 1, …, 2/T, 1/T."""
 
     def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
         self.pipeline = pipeline
@@ -63,7 +89,7 @@ class PipelinePolicy:
         return {}
 
     @classmethod
-    def components_on_meta(cls, parts: Parts) -> dict[str, Any]:
+    def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
         """Components without weights that the policy needs on the meta device too."""
         return {}
 
@@ -79,11 +105,13 @@ class PipelinePolicy:
     # --- sizes
 
     def check_size(self, size: Size) -> None:
-        """See `Policy`: VAE and patches have to divide `size`."""
-        check_multiple(size, step=self.token_pixels)
+        if self.references:  # an edit's size is an area, whose sides follow from the source
+            check_area(size, step=self.token_pixels)
+        else:
+            check_multiple(size, step=self.token_pixels)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """See `Policy`: `size`, or with `record_sizes` the record's own, if it has one."""
+        """`size`, or with `record_sizes` the record's own, if it has one."""
         if not self.record_sizes or prompt.size is None:
             return size
         try:
@@ -94,12 +122,11 @@ class PipelinePolicy:
 
     def nearest_size(self, size: Size) -> Size:
         """A config's size on the token grid: what a square source's edit takes, and much the same in other shapes."""
-        step = self.token_pixels
-        return Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))
+        return nearest_multiple(size, step=self.token_pixels)
 
     def token_grid(self, size: Size) -> tuple[int, int]:
         """(rows, columns) of tokens."""
-        return token_grid(size, step=self.token_pixels)
+        return size.height // self.token_pixels, size.width // self.token_pixels
 
     # --- what it is conditioned on
 
@@ -114,7 +141,7 @@ class PipelinePolicy:
         if not self.references:
             return [Conditioning(text) for text in texts]
         return [
-            Conditioning({**text, "source": self.encode_image(open_source(self.source_paths(prompt)[0]), size)})
+            Conditioning({**text, "source": self.encode_image(open_image(self.source_paths(prompt)[0]), size)})
             for text, prompt in zip(texts, prompts, strict=True)
         ]
 
@@ -124,7 +151,14 @@ class PipelinePolicy:
         Raises:
             ValueError: There is none, or one too many; the message names the prompt.
         """
-        return sources_of(prompt, most=self.references, model=self.model_name)
+        count, name = len(prompt.sources), f"prompt {prompt.id} ({prompt.text[:60]!r})"
+        if not count:
+            raise ValueError(
+                f"{name} has no source, and {self.model_name} edits images; give records of {{image, instruction}}"
+            )
+        if count > self.references:
+            raise ValueError(f"{name} has {count} sources, and {self.model_name} takes {self.references}")
+        return prompt.sources
 
     def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
         """Per text what `encode_texts` gives, on the CPU; with a negative prompt also `negative_…`, equal for all."""
@@ -137,23 +171,18 @@ class PipelinePolicy:
                 rows = zip(*(tensor.cpu().split(1) for tensor in batch.values()), strict=True)
                 encoded += [dict(zip(batch, row, strict=True)) for row in rows]
             if self.options.negative_text is not None:
-                negative = {
-                    f"negative_{n}": t.cpu() for n, t in self.encode_texts([self.options.negative_text]).items()
-                }
-                encoded = [text | negative for text in encoded]
+                negative = self.encode_texts([self.options.negative_text])
+                encoded = [text | {f"negative_{name}": t.cpu() for name, t in negative.items()} for text in encoded]
         return encoded
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """What the transformer reads of a batch of texts: name → (B, …)."""
         raise NotImplementedError
 
-    long_tokenizer: ClassVar[str] = ""
-    """The tokenizer that `max_sequence_length` is counted by; empty if texts of any length are read."""
-
     def _warn_of_long(self, texts: Sequence[str]) -> None:
-        if not self.long_tokenizer:
+        if not self.t5:
             return
-        limit, tokenizer = self.options.max_sequence_length, getattr(self.pipeline, self.long_tokenizer)
+        limit, tokenizer = self.options.max_sequence_length, getattr(self.pipeline, f"tokenizer_{self.t5}")
         lengths = [len(tokenizer(text, truncation=False).input_ids) for text in texts]
         if max(lengths, default=0) > limit:
             warnings.warn(
@@ -171,40 +200,59 @@ class PipelinePolicy:
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
         """Pixels in [-1, 1] → scaled tokens (B, N, C)."""
         vae = self.pipeline.vae
+        # The mode, not a draw: one source has one code, whoever encodes it.
         codes = vae.encode(pixels_BCHW).latent_dist.mode()
         return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
 
     def free_encoders(self) -> None:
-        """Move the text encoders off the device; the VAE stays, it decodes."""
+        # The VAE stays on the device: it decodes.
         for name in self.encoders:
             getattr(self.pipeline, name).to("cpu")
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """One batch, on the device."""
-        return join(conditionings).to(self.device)
+        names = conditionings[0].tensors
+        batch = Conditioning({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names})
+        return batch.to(self.device)
 
     # --- sampling
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32 on the CPU, shifted by the number of generated tokens as the pipeline shifts them."""
-        rows, cols = self.token_grid(size)
-        return shifted_sigmas(self.pipeline.scheduler, num_steps, tokens=rows * cols)
+        """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it.
+
+        Raises:
+            ValueError: One step, of which the first must start at 1 and the last end at the config's `shift_terminal`.
+        """
+        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+        config = self.pipeline.scheduler.config
+        if num_steps < 2 and config.get("shift_terminal"):
+            raise ValueError(f"{num_steps} sampling step is too few for this scheduler; ask for at least 2 steps")
+        options: dict[str, Any] = {"sigmas": np.linspace(1.0, 1 / num_steps, num_steps)}
+        if self.scheduler_spaced:
+            options = {"num_inference_steps": num_steps}
+        if config.get("use_dynamic_shifting"):  # else the config's own `shift` holds for every size
+            rows, cols = self.token_grid(size)
+            bounds = (config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
+            options["mu"] = calculate_shift(rows * cols, *bounds)
+        # A scheduler of its own, because set_timesteps would change the pipeline's.
+        scheduler = type(self.pipeline.scheduler).from_config(config)
+        scheduler.set_timesteps(**options)
+        sigmas: Tensor = scheduler.sigmas
+        return sigmas.float().cpu()
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
-        """(B, N, C) fp32 on the device, one seed per row, drawn on the CPU as the pipeline draws it."""
         factor = self.pipeline.vae_scale_factor
-        drawn = noise_tokens(
-            seeds, channels=self.latent_channels, height=size.height // factor, width=size.width // factor
-        )
-        return drawn.to(self.device)
+        shape = (self.latent_channels, size.height // factor, size.width // factor)
+        # Codes are drawn and then packed, as the pipelines do: tokens of the same seed would be other noise.
+        codes = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+        return pack(torch.stack(codes)).to(self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """The transformer's velocity in fp32: (B, N, C) at one sigma per row."""
         raise NotImplementedError
 
     @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
-        """Endpoints → RGB images. No VAE tiling: its seams would poison a judge."""
+        # No VAE tiling: its seams would poison a judge.
         pixels = self.decode_codes(unpack(x_BNC, rows=self.token_grid(size)[0]))
         images: list[Image] = self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return images
@@ -224,7 +272,8 @@ class PipelinePolicy:
 
     def text_pass(self, size: Size) -> Callable[[], Any]:
         """The pass of the largest text encoder over one prompt."""
-        raise NotImplementedError
+        ids = torch.zeros(1, self.options.max_sequence_length, device=self.device, dtype=torch.long)
+        return partial(getattr(self.pipeline, f"text_encoder_{self.t5}"), ids)
 
     def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:
         """What `encode` and `collate` would give for `batch` prompts, as empty tensors."""
@@ -240,14 +289,20 @@ class PipelinePolicy:
         )
 
 
-def guided(forward: Callable[[str], Tensor], *, scale: float) -> Tensor:
+def guided(forward: Callable[[str], Tensor], *, scale: float, keep_norm: bool = False) -> Tensor:
     """Classifier-free guidance: v = v⁻ + scale·(v⁺ − v⁻), in two forwards; one forward if `scale` is at most 1.
 
     Args:
-        forward: Prefix of the conditioning's names ("" or "negative_") → the velocity that reads them.
+        forward: Prefix of the conditioning's names ("" or "negative_") → the velocity (B, N, C) that reads them.
         scale: 1 is without guidance.
+        keep_norm: Whether each token is brought back to the length of v⁺, as Qwen-Image's pipelines do.
     """
+    positive = forward("")
     if scale <= 1:
-        return forward("")
-    positive, negative = forward(""), forward("negative_")
-    return negative + scale * (positive - negative)
+        return positive
+    # One forward of both would hold twice the activations, and Qwen-Image's two texts differ in length.
+    negative = forward("negative_")
+    velocity = negative + scale * (positive - negative)
+    if keep_norm:
+        velocity = velocity * (positive.norm(dim=-1, keepdim=True) / velocity.norm(dim=-1, keepdim=True))
+    return velocity

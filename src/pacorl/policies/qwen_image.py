@@ -1,19 +1,20 @@
-"""Qwen-Image-Edit and Qwen-Image-Edit-Plus as policies: pictures edited by an instruction.
+"""Qwen-Image-Edit and Qwen-Image-Edit-Plus as policies: images edited by an instruction.
 
 A source is seen twice: by the VAE, whose tokens lie beside the generated ones in the sequence, and by the text encoder,
-a Qwen2.5-VL that reads it with the instruction. A config's size is an area: the image has the (last)
-source's aspect, each side a multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source:
-for the VAE to the image's size (a further source to the image's area, in its own aspect), and for the text encoder to
-the same (Edit) or to 384² at most (Plus).
+a Qwen2.5-VL that reads it with the instruction. A config's size is an area: the image has the (last) source's aspect,
+each side a multiple of 32 pixels, as the pipelines do at their 1024². What is resized is the source: for the VAE to the
+image's size (a further source to the image's area, in its own aspect), and for the text encoder to the same (Edit) or
+to 384² at most (Plus).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import model_validator
@@ -21,21 +22,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pacorl import twins
-from pacorl.io.processor import image_tokens, load_processor
-from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.io.images import open_image, upright_size
+from pacorl.io.processor import image_text_processor, image_tokens, load_processor
+from pacorl.policies.pipeline import PipelinePolicy, check_area, guided, pack
 from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
-from pacorl.policies.sources import check_area, open_source, source_size
-from pacorl.policies.tokens import pack
 from pacorl.types import Conditioning, Prompt, Size
-
-if TYPE_CHECKING:
-    from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
-    from PIL.Image import Image
 
 SIDE = 32
 """Sides are multiples of so many pixels, by the pipelines' rule."""
 CONDITION_AREA = 384 * 384
-"""The area at which the text encoder of Plus sees a source; less where the generated image is smaller."""
+"""The area at which the text encoder of Plus sees a source; less if the generated image is smaller."""
 INSTRUCTION_TOKENS = 128
 """Tokens of an edit's text when memory is planned: an instruction of a few sentences, and the template's rest."""
 SAVED_DEFAULTS = {"guidance_scale": 3.5, "max_sequence_length": 512}
@@ -86,25 +82,25 @@ class QwenEditPolicy(PipelinePolicy):
         return {"processor": load_processor(source, subfolder="processor")}
 
     @classmethod
-    def components_on_meta(cls, parts: Parts) -> dict[str, Any]:
+    def components_on_meta(cls, configs: Parts) -> dict[str, Any]:
         """The image processor, which says how many tokens a source takes."""
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        return {"processor": Qwen2VLImageProcessorPil(**parts["processor"])}
+        return {"processor": Qwen2VLImageProcessorPil(**configs["processor"])}
 
     @property
     def latent_channels(self) -> int:
         return int(self.pipeline.vae.config.z_dim)
 
     def check_size(self, size: Size) -> None:
-        """Raises ValueError where the area of `size` is smaller than the smallest picture."""
         check_area(size, step=SIDE)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
         """The area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels.
 
-        Raises ValueError, naming prompt and source, where there is no source, one too many, or one too long for this
-        area.
+        Raises:
+            ValueError: There is no source, one too many, or one too long for this area; the message names prompt and
+                source.
         """
         return sides_for(size.height * size.width, self.source_paths(prompt)[-1])
 
@@ -113,46 +109,44 @@ class QwenEditPolicy(PipelinePolicy):
         """One conditioning per prompt, on the CPU.
 
         `tokens` (1, L, D) of the text encoder, which has seen the sources; `source` (1, M, C), the sources' own tokens;
-        `source_grid` (1, K, 2), rows and columns of each, where it differs from the generated image's; with true CFG
-        the `negative_tokens`, which have seen the sources too.
+        `source_grid` (1, K, 2), rows and columns of each if there are several; with true CFG the `negative_tokens`,
+        which have seen the sources too.
         """
         return [self._encode(prompt, size) for prompt in prompts]
 
     def _encode(self, prompt: Prompt, size: Size) -> Conditioning:
         paths = self.source_paths(prompt)
-        images = [open_source(path) for path in paths]
-        seen = [self._resized(image, self._seen_size(path, size)) for path, image in zip(paths, images, strict=True)]
+        images = [open_image(path) for path in paths]
+        # Plus draws its image at the last source's aspect, so the last source alone has the image's own size.
         sizes = [*(sides_for(size.height * size.width, path) for path in paths[:-1]), size]
-        codes = [self.encode_image(image, own) for image, own in zip(images, sizes, strict=True)]
-        tensors = {"tokens": self._encode_text(prompt.text, seen), "source": torch.cat(codes, 1)}
+        codes = [self.encode_image(image, vae_size) for image, vae_size in zip(images, sizes, strict=True)]
+        shown_sizes = [self._shown_size(path, size) for path in paths]
+        shown = [
+            self.pipeline.image_processor.resize(image, side.height, side.width)
+            for image, side in zip(images, shown_sizes, strict=True)
+        ]
+
+        def read_text(text: str) -> Tensor:
+            # Edit's pipeline takes one image, Plus's a list.
+            image = shown if self.references > 1 else shown[0]
+            tokens: Tensor = self.pipeline.encode_prompt(prompt=[text], image=image)[0]
+            return tokens.cpu()
+
+        tensors = {"tokens": read_text(prompt.text), "source": torch.cat(codes, 1)}
         if len(sizes) > 1:
-            tensors["source_grid"] = torch.tensor([[self.token_grid(own) for own in sizes]])
+            tensors["source_grid"] = torch.tensor([[self.token_grid(vae_size) for vae_size in sizes]])
         if self.options.negative_text is not None:
-            tensors["negative_tokens"] = self._encode_text(self.options.negative_text, seen)
+            tensors["negative_tokens"] = read_text(self.options.negative_text)
         return Conditioning(tensors)
 
-    def _seen_size(self, path: Path, size: Size) -> Size:
-        """The size at which the text encoder is shown a source."""
+    def _shown_size(self, path: Path, size: Size) -> Size:
         return size
 
-    def _seen_area(self, size: Size) -> int:
-        """The area of that."""
+    def _shown_area(self, size: Size) -> int:
         return size.height * size.width
 
-    def _shown(self, images: list[Image]) -> Any:
-        """The images as the pipeline's `encode_prompt` takes them."""
-        return images[0]
-
-    def _resized(self, image: Image, size: Size) -> Image:
-        resized: Image = self.pipeline.image_processor.resize(image, size.height, size.width)
-        return resized
-
-    def _encode_text(self, text: str, images: list[Image]) -> Tensor:
-        tokens: Tensor = self.pipeline.encode_prompt(prompt=[text], image=self._shown(images))[0]
-        return tokens.cpu()
-
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
-        """Pixels in [-1, 1] → scaled tokens (B, N, C); to the VAE an image is a video of one frame."""
+        # To this VAE an image is a video of one frame.
         codes = self.pipeline.vae.encode(pixels_BCHW[:, :, None]).latent_dist.mode()
         mean, std = self._code_scale(codes)
         tokens: Tensor = pack(((codes - mean) / std)[:, :, 0])
@@ -167,12 +161,13 @@ class QwenEditPolicy(PipelinePolicy):
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """One batch, on the device; shorter texts are padded, and a mask hides the padding.
 
-        Raises ValueError where the sources of a batch differ in number or shape, which Qwen-Image cannot mix.
+        Raises:
+            ValueError: The sources of a batch differ in number or shape, which Qwen-Image cannot mix.
         """
         grids = {str(c.tensors.get("source_grid", torch.empty(0)).tolist()) for c in conditionings}
         if len(grids) > 1 or len({c.tensors["source"].shape for c in conditionings}) > 1:
             raise ValueError(
-                "a batch holds edits whose sources differ in number or shape, and Qwen-Image paints one shape at a "
+                "a batch holds edits whose sources differ in number or shape, and Qwen-Image generates one shape at a "
                 "time; let sampling.batch and evaluation.batch divide the samples of one prompt, or set them to 1"
             )
         tensors = {
@@ -186,59 +181,46 @@ class QwenEditPolicy(PipelinePolicy):
         return Conditioning(tensors).to(self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """The transformer's velocity in fp32: (B, N, C) at one sigma per row, the sources' tokens left off.
-
-        With true CFG a second forward reads the negative prompt: v = v⁻ + scale·(v⁺ − v⁻), brought back to the length
-        of v⁺ token by token, as the pipeline does.
-        """
-        scale = self.options.true_cfg_scale
-        positive = self._forward(x_BNC, sigma_B, conditioning, size, text="tokens")
-        if scale <= 1:
-            return positive
-        negative = self._forward(x_BNC, sigma_B, conditioning, size, text="negative_tokens")
-        guided = negative + scale * (positive - negative)
-        rescale: Tensor = positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)
-        rescaled: Tensor = guided * rescale
-        return rescaled
-
-    def _forward(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size, *, text: str) -> Tensor:
         tensors = conditioning.tensors
-        dtype = tensors[text].dtype
-        output = (1, *self.token_grid(size))
+        dtype = tensors["tokens"].dtype
+        output = (1, *self.token_grid(size))  # frames, rows, columns
         grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]]
-        predicted: Tensor = self.transformer(
-            hidden_states=torch.cat([x_BNC.to(dtype), tensors["source"].to(dtype)], 1),
-            timestep=sigma_B.to(dtype),
-            guidance=None,
-            encoder_hidden_states=tensors[text],
-            encoder_hidden_states_mask=tensors.get(f"{text}_mask"),
-            img_shapes=[[output, *((1, *grid) for grid in grids)]] * len(x_BNC),
-            return_dict=False,
-        )[0]
-        return predicted[:, : x_BNC.shape[1]].float()
+
+        def predict(prefix: str) -> Tensor:
+            predicted: Tensor = self.transformer(
+                hidden_states=torch.cat([x_BNC.to(dtype), tensors["source"].to(dtype)], 1),
+                timestep=sigma_B.to(dtype),
+                guidance=None,
+                encoder_hidden_states=tensors[f"{prefix}tokens"],
+                encoder_hidden_states_mask=tensors.get(f"{prefix}tokens_mask"),
+                img_shapes=[[output, *((1, *grid) for grid in grids)]] * len(x_BNC),
+                return_dict=False,
+            )[0]
+            return predicted[:, : x_BNC.shape[1]].float()
+
+        return guided(predict, scale=self.options.true_cfg_scale, keep_norm=True)
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
-        """Scaled VAE codes → pixels in [-1, 1]."""
         codes = codes_BCHW[:, :, None].to(self.pipeline.vae.dtype)
         mean, std = self._code_scale(codes)
         pixels: Tensor = self.pipeline.vae.decode(codes * std + mean, return_dict=False)[0][:, :, 0]
         return pixels
 
     def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """See `PipelinePolicy`; the source's tokens are among the text's."""
+        # The source's tokens are among the text's.
         return {"tokens": (self._text_length(size), self.pipeline.transformer.config.joint_attention_dim)}
 
     def _text_length(self, size: Size) -> int:
-        side = max(1, round(self._seen_area(size) ** 0.5))
+        side = max(1, round(self._shown_area(size) ** 0.5))
         options = self.pipeline.processor.to_dict()
         return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
 
     def text_pass(self, size: Size) -> Callable[[], Any]:
-        """See `PipelinePolicy`: the language model's, the largest part of the text encoder."""
         encoder = self.pipeline.text_encoder
+        # Without the vision tower: it reads the values of its images' grids, which meta tensors do not have.
         language, tokens = encoder.model.language_model, self._text_length(size)
         embedded = torch.empty(1, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
-        positions = torch.zeros(3, 1, tokens, device=self.device, dtype=torch.long)
+        positions = torch.zeros(3, 1, tokens, device=self.device, dtype=torch.long)  # of time, row and column
         return partial(
             language, inputs_embeds=embedded, position_ids=positions, use_cache=False, output_hidden_states=True
         )
@@ -250,40 +232,39 @@ class QwenEditPlusPolicy(QwenEditPolicy):
     references: ClassVar[int] = 3  # what it was trained on
     model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
 
-    def _seen_size(self, path: Path, size: Size) -> Size:
-        return sides_for(self._seen_area(size), path)
+    def _shown_size(self, path: Path, size: Size) -> Size:
+        return sides_for(self._shown_area(size), path)
 
-    def _seen_area(self, size: Size) -> int:
+    def _shown_area(self, size: Size) -> int:
         return min(CONDITION_AREA, size.height * size.width)
-
-    def _shown(self, images: list[Image]) -> Any:
-        return images
 
 
 def sides_for(area: int, path: Path) -> Size:
     """The size of about `area` pixels in the aspect of a source, by the pipelines' rule.
 
-    Raises ValueError where a side would be rounded to nothing.
+    Raises:
+        ValueError: A side would be rounded to nothing.
     """
-    source = source_size(path)
+    source = upright_size(path)
+    # In the pipelines' own order of operations: another would round a side of exactly half a step the other way.
     aspect = source.width / source.height
     width = math.sqrt(area * aspect)
     size = Size(*(round(side / SIDE) * SIDE for side in (width / aspect, width)))
     if not size.height or not size.width:
         raise ValueError(
-            f"source {path} is {source}, too long to be painted on {area} pixels with sides of multiples of {SIDE}; "
+            f"source {path} is {source}, too long to be drawn on {area} pixels with sides of multiples of {SIDE}; "
             "crop it, or raise the size"
         )
     return size
 
 
 def _padded(name: str, tokens: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Texts (1, L, D) padded with zeros to one length, with a mask where any of them is."""
+    """Texts (1, L, D) padded with zeros to one length, with a mask if any of them is."""
     lengths = [text.shape[1] for text in tokens]
     longest = max(lengths)
     batch = torch.cat([F.pad(text, (0, 0, 0, longest - text.shape[1])) for text in tokens])
     if min(lengths) == longest:
-        return {name: batch}
+        return {name: batch}  # the pipelines too drop a mask that hides nothing
     return {name: batch, f"{name}_mask": (torch.arange(longest)[None] < torch.tensor(lengths)[:, None]).long()}
 
 
@@ -301,62 +282,38 @@ EDIT_TEMPLATE_WORDS = 8 * (
 
 def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
     """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImageEditPlusPipeline
-
-    from pacorl.io.processor import image_text_processor
+    import diffusers
 
     processor = image_text_processor(
         tokenizer=twins.qwen_tokenizer_of([*texts, *EDIT_TEMPLATE_WORDS]),
         image_options={"patch_size": 8, "merge_size": 2, "min_pixels": 32 * 32, "max_pixels": 128 * 128},
         chat_template=twins.CHAT_TEMPLATE,
     )
-    pipeline = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+    pipeline = diffusers.QwenImageEditPlusPipeline if plus else diffusers.QwenImageEditPipeline
     return pipeline(
-        # As published.
-        scheduler=FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True,
-            base_shift=0.5,
-            max_shift=0.9,
-            base_image_seq_len=256,
-            max_image_seq_len=8192,
-            shift_terminal=0.02,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_EDIT.parts["scheduler"]),
+        vae=diffusers.AutoencoderKLQwenImage(
+            base_dim=8,
+            z_dim=4,
+            dim_mult=[1, 2, 2, 2],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            latents_mean=[0.1, -0.2, 0.0, 0.3],
+            latents_std=[1.2, 0.8, 1.0, 1.5],
         ),
-        vae=tiny_qwen_vae(),
         text_encoder=twins.tiny_qwen_vl(processor.tokenizer),
         tokenizer=processor.tokenizer,
         processor=processor,
-        transformer=tiny_qwen_transformer(),
-    )
-
-
-def tiny_qwen_vae() -> AutoencoderKLQwenImage:
-    """Qwen-Image's ×8 autoencoder for films of one frame, with 4 latent channels."""
-    from diffusers import AutoencoderKLQwenImage
-
-    return AutoencoderKLQwenImage(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 2, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.1, -0.2, 0.0, 0.3],
-        latents_std=[1.2, 0.8, 1.0, 1.5],
-    )
-
-
-def tiny_qwen_transformer(*, heads: int = 2, blocks: int = 2) -> QwenImageTransformer2DModel:
-    """Qwen-Image-Edit's transformer in small."""
-    from diffusers import QwenImageTransformer2DModel
-
-    return QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=blocks,
-        attention_head_dim=32,
-        num_attention_heads=heads,
-        joint_attention_dim=twins.VLM_WIDTH,
-        axes_dims_rope=(4, 14, 14),
+        transformer=diffusers.QwenImageTransformer2DModel(
+            patch_size=2,
+            in_channels=16,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=32,
+            num_attention_heads=2,
+            joint_attention_dim=twins.VLM_WIDTH,
+            axes_dims_rope=(4, 14, 14),
+        ),
     )
 
 
@@ -368,13 +325,14 @@ QWEN_EDIT = PolicySpec(
     architecture="qwen_image.json",
     licence=("apache-2.0", ""),
     twin=tiny_qwen_edit,
+    steps=50,
 )
-QWEN_EDIT_PLUS = PolicySpec(
+QWEN_EDIT_PLUS = replace(
+    QWEN_EDIT,
     options=QwenEditPlusOptions,
     policy=QwenEditPlusPolicy,
     pipeline="QwenImageEditPlusPipeline",
     hub_name="qwen-image-edit.*(plus|2509|2511)",
-    architecture="qwen_image.json",
-    licence=("apache-2.0", ""),
     twin=partial(tiny_qwen_edit, plus=True),
+    steps=40,
 )

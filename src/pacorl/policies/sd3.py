@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from pacorl import twins
-from pacorl.policies.pipeline import PipelinePolicy, guided
+from pacorl.policies.pipeline import PipelinePolicy, guided, pack, unpack
 from pacorl.policies.policy import PolicyOptions, PolicySpec
-from pacorl.policies.tokens import pack, unpack
 from pacorl.types import Conditioning, Size
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline
-    from transformers import PreTrainedTokenizerBase
 
 LORA_TARGETS = (
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
@@ -53,33 +50,31 @@ class SD3Policy(PipelinePolicy):
         "text_encoder_2": "CLIP-G text encoder",
         "text_encoder_3": "T5 text encoder",
     }
-    long_tokenizer = "tokenizer_3"
+    t5: ClassVar[int] = 3
+    scheduler_spaced: ClassVar[bool] = True
 
     def check_size(self, size: Size) -> None:
-        """See `Policy`: VAE and patches have to divide `size`, and the learned positions have to reach so far."""
         super().check_size(size)
+        # Positions are a table, of which a smaller image takes the middle; there are none beyond its edges.
         most = self.token_pixels * int(self.pipeline.transformer.config.pos_embed_max_size)
         if max(size.height, size.width) > most:
             raise ValueError(f"size {size} is beyond this checkpoint's positions; ask for at most {Size(most, most)}")
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """The `tokens` (B, 77 + L, D) of both CLIPs, side by side, and of T5, and the CLIPs' `pooled` (B, D')."""
-        limit = {"max_sequence_length": self.options.max_sequence_length}
+        # Guidance is `velocity`'s own; the pipeline would encode an empty negative prompt with every batch.
         tokens, _, pooled, _ = self.pipeline.encode_prompt(
-            texts, None, None, do_classifier_free_guidance=False, **limit
+            texts,
+            None,
+            None,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.options.max_sequence_length,
         )
         return {"tokens": tokens, "pooled": pooled}
 
-    def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32 on the CPU: the scheduler's own, which are shifted by a constant, whatever the size."""
-        fresh = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
-        fresh.set_timesteps(num_steps)
-        sigmas: Tensor = fresh.sigmas
-        return sigmas.float().cpu()
-
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """The transformer's guided velocity in fp32: (B, N, C) at one sigma per row."""
         tensors = conditioning.tensors
+        # Unlike FLUX's and Qwen-Image's, this transformer takes timesteps of 0..1000; fp32, as its pipeline does.
         timestep_B = sigma_B * self.pipeline.scheduler.config.num_train_timesteps
         codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0]).to(tensors["tokens"].dtype)
 
@@ -96,26 +91,13 @@ class SD3Policy(PipelinePolicy):
         return guided(predict, scale=self.options.guidance_scale)
 
     def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        """See `PipelinePolicy`."""
         config: Any = self.pipeline.transformer.config
+        # CLIP's 77 tokens come before T5's.
         tokens = (self.pipeline.tokenizer_max_length + self.options.max_sequence_length, config.joint_attention_dim)
         return {"tokens": tokens, "pooled": (config.pooled_projection_dim,)}
 
-    def text_pass(self, size: Size) -> Callable[[], Any]:
-        """See `PipelinePolicy`: T5's."""
-        ids = torch.zeros(1, self.options.max_sequence_length, device=self.device, dtype=torch.long)
-        return partial(self.pipeline.text_encoder_3, ids)
-
 
 # --- the twin --------------------------------------------------------------------------------------------------
-
-
-def _half_clip(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A tiny CLIP of half the width: the two of them side by side are as wide as T5, or they would be cut off."""
-    clip = twins.tiny_clip(tokenizer, projection=True)
-    half = twins.TEXT_WIDTH // 2
-    clip.config.update({"hidden_size": half, "projection_dim": half})
-    return type(clip)(clip.config)
 
 
 def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
@@ -123,12 +105,14 @@ def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
     from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 
     clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
+    # Half the width each: the pipeline lays the CLIPs side by side and pads them to T5's width; wider ones are cut.
+    half_clip = partial(twins.tiny_clip, clip_tokenizer, width=twins.TEXT_WIDTH // 2, projection=True)
     return StableDiffusion3Pipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),  # as published
         vae=twins.tiny_vae(),
-        text_encoder=_half_clip(clip_tokenizer),
+        text_encoder=half_clip(),
         tokenizer=clip_tokenizer,
-        text_encoder_2=_half_clip(clip_tokenizer),
+        text_encoder_2=half_clip(),
         tokenizer_2=clip_tokenizer,
         text_encoder_3=twins.tiny_t5(t5_tokenizer),
         tokenizer_3=t5_tokenizer,
@@ -155,6 +139,7 @@ SD3 = PolicySpec(
     hub_name="stable-diffusion-3|sd-?3",
     architecture="sd3.json",
     twin=tiny_sd3,
+    steps=28,
     licence=("other", "stabilityai-ai-community"),
     gated=True,
 )

@@ -1,4 +1,4 @@
-"""Tiny edit pipelines with random weights on which every input tells, and sources for them."""
+"""Tiny pipelines with random weights on which every input tells, and sources for edits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from pacorl.data.characters import vocabulary
-from pacorl.policies.flux import tiny_flux
+from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.policies.kontext import tiny_kontext
 from pacorl.policies.qwen_image import tiny_qwen_edit
 from pacorl.types import Prompt
@@ -26,6 +26,13 @@ def drawn(pipeline: Any) -> Any:
     return pipeline
 
 
+def flux_policy() -> FluxPolicy:
+    torch.manual_seed(0)
+    policy = FLUX.over(drawn(tiny_flux(vocabulary())), guidance_scale=3.5, max_sequence_length=48)
+    assert isinstance(policy, FluxPolicy)
+    return policy
+
+
 def kontext_pipeline() -> Any:
     torch.manual_seed(0)
     return drawn(tiny_kontext(tiny_flux(vocabulary())))
@@ -36,8 +43,8 @@ def qwen_pipeline(*, plus: bool = False) -> Any:
     return drawn(tiny_qwen_edit(vocabulary(), plus=plus))
 
 
-def picture(path: Path, *, height: int, width: int, seed: int = 0) -> Path:
-    """A picture of random blocks, whose parts all differ."""
+def source_image(path: Path, *, height: int, width: int, seed: int = 0) -> Path:
+    """An image of random blocks, all of which differ."""
     blocks = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
     Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC).save(path)
     return path

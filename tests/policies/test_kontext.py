@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers_own import diffusers_own
-from edit_twins import INSTRUCTIONS, edit, kontext_pipeline, picture
+from edit_twins import INSTRUCTIONS, edit, kontext_pipeline, source_image
 from PIL import Image
 
 from pacorl import twins as tiny
@@ -46,7 +46,7 @@ def test_without_noise_the_loop_is_the_pipeline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kontext, "options", kontext.options.model_copy(update={"true_cfg_scale": true_cfg_scale}))
-    path = picture(tmp_path / "source.png", height=shape[0], width=shape[1])
+    path = source_image(tmp_path / "source.png", height=shape[0], width=shape[1])
     prompts = [edit(path, number, text) for number, text in enumerate(INSTRUCTIONS[:2])]
     size = kontext.size_of(prompts[0], Size(64, 64))
     expected = diffusers_own(kontext.pipeline)(
@@ -94,7 +94,7 @@ def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
         if not parameter.any():
             torch.nn.init.normal_(parameter, std=0.1)
     policy = KONTEXT.over(tiny_kontext(flux), guidance_scale=2.5, max_sequence_length=32)
-    path = picture(tmp_path / "source.png", height=208, width=320)
+    path = source_image(tmp_path / "source.png", height=208, width=320)
     size = policy.size_of(edit(path), Size(1024, 1024))
     assert size == Size(832, 1248)
     expected = diffusers_own(policy.pipeline)(
@@ -112,8 +112,8 @@ def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
 
 
 def test_the_source_decides_the_velocity(kontext: KontextPolicy, tmp_path: Path) -> None:
-    first = picture(tmp_path / "first.png", height=64, width=64)
-    second = picture(tmp_path / "second.png", height=64, width=64, seed=1)
+    first = source_image(tmp_path / "first.png", height=64, width=64)
+    second = source_image(tmp_path / "second.png", height=64, width=64, seed=1)
     size = Size(64, 64)
     conditioning = kontext.collate(kontext.encode([edit(first), edit(second)], size))
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_decoding_is_the_pipelines(kontext: KontextPolicy) -> None:
 def test_a_size_is_an_area_in_the_source_s_shape(
     kontext: KontextPolicy, tmp_path: Path, height: int, width: int
 ) -> None:
-    path = picture(tmp_path / "source.png", height=height, width=width)
+    path = source_image(tmp_path / "source.png", height=height, width=width)
     size = kontext.size_of(edit(path), Size(512, 512))
     assert size.height % kontext.token_pixels == size.width % kontext.token_pixels == 0
     assert math.isclose(size.height * size.width, 512 * 512, rel_tol=0.05)
@@ -152,7 +152,7 @@ def test_a_photo_s_orientation_counts(kontext: KontextPolicy, tmp_path: Path) ->
 
 
 def test_what_cannot_be_painted_is_refused(kontext: KontextPolicy, tmp_path: Path) -> None:
-    strip = picture(tmp_path / "strip.png", height=40, width=200)
+    strip = source_image(tmp_path / "strip.png", height=40, width=200)
     with pytest.raises(ValueError, match=r"strip\.png is 40x200, and the nearest shape .* is 672x1568"):
         kontext.size_of(edit(strip), Size(512, 512))
     with pytest.raises(ValueError, match=r"prompt 7 \('a cat'\) has no source"):

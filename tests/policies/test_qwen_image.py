@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from edit_twins import INSTRUCTIONS, edit, picture, qwen_pipeline
+from edit_twins import INSTRUCTIONS, edit, qwen_pipeline, source_image
 from PIL import Image
 
 from pacorl.engine.rollout import denoise
@@ -64,7 +64,7 @@ def test_without_noise_the_loop_is_the_pipeline(
     own = module.calculate_dimensions
     monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: own(96 * 96, ratio))
     monkeypatch.setattr(qwen, "options", qwen.options.model_copy(update={"true_cfg_scale": true_cfg_scale}))
-    path = picture(tmp_path / "source.png", height=shape[0], width=shape[1])
+    path = source_image(tmp_path / "source.png", height=shape[0], width=shape[1])
     prompts = [edit(path, number, text) for number, text in enumerate(INSTRUCTIONS[1:])]
     size = qwen.size_of(prompts[0], Size(96, 96))
     expected = [
@@ -84,7 +84,7 @@ def test_plus_is_its_pipeline_with_one_source_or_more(
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as module
 
     shapes = [(120, 60), (96, 96)][-count:]
-    paths = [picture(tmp_path / f"{h}.png", height=h, width=w, seed=h) for h, w in shapes]
+    paths = [source_image(tmp_path / f"{h}.png", height=h, width=w, seed=h) for h, w in shapes]
     prompt = Prompt(0, INSTRUCTIONS[0], sources=tuple(paths))
     size = plus.size_of(prompt, Size(96, 96))
     own = module.calculate_dimensions
@@ -101,7 +101,7 @@ def test_at_its_own_size_the_pipeline_needs_no_help(
     """1024², nothing of the pipeline patched."""
     policy: QwenEditPolicy = request.getfixturevalue(kind)
     monkeypatch.setattr(policy, "options", policy.options.model_copy(update={"true_cfg_scale": 1.0}))
-    path = picture(tmp_path / "source.png", height=200, width=300)
+    path = source_image(tmp_path / "source.png", height=200, width=300)
     size = policy.size_of(edit(path), Size(1024, 1024))
     assert size == Size(832, 1248)
     images = [Image.open(path)] if kind == "plus" else Image.open(path)
@@ -112,8 +112,8 @@ def test_at_its_own_size_the_pipeline_needs_no_help(
 @pytest.mark.parametrize("kind", ["qwen", "plus"])
 def test_the_text_encoder_sees_the_source(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     policy: QwenEditPolicy = request.getfixturevalue(kind)
-    first = picture(tmp_path / "first.png", height=64, width=64)
-    second = picture(tmp_path / "second.png", height=64, width=64, seed=1)
+    first = source_image(tmp_path / "first.png", height=64, width=64)
+    second = source_image(tmp_path / "second.png", height=64, width=64, seed=1)
     one, other = policy.encode([edit(first), edit(second)], Size(64, 64))
     for name in ("tokens", "negative_tokens", "source"):
         assert (one.tensors[name] - other.tensors[name]).abs().max() > 1e-2, name
@@ -122,10 +122,10 @@ def test_the_text_encoder_sees_the_source(kind: str, tmp_path: Path, request: py
 def test_plus_shows_its_text_encoder_no_more_than_384_squared(
     plus: QwenEditPolicy, qwen: QwenEditPolicy, tmp_path: Path
 ) -> None:
-    path = picture(tmp_path / "source.png", height=512, width=512)
-    assert plus._seen_size(path, Size(512, 512)) == Size(384, 384)
-    assert plus._seen_size(path, Size(96, 96)) == Size(96, 96)
-    assert qwen._seen_size(path, Size(512, 512)) == Size(512, 512)
+    path = source_image(tmp_path / "source.png", height=512, width=512)
+    assert plus._shown_size(path, Size(512, 512)) == Size(384, 384)
+    assert plus._shown_size(path, Size(96, 96)) == Size(96, 96)
+    assert qwen._shown_size(path, Size(512, 512)) == Size(512, 512)
     assert CONDITION_AREA == __import__(PLUS, fromlist=["x"]).CONDITION_IMAGE_SIZE
 
 
@@ -147,8 +147,8 @@ def test_decoding_is_the_pipelines(qwen: QwenEditPolicy) -> None:
 
 
 def test_a_batch_of_mixed_sources_is_refused(plus: QwenEditPolicy, tmp_path: Path) -> None:
-    square = picture(tmp_path / "square.png", height=64, width=64)
-    wide = picture(tmp_path / "wide.png", height=60, width=120)
+    square = source_image(tmp_path / "square.png", height=64, width=64)
+    wide = source_image(tmp_path / "wide.png", height=60, width=120)
     size = Size(96, 96)
     single, pair = plus.encode([edit(square), Prompt(1, "Mix.", sources=(wide, square))], size)
     assert len(plus.collate([pair, pair])) == 2
@@ -157,7 +157,7 @@ def test_a_batch_of_mixed_sources_is_refused(plus: QwenEditPolicy, tmp_path: Pat
 
 
 def test_what_cannot_be_painted_is_refused(qwen: QwenEditPolicy, plus: QwenEditPolicy, tmp_path: Path) -> None:
-    strip = picture(tmp_path / "strip.png", height=8, width=600)
+    strip = source_image(tmp_path / "strip.png", height=8, width=600)
     with pytest.raises(ValueError, match=r"strip\.png is 8x600, too long"):
         qwen.size_of(edit(strip), Size(96, 96))
     with pytest.raises(ValueError, match="has 2 sources, and Qwen-Image-Edit takes 1"):
@@ -169,7 +169,7 @@ def test_what_cannot_be_painted_is_refused(qwen: QwenEditPolicy, plus: QwenEditP
 def test_saved_and_loaded_it_is_the_same(qwen: QwenEditPolicy, tmp_path: Path) -> None:
     qwen.pipeline.save_pretrained(tmp_path / "qwen")
     loaded = QWEN_EDIT.from_pretrained(tmp_path / "qwen", true_cfg_scale=4.0)
-    path = picture(tmp_path / "source.png", height=64, width=64)
+    path = source_image(tmp_path / "source.png", height=64, width=64)
     size = Size(64, 64)
     assert torch.equal(loop(loaded, [edit(path)], size, steps=2), loop(qwen, [edit(path)], size, steps=2))
     with pytest.raises(ValueError, match=r"is a QwenImageEditPipeline, .* needs a QwenImageEditPlusPipeline"):

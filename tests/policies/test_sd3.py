@@ -9,9 +9,8 @@ from diffusers_own import diffusers_own
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import ConditioningCache, denoise
 from pacorl.policies import kind_of
-from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.policies.sd3 import SD3, tiny_sd3
-from pacorl.policies.tokens import pack
 from pacorl.types import Size
 
 PROMPTS = character_prompts("dev", 3)
