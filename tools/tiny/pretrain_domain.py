@@ -33,8 +33,8 @@ from pacorl.judges.domain import Domain, DomainNet, thumbnail, to_pixels
 from pacorl.lora.adapters import add_lora
 from pacorl.policies.flux import FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer
 from pacorl.policies.kontext import KONTEXT
-from pacorl.policies.policy import Policy
 from pacorl.policies.pipeline import pack
+from pacorl.policies.policy import Policy
 from pacorl.types import Grid, Prompt, Size
 from tools.tiny.negatives import draw_textures, to_images
 from tools.tiny.pretrain import (
