@@ -58,34 +58,38 @@ def score(
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.core.grid import parse_layout
     from pacorl.engine.runtime import use_cores
-    from pacorl.score import inputs
     from pacorl.score import scores as scoring
     from pacorl.score.page import table, write_page
     from pacorl.score.reward import PacoReward
 
     use_cores()
-    questions = scoring.questions_about(ask.theme, inputs.read_criteria(ask.criteria))
-    names, opened, refused = inputs.open_images(images, keep_going=output.keep_going)
+    questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
+    names, opened, refused = scoring.open_images(images, keep_going=output.keep_going)
     if ask.grid:
         if len(opened) != 1:
             raise ValueError(f"--grid cuts one image, {len(opened)} are given")
-        names, opened = inputs.panels_of(names[0], opened[0], parse_layout(ask.grid))
+        names, opened = scoring.panels_of(names[0], opened[0], parse_layout(ask.grid))
     scoring.check_count(len(opened), ranking=ask.rank)
-    score_pairs = scoring.rank if ask.rank else scoring.score_set
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
         echo_errors(note)  # before any number: it says for which images the judge's numbers mean something
-        scores = score_pairs(
-            reward.judge, opened, names=names, questions=questions, symmetric=ask.symmetric, reasons=ask.reasons
+        scores = scoring.score_set(
+            reward.judge,
+            opened,
+            names=names,
+            questions=questions,
+            ranking=ask.rank,
+            symmetric=ask.symmetric,
+            reasons=ask.reasons,
         )
         _check_complete(scores, keep_going=output.keep_going)
     if output.as_json:
         print_json({"judge": name, "note": note} | scores.to_dict() | {"left_out": refused})
     else:
-        typer.echo(table(scores, ranking=ask.rank))
+        typer.echo(table(scores))
     echo_errors(*refused.values())
     if output.report:
-        write_page(output.report, scores, judge=name, note=note, theme=ask.theme, ranking=ask.rank, refused=refused)
+        write_page(output.report, scores, judge=name, note=note, theme=ask.theme, refused=refused)
         echo_errors(f"page: {output.report}")
     if refused or scores.missing:
         raise typer.Exit(INCOMPLETE)

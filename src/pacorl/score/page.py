@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,47 +25,63 @@ class Card:
     number: int
     name: str
     role: str
-    picture: ShownImage
+    image: ShownImage
     thumbnail: str
     """A small data URL: it is repeated in every pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One pair on the page."""
-
-    pair: PairScore
-    cards: tuple[Card, ...]
-
-
-def summary(scores: Scores, *, ranking: bool = False) -> list[str]:
+def summary(scores: Scores) -> list[str]:
     """What the scores say, in sentences."""
-    if ranking:
-        return _ranking_summary(scores)
-    scored = len(scores.pairs) - len(scores.missing)
+    missing = [
+        f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error})."
+        for pair in scores.missing
+    ]
+    scored = len(scores.pairs) - len(missing)
     if not scored:
-        return _missing_lines(scores)
-    count = f"{scored} of {len(scores.pairs)}" if scores.missing else f"{scored}"
-    lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
+        return missing
+    if scores.ranking:
+        best = scores.ranked[0]
+        return [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {_number(best.p_yes)}.", *missing]
     if len(scores.pairs) == 1:
         lines = [f"P(Yes), the two images belong together: {_number(scores.mean)}."]
+    else:
+        count = f"{scored} of {len(scores.pairs)}" if missing else f"{scored}"
+        lines = [f"Mean consistency of {count} pairs: {_number(scores.mean)}."]
     odd = scores.odd_one_out
     if odd is not None:
-        beside = "" if odd.among_others is None else f"; the others among themselves reach {_number(odd.among_others)}"
-        lines.append(f"Fits least: {scores.names[odd.image]}, {_number(odd.with_others)} with the others{beside}.")
-    return lines + _missing_lines(scores)
+        among = "" if odd.among_others is None else f"; the others among themselves reach {_number(odd.among_others)}"
+        lines.append(f"Fits least: {scores.names[odd.image]}, {_number(odd.with_others)} with the others{among}.")
+    return lines + missing
 
 
-def table(scores: Scores, *, ranking: bool = False) -> str:
+def table(scores: Scores) -> str:
     """The scores for a terminal: one line for a pair, a matrix for a set, a list for a ranking."""
-    if ranking:
+    rows = []
+    if scores.ranking:
         rows = [f"{_number(pair.p_yes):>7}  {scores.names[pair.second]}" for pair in scores.ranked]
-    elif len(scores.pairs) == 1:
-        rows = []
-    else:
+    elif len(scores.pairs) > 1:
         rows = _matrix_lines(scores)
     words = [_words(scores, pair) for pair in scores.pairs if pair.reasons or len(scores.questions) > 1]
-    return "\n".join([*rows, *summary(scores, ranking=ranking), *words])
+    return "\n".join([*rows, *summary(scores), *words])
+
+
+def _matrix_lines(scores: Scores) -> list[str]:
+    numbers = range(1, len(scores.names) + 1)
+    lines = ["     " + "".join(f"{number:>7}" for number in numbers)]
+    for number, row, name in zip(numbers, scores.matrix, scores.names, strict=True):
+        cells = ["·" if number == other else _number(p_yes) for other, p_yes in zip(numbers, row, strict=True)]
+        lines.append(f"{number:>5}{''.join(f'{cell:>7}' for cell in cells)}   {name}")
+    return lines
+
+
+def _words(scores: Scores, pair: PairScore) -> str:
+    lines = [f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {_number(pair.p_yes)}"]
+    if len(scores.questions) > 1:
+        answers = zip(scores.questions, pair.by_question, strict=True)
+        lines += [f"  {_number(p_yes):>7}  {question.label}" for question, p_yes in answers]
+    if pair.reasons:
+        lines.append("  " + pair.reasons.replace("\n", "\n  "))
+    return "\n".join(lines)
 
 
 def write_page(
@@ -75,97 +91,43 @@ def write_page(
     judge: str,
     note: str = "",
     theme: str = "",
-    ranking: bool = False,
     refused: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes the page: thumbnails, heat map, pairs with reasons, questions. Nothing in it is asked from anywhere."""
-    cards = _cards(scores, ranking=ranking)
+    cards = [
+        Card(number + 1, name, _role(scores, number), show(image), _thumbnail(image))
+        for number, (name, image) in enumerate(zip(scores.names, scores.images, strict=True))
+    ]
     page = render(
         "score.html",
-        title=theme or ("Which fits best" if ranking else "Do they belong together?"),
+        title=theme or ("Which fits best" if scores.ranking else "Do they belong together?"),
         name=path.stem,
-        verdict=[*filter(None, [note]), *summary(scores, ranking=ranking)],
+        verdict=[*filter(None, [note]), *summary(scores)],
         facts=[(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs"), (judge, "judge")],
         cards=cards,
-        matrix=pair_matrix_svg(scores.matrix) if not ranking and len(cards) > 2 else "",
-        reference=ranking,
-        rows=[Row(pair, tuple(cards[i] for i in _shown(pair, ranking))) for pair in scores.ranked],
-        labels=[question.label for question in scores.questions],
+        matrix=pair_matrix_svg(scores.matrix) if not scores.ranking and len(cards) > 2 else "",
+        scores=scores,
         has_gap=any(pair.order_gap is not None for pair in scores.pairs),
         has_words=any(pair.reasons or pair.error for pair in scores.pairs),
-        questions=[(question.label, question.text) for question in scores.questions],
         refused=list((refused or {}).values()),
     )
     write_atomic(path, page)
     return path
 
 
-def _cards(scores: Scores, *, ranking: bool) -> list[Card]:
-    odd = None if ranking else scores.odd_one_out
-    return [
-        Card(
-            number + 1,
-            name,
-            _role(scores, number, ranking=ranking, odd=odd is not None and odd.image == number),
-            show(image),
-            data_url(_small(image)),
-        )
-        for number, (name, image) in enumerate(zip(scores.names, scores.images, strict=True))
-    ]
+def _role(scores: Scores, image: int) -> str:
+    if scores.ranking:
+        return "the reference" if image == 0 else f"{_number(scores.mean_of(image))} with the reference"
+    odd = scores.odd_one_out
+    least = ", the least" if odd is not None and odd.image == image else ""
+    return f"{_number(scores.mean_of(image))} with the others{least}"
 
 
-def _small(image: Image) -> Image:
+def _thumbnail(image: Image) -> str:
     small = image.copy()
     small.thumbnail((THUMBNAIL, THUMBNAIL))
-    return small
+    return data_url(small)
 
 
-def _role(scores: Scores, image: int, *, ranking: bool, odd: bool) -> str:
-    if ranking and image == 0:
-        return "the reference"
-    mean = _number(scores.mean_of(image))
-    return f"{mean} with the others, the least" if odd else f"{mean} with the {'reference' if ranking else 'others'}"
-
-
-def _shown(pair: PairScore, ranking: bool) -> Sequence[int]:
-    return (pair.second,) if ranking else (pair.first, pair.second)
-
-
-def _ranking_summary(scores: Scores) -> list[str]:
-    best = scores.ranked[0]
-    lines = [f"Closest to {scores.names[0]}: {scores.names[best.second]}, {_number(best.p_yes)}."]
-    return (lines if best.p_yes is not None else []) + _missing_lines(scores)
-
-
-def _missing_lines(scores: Scores) -> list[str]:
-    return [
-        f"No score: {scores.names[pair.first]} and {scores.names[pair.second]} ({pair.error})."
-        for pair in scores.missing
-    ]
-
-
-def _matrix_lines(scores: Scores) -> list[str]:
-    heads = [str(number + 1) for number in range(len(scores.names))]
-    lines = ["     " + "".join(f"{head:>7}" for head in heads)]
-    for head, row, name in zip(heads, scores.matrix, scores.names, strict=True):
-        cells = "".join(
-            f"{'·' if head == other else _number(value):>7}" for other, value in zip(heads, row, strict=True)
-        )
-        lines.append(f"{head:>5}{cells}   {name}")
-    return lines
-
-
-def _words(scores: Scores, pair: PairScore) -> str:
-    lines = [f"\n{scores.names[pair.first]} and {scores.names[pair.second]}: {_number(pair.p_yes)}"]
-    if len(scores.questions) > 1:
-        lines += [
-            f"  {_number(p):>7}  {question.label}"
-            for question, p in zip(scores.questions, pair.by_question, strict=True)
-        ]
-    if pair.reasons:
-        lines.append("  " + pair.reasons.replace("\n", "\n  "))
-    return "\n".join(lines)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def _number(p_yes: float | None) -> str:
+    return "–" if p_yes is None else f"{p_yes:.4f}"

@@ -8,14 +8,14 @@ with PacoReward.from_pretrained("X-GenGroup/PaCo-Reward-7B") as reward:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pacorl.io.net import open_source
 from pacorl.judges import judge_from
-from pacorl.score.scores import Scores, questions_about, rank, score_set
+from pacorl.score.scores import Scores, questions_about, score_set
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -77,9 +77,11 @@ class PacoReward:
     @property
     def note(self) -> str:
         """What a reader of the scores must know of the judge; empty for most."""
+        if self.name == "tiny":
+            return TINY_NOTE
         domain = getattr(self.judge, "domain", None)
-        if domain is None or self.name == "tiny":
-            return TINY_NOTE if self.name == "tiny" else ""
+        if domain is None:
+            return ""
         return f"Judged by {self.name}, which knows {domain.name} only and declines other images."
 
     def score(
@@ -97,13 +99,21 @@ class PacoReward:
             raise RuntimeError(f"{self.name} gave no verdict: {scores.pairs[0].error}")
         return scores.mean
 
-    def score_set(self, images: Sequence[Image | Path | str], **options: Any) -> Scores:
+    def score_set(
+        self,
+        images: Sequence[Image | Path | str],
+        *,
+        theme: str = "",
+        criteria: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Scores:
         """Every pair of two images or more; options as in `score`, and `reasons`."""
-        return self._ask(score_set, images, **options)
+        opened = [_as_image(image) for image in images]
+        return score_set(self.judge, opened, questions=questions_about(theme, criteria), **options)
 
     def rank(self, images: Sequence[Image | Path | str], **options: Any) -> Scores:
         """The first image against each of the others; options as in `score`, and `reasons`."""
-        return self._ask(rank, images, **options)
+        return self.score_set(images, ranking=True, **options)
 
     def explain(self, first: Image | Path | str, second: Image | Path | str, *, theme: str = "") -> str:
         """The judge's answer in words."""
@@ -112,27 +122,14 @@ class PacoReward:
 
     def close(self) -> None:
         """Lets go of a server."""
-        close = getattr(self.judge, "close", None)
-        if close is not None:
-            close()
+        # Only a judge at a server holds anything open; the seam does not ask the others for a `close`.
+        getattr(self.judge, "close", lambda: None)()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _ask(
-        self,
-        how: Callable[..., Scores],
-        images: Sequence[Image | Path | str],
-        *,
-        theme: str = "",
-        criteria: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> Scores:
-        opened = [_as_image(image) for image in images]
-        return how(self.judge, opened, questions=questions_about(theme, criteria), **options)
 
 
 def _as_image(image: Image | Path | str) -> Image:

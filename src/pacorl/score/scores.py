@@ -1,4 +1,4 @@
-"""Scores of pairs of images: what was asked, what the judge said, and what follows for a set.
+"""Scores of pairs of images: what a person hands in, what was asked, what the judge said, and what follows for a set.
 
 A pair's score is the judge's P(Yes), mean over the questions that were asked (and over both orders, if wanted). A pair
 of which any question stayed unanswered has no score, and its reason is kept.
@@ -6,14 +6,19 @@ of which any question stayed unanswered has no score, and its reason is kept.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations, count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pacorl.core import questions as wordings
+from pacorl.core.grid import split
+from pacorl.io.documents import read_json
+from pacorl.io.images import ImageError, check_shape
+from pacorl.io.net import open_source
 from pacorl.judges.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
-from pacorl.types import Question, Verdict
+from pacorl.types import Grid, Question, Verdict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,6 +75,8 @@ class Scores:
     images: tuple[Image, ...]
     questions: tuple[QuestionSpec, ...]
     pairs: tuple[PairScore, ...]
+    ranking: bool = False
+    """Whether the pairs are the first image with each of the others, and not all."""
 
     @property
     def mean(self) -> float | None:
@@ -96,8 +103,8 @@ class Scores:
         if len(self.names) < 3 or not means:
             return None
         odd = min(means, key=lambda image: means[image])
-        others = [pair.p_yes for pair in self.pairs if odd not in (pair.first, pair.second)]
-        return OddOneOut(odd, means[odd], _mean(others))
+        among_others = [pair.p_yes for pair in self.pairs if odd not in (pair.first, pair.second)]
+        return OddOneOut(odd, means[odd], _mean(among_others))
 
     @property
     def ranked(self) -> tuple[PairScore, ...]:
@@ -129,6 +136,77 @@ class Scores:
         } | {key: value for key, value in optional.items() if value not in (None, "")}
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+# --- what is handed in -------------------------------------------------------------------------------------------
+
+
+def read_criteria(values: Sequence[str]) -> dict[str, str]:
+    """Label → text from criteria written out, or from JSON files of them in the T2IS form (dimension → name → text).
+
+    Raises ValueError if a file is no such JSON.
+    """
+    criteria: dict[str, str] = {}
+    for value in values:
+        criteria |= _criteria_file(Path(value)) if value.endswith(".json") else {value: value}
+    return criteria
+
+
+def _criteria_file(path: Path) -> dict[str, str]:
+    document = read_json(path)
+    document = document.get("criteria", document) if isinstance(document, dict) else document
+    criteria: dict[str, str] = {}
+    for dimension, entry in document.items() if isinstance(document, dict) else ():
+        for name, text in (entry if isinstance(entry, dict) else {"": entry}).items():
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"{path}: criterion {dimension}.{name} is {text!r}, not a text")
+            criteria[" / ".join(filter(None, (dimension, name)))] = text
+    if not criteria:
+        raise ValueError(f'{path}: holds no criteria; write {{"Identity": {{"Hat": "The same hat in all images."}}}}')
+    return criteria
+
+
+def open_images(
+    sources: Sequence[Path | str], *, keep_going: bool = False
+) -> tuple[tuple[str, ...], tuple[Image, ...], dict[str, str]]:
+    """Names, images, and what was left out and why (empty unless `keep_going`); sources are files or http(s) URLs.
+
+    Raises ImageError naming every file that cannot be used, and if fewer than one remains.
+    """
+    opened: dict[str, Image] = {}
+    refused: dict[str, str] = {}
+    for source in map(str, sources):
+        # One image may be given twice, and each of the two needs a name of its own.
+        numbered = chain([source], (f"{source} ({number})" for number in count(2)))
+        try:
+            opened[next(name for name in numbered if name not in opened)] = open_source(source)
+        except (ImageError, OSError) as error:
+            strerror = error.strerror if isinstance(error, OSError) else None
+            refused[source] = f"{source}: {strerror}" if strerror else str(error)
+    if refused and not (keep_going and opened):
+        raise ImageError("\n".join(refused.values()))
+    return tuple(opened), tuple(opened.values()), refused
+
+
+def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tuple[Image, ...]]:
+    """The panels of a grid image, named by their numbers."""
+    panels = split(image, grid)
+    for number, panel in enumerate(panels, 1):
+        check_shape(panel, f"panel {number} of {name}")
+    return tuple(f"{name}[{number}]" for number in range(1, grid.count + 1)), tuple(panels)
+
+
+def check_count(images: int, *, ranking: bool = False) -> None:
+    """Raises ValueError if there are too few images to compare; costs nothing, so that a door can ask it first."""
+    if images < 2 and ranking:
+        raise ValueError("ranking needs a reference and at least one candidate")
+    if images < 2:
+        raise ValueError(f"{images} image has nothing to be compared with; give two or more, or a --grid")
+
+
 # --- asking ------------------------------------------------------------------------------------------------------
 
 
@@ -140,20 +218,13 @@ def questions_about(theme: str = "", criteria: Mapping[str, str] | None = None) 
     return tuple(written) or (QuestionSpec("consistent", wordings.consistent()),)
 
 
-def check_count(count: int, *, ranking: bool = False) -> None:
-    """Raises ValueError if there are too few images to compare; costs nothing, so that a door can ask it first."""
-    if count < 2 and ranking:
-        raise ValueError("ranking needs a reference and at least one candidate")
-    if count < 2:
-        raise ValueError(f"{count} image has nothing to be compared with; give two or more, or a --grid")
-
-
 def score_set(
     judge: Judge,
     images: Sequence[Image],
     *,
     names: Sequence[str] = (),
     questions: Sequence[QuestionSpec] = (),
+    ranking: bool = False,
     symmetric: bool = False,
     reasons: bool = False,
 ) -> Scores:
@@ -162,53 +233,28 @@ def score_set(
     Args:
         names: What to call the images; numbered if empty.
         questions: What to ask about each pair; whether they are consistent if empty.
+        ranking: Scores the first image, the reference, against each of the others only; `ranked` holds them best first.
         symmetric: Asks in both orders and takes the mean.
         reasons: Asks for the answer in words too, which takes longer by far.
 
     Raises:
         ValueError: for fewer than two images.
     """
-    check_count(len(images))
-    pairs = list(itertools.combinations(range(len(images)), 2))
-    return _scores(judge, images, pairs, names, questions, symmetric=symmetric, reasons=reasons)
-
-
-def rank(
-    judge: Judge,
-    images: Sequence[Image],
-    *,
-    names: Sequence[str] = (),
-    questions: Sequence[QuestionSpec] = (),
-    symmetric: bool = False,
-    reasons: bool = False,
-) -> Scores:
-    """Scores the first image, the reference, against each of the others; `ranked` holds them best first."""
-    check_count(len(images), ranking=True)
-    pairs = [(0, candidate) for candidate in range(1, len(images))]
-    return _scores(judge, images, pairs, names, questions, symmetric=symmetric, reasons=reasons)
-
-
-def _scores(
-    judge: Judge,
-    images: Sequence[Image],
-    pairs: Sequence[Pair],
-    names: Sequence[str],
-    questions: Sequence[QuestionSpec],
-    *,
-    symmetric: bool,
-    reasons: bool,
-) -> Scores:
+    check_count(len(images), ranking=ranking)
+    every = range(len(images))
+    pairs = [(0, candidate) for candidate in every[1:]] if ranking else list(combinations(every, 2))
     specs = tuple(questions) or questions_about()
-    texts = {number: question.text for number, question in enumerate(specs)}
+    texts = dict(enumerate(question.text for question in specs))  # by number: two labels may be the same
     (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
     scored = [_pair_score(pair, list(verdicts.values())) for pair, verdicts in answers.items()]
     if reasons:
+        # Words cost a whole answer each, so a pair without a score is not asked for any.
         scored = [
             pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, specs))
             for pair in scored
         ]
-    names = tuple(names) or tuple(f"image {number}" for number in range(1, len(images) + 1))
-    return Scores(names, tuple(images), specs, tuple(scored))
+    names = tuple(names) or tuple(f"image {number + 1}" for number in every)
+    return Scores(names, tuple(images), specs, tuple(scored), ranking)
 
 
 def _pair_score(pair: Pair, verdicts: Sequence[Verdict]) -> PairScore:
@@ -226,8 +272,3 @@ def _reasons(judge: Judge, images: Sequence[Image], pair: PairScore, questions: 
     both = (images[pair.first], images[pair.second])
     texts = [(question.label, judge.explain(Question(both, question.text))) for question in questions]
     return "\n".join(f"{label}: {text}" if len(texts) > 1 else text for label, text in texts)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None

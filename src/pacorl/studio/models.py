@@ -116,7 +116,6 @@ class ModelHost:
 
     def judge(self, job: Job, request: JudgeRequest) -> dict[str, Any]:
         """Every pair of some images."""
-        from pacorl.score import inputs
         from pacorl.score import scores as scoring
 
         _, reward = self._models(job)
@@ -124,7 +123,7 @@ class ModelHost:
         names: tuple[str, ...] = tuple(upload.name for upload in request.uploads)
         images = tuple(upload.open() for upload in request.uploads)
         if request.grid:
-            names, images = inputs.panels_of(names[0], images[0], request.grid)
+            names, images = scoring.panels_of(names[0], images[0], request.grid)
         questions = scoring.questions_about(request.theme, {text: text for text in request.criteria})
         scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=request.symmetric)
         for number, image in enumerate(images):
