@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from pacorl.core.ranking import Interval
 from pacorl.report import data_url, pair_matrix_svg, write_report
 from pacorl.report.curves import BUCKETS, Chart, charts, thinned
 from pacorl.report.figures import (
     DARK_RAMP,
     LIGHT_RAMP,
-    Interval,
+    amount,
+    change,
     colour,
+    duration,
     interval_svg,
+    label,
     luminance,
     padded,
     readable_on,
@@ -27,9 +31,8 @@ from pacorl.report.figures import (
     ticks,
 )
 from pacorl.report.folder import Sample, read_run
-from pacorl.report.gallery import Pair, choose, match, spread
-from pacorl.report.results import compared
-from pacorl.report.words import amount, change, duration, label
+from pacorl.report.page import Pair, choose, match, spread
+from pacorl.report.results import Result, compared
 
 EVIL = "<script>alert('\"&')</script>"
 TEXT = "2x1 grid layout of a fox. [TOP]: A fox sleeps. [BOTTOM]: A fox <b>runs</b>."
@@ -222,7 +225,7 @@ def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
     _evaluation(run, 0, {1: 0.5})
     page = _page(run)
     assert "Generated so far" in page
-    assert page.count('<figure class="sheet"') == 1
+    assert page.count('<figure class="shown"') == 1
 
 
 def test_sheets_without_counterpart_are_counted_not_shown(run: Path) -> None:
@@ -389,11 +392,16 @@ def test_small_pictures_stay_exact_and_large_ones_become_light() -> None:
     assert show(Image.new("RGB", (1500, 300))).wide
 
 
-def test_an_interval_says_whether_it_excludes_zero() -> None:
-    assert Interval(0.2, 0.1, 0.3).excludes_zero
-    assert Interval(-0.2, -0.3, -0.1).excludes_zero
-    assert not Interval(0.2, -0.1, 0.5).excludes_zero
-    assert not Interval(0.2).excludes_zero
+def test_a_difference_is_sure_if_its_interval_excludes_zero() -> None:
+    def sure(difference: Interval | None) -> bool:
+        return Result("fit", None, None, difference).sure
+
+    assert sure(Interval(0.2, 0.1, 0.3))
+    assert sure(Interval(-0.2, -0.3, -0.1))
+    assert not any(map(sure, (Interval(0.2, -0.1, 0.5), Interval(0.2), None)))
+
+
+def test_intervals_share_an_axis() -> None:
     assert 'cx="130"' in interval_svg(Interval(0.5), None)
     assert "<circle" in interval_svg(Interval(12.0), Interval(12.0))
 

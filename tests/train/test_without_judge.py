@@ -19,7 +19,7 @@ from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.plan import plan_policy
 from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
-from pacorl.report.gallery import match
+from pacorl.report.page import match
 from pacorl.train import builders, checkpoint
 from pacorl.train.builders import without_idle_judges
 from pacorl.train.trainer import PolicyTrainer, train_policy

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from markupsafe import Markup
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS
-from pacorl.report.figures import Scale, padded, tag, ticks
+from pacorl.report.figures import MEANINGS, MINUS, Scale, amount, label, padded, tag, ticks
 from pacorl.report.folder import Record, RunFolder, number
-from pacorl.report.words import MEANINGS, MINUS, amount, label
 
 Points = list[tuple[float, float | None]]
 """(epoch, value); None if the value was not finite, which breaks the line."""
@@ -103,16 +102,13 @@ def _series(records: Sequence[Record]) -> dict[str, Points]:
 def _training_charts(series: Mapping[str, Points]) -> list[Chart]:
     """One chart per title: keys in the order of RULES, and within a rule in the order the run wrote them."""
     drawn: dict[tuple[str, str], Chart] = {}
-    banded = {f"reward/{name}/std" for name in _rewards(series)}
+    # A reward's spread is the band around its mean, and not a curve of its own.
+    banded = {key.removesuffix("mean") + "std" for key in series if re.fullmatch(RULES[0][0], key)}
     rules = {key: _rule_of(key) for key in series if key not in banded and not key.startswith((MONITOR, ALARM))}
     for key, (_, group, title, line) in sorted(rules.items(), key=lambda item: item[1][0]):
         chart = drawn.setdefault((group, title), Chart(group=group, title=title, band=_band(series, key)))
-        chart.lines.append(Line(label=line, points=thinned(series[key])))
+        chart.lines.append(Line(line, thinned(series[key])))
     return list(drawn.values())
-
-
-def _rewards(series: Mapping[str, Points]) -> list[str]:
-    return [key.split("/", 1)[1].removesuffix("/mean") for key in series if re.fullmatch(RULES[0][0], key)]
 
 
 def _rule_of(key: str) -> tuple[int, str, str, str]:
@@ -136,56 +132,39 @@ def _evaluation_charts(series: Mapping[str, Points]) -> list[Chart]:
     first = [name for name in MEANINGS if name in series]
     apart = (MONITOR, HELD_OUT, ALARM, SECONDS, CORRELATION, TRAINED, AVERAGE)
     names = first + [name for name in series if name not in first and not name.startswith(apart)]
-    drawn = [
-        Chart(group=EVALUATION, title=label(name), lines=[Line(label(name), thinned(series[name]))], dots=True)
-        for name in names
-    ]
-    drawn += _average_charts(series)
+    drawn = [Chart(EVALUATION, label(name), [Line(label(name), thinned(series[name]))], dots=True) for name in names]
+    # The trained adapter's score and its moving average's are over the same prompts, seeds and size.
+    kinds = (("Trained adapter", TRAINED), ("Its average", AVERAGE))
+    for name in [key.removeprefix(TRAINED) for key in series if key.startswith(TRAINED)]:
+        lines = [Line(kind, thinned(series[prefix + name])) for kind, prefix in kinds if prefix + name in series]
+        drawn.append(Chart(EVALUATION, f"{label(name)}, trained beside average", lines, dots=True))
     shared = ((CORRELATION, EVALUATION, "Training size with full size, correlation"), (SECONDS, TIME, "Per evaluation"))
     return drawn + [
-        Chart(group=group, title=title, lines=lines, dots=True)
-        for prefix, group, title in shared
-        if (lines := _lines_of(series, prefix))
+        Chart(group, title, lines, dots=True) for prefix, group, title in shared if (lines := _lines_of(series, prefix))
     ]
-
-
-def _average_charts(series: Mapping[str, Points]) -> list[Chart]:
-    """The trained adapter's score and its moving average's, over the same prompts, seeds and size."""
-    names = [key.removeprefix(TRAINED) for key in series if key.startswith(TRAINED)]
-    kinds = (("Trained adapter", TRAINED), ("Its average", AVERAGE))
-    return [
-        Chart(
-            group=EVALUATION,
-            title=f"{label(name)}, trained beside average",
-            lines=[Line(kind, thinned(series[prefix + name])) for kind, prefix in kinds if prefix + name in series],
-            dots=True,
-        )
-        for name in names
-    ]
-
-
-def _lines_of(series: Mapping[str, Points], prefix: str) -> list[Line]:
-    """A line for each key that begins with `prefix`."""
-    matching = {key.removeprefix(prefix): points for key, points in series.items() if key.startswith(prefix)}
-    return [Line(label(name), thinned(points)) for name, points in matching.items()]
 
 
 def _hacking_charts(epochs: Mapping[str, Points], evaluations: Mapping[str, Points]) -> list[Chart]:
     """What nobody rewards: held-out measures, and each sign of training images and of evaluations side by side."""
     held_out = [
-        Chart(group=HACKING, title=f"{line.label}, held out", lines=[line], dots=True)
-        for line in _lines_of(evaluations, HELD_OUT)
+        Chart(HACKING, f"{line.label}, held out", [line], dots=True) for line in _lines_of(evaluations, HELD_OUT)
     ]
     signs = dict.fromkeys(key for key in [*epochs, *evaluations] if key.startswith(MONITOR))
     kinds = (("Training", epochs), ("Evaluation", evaluations))
     return held_out + [
         Chart(
-            group=HACKING,
-            title=label(key.removeprefix(MONITOR)),
-            lines=[Line(kind, thinned(series[key])) for kind, series in kinds if key in series],
+            HACKING,
+            label(key.removeprefix(MONITOR)),
+            [Line(kind, thinned(series[key])) for kind, series in kinds if key in series],
         )
         for key in signs
     ]
+
+
+def _lines_of(series: Mapping[str, Points], prefix: str) -> list[Line]:
+    """A line for each key that begins with `prefix`."""
+    keys = [key for key in series if key.startswith(prefix)]
+    return [Line(label(key.removeprefix(prefix)), thinned(series[key])) for key in keys]
 
 
 def thinned(points: Points) -> Points:
@@ -196,6 +175,7 @@ def thinned(points: Points) -> Points:
     for bucket in range(BUCKETS):
         bucket_range = range(bucket * len(points) // BUCKETS, (bucket + 1) * len(points) // BUCKETS)
         finite = [(value, index) for index in bucket_range if (value := points[index][1]) is not None]
+        # A bucket without a number keeps one gap, so that its line is broken as before.
         indices |= {min(finite)[1], max(finite)[1]} if finite else {bucket_range[0]}
     return [points[index] for index in sorted(indices)]
 
@@ -212,27 +192,38 @@ COLOURS = 6
 def line_chart_svg(chart: Chart) -> Markup:
     """The chart's lines and band with axes; the frame and the numbers travel along as data attributes."""
     epochs, values = _extent(chart)
-    x = Scale(epochs[0], epochs[1], LEFT, RIGHT)
-    y = Scale(values[0], values[1], BOTTOM, TOP)
-    drawn = [_line_svg(line, x, y, index, dots=chart.dots) for index, line in enumerate(chart.lines)]
+    x = Scale(*epochs, LEFT, RIGHT)
+    y = Scale(*values, BOTTOM, TOP)
+    upper = [f"{x(epoch):.1f},{y(high):.1f}" for epoch, _, high in chart.band]
+    lower = [f"{x(epoch):.1f},{y(low):.1f}" for epoch, low, _ in reversed(chart.band)]
+    band = tag("polygon", points=" ".join(upper + lower), class_="band") if chart.band else Markup("")
+    # The pointer's readout needs no more digits than a person reads.
+    data = [
+        {"label": line.label, "points": [(epoch, float(f"{value:.5g}")) for epoch, value in _finite(line.points)]}
+        for line in chart.lines
+    ]
     return tag(
         "svg",
         *_axes(x, y),
-        _band_svg(chart, x, y),
-        *drawn,
+        band,
+        *(_line_svg(line, x, y, index, dots=chart.dots) for index, line in enumerate(chart.lines)),
         class_="chart",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_label=chart.title,
         data_frame=json.dumps([*epochs, LEFT, RIGHT, *values, BOTTOM, TOP]),
-        data_lines=json.dumps([_data(line) for line in chart.lines], separators=(",", ":")),
+        data_lines=json.dumps(data, separators=(",", ":")),
     )
+
+
+def _finite(points: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    return [(epoch, value) for epoch, value in points if value is not None]
 
 
 def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     """First and last epoch, lowest and highest value; shares of an evaluation always run from 0 to 1."""
     epochs = [epoch for line in chart.lines for epoch, _ in line.points]
-    values = [value for line in chart.lines for _, value in line.points if value is not None]
+    values = [value for line in chart.lines for _, value in _finite(line.points)]
     values += [end for _, low, high in chart.band for end in (low, high)]
     first, last = min(epochs), max(epochs)
     whole = chart.group == EVALUATION and all(0 <= value <= 1 for value in values)
@@ -246,7 +237,7 @@ def _axes(x: Scale, y: Scale) -> list[Markup]:
         marks.append(tag("line", x1=LEFT, x2=RIGHT, y1=y(value), y2=y(value), class_="grid"))
         marks.append(tag("text", _tick(value, heights), x=LEFT - 8, y=y(value) + 3.5, text_anchor="end"))
     for epoch in ticks(x.low, x.high):
-        if epoch == int(epoch):
+        if epoch == int(epoch):  # a short run has ticks between its epochs
             marks.append(tag("text", str(int(epoch)), x=x(epoch), y=HEIGHT - 8, text_anchor="middle"))
     return marks
 
@@ -261,37 +252,13 @@ def _tick(value: float, among: Sequence[float]) -> str:
     return (digits.rstrip("0").rstrip(".") + (e and f"e{int(exponent)}")).replace("-", MINUS)
 
 
-def _band_svg(chart: Chart, x: Scale, y: Scale) -> Markup:
-    if not chart.band:
-        return Markup("")
-    upper = [f"{x(epoch):.1f},{y(high):.1f}" for epoch, _, high in chart.band]
-    lower = [f"{x(epoch):.1f},{y(low):.1f}" for epoch, low, _ in reversed(chart.band)]
-    return tag("polygon", points=" ".join(upper + lower), class_="band")
-
-
 def _line_svg(line: Line, x: Scale, y: Scale, index: int, *, dots: bool) -> Markup:
-    runs = [_path(run, x, y) for run in _unbroken(line.points)]
+    """The stretches between missing values, and a dot per point if there are few."""
     marks = [
-        tag("circle", cx=x(epoch), cy=y(value), r=3)
-        for epoch, value in line.points
-        if value is not None and (dots or len(line.points) == 1)
-    ]
-    return tag("g", *runs, *marks, class_=f"line-{index % COLOURS}")
-
-
-def _unbroken(points: Points) -> list[list[tuple[float, float]]]:
-    """The stretches between missing values."""
-    return [
-        [(epoch, value) for epoch, value in run if value is not None]
-        for is_number, run in groupby(points, key=lambda point: point[1] is not None)
+        tag("polyline", points=" ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in _finite(stretch)))
+        for is_number, stretch in groupby(line.points, key=lambda point: point[1] is not None)
         if is_number
     ]
-
-
-def _path(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> Markup:
-    return tag("polyline", points=" ".join(f"{x(epoch):.1f},{y(value):.1f}" for epoch, value in points))
-
-
-def _data(line: Line) -> dict[str, object]:
-    points = [(epoch, float(f"{value:.5g}")) for epoch, value in line.points if value is not None]
-    return {"label": line.label, "points": points}
+    if dots or len(line.points) == 1:  # a polyline of one point shows nothing
+        marks += [tag("circle", cx=x(epoch), cy=y(value), r=3) for epoch, value in _finite(line.points)]
+    return tag("g", *marks, class_=f"line-{index % COLOURS}")

@@ -1,4 +1,4 @@
-"""What every page is drawn of: escaped SVG elements, straight scales, plots of few numbers, images as data URLs.
+"""What every page is drawn of: numbers in words, escaped SVG elements, plots of few numbers, images as data URLs.
 
 Colours come from the page's stylesheet through classes and custom properties, so that every plot follows the reader's
 light or dark setting.
@@ -11,14 +11,23 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from markupsafe import Markup, escape
 from PIL import Image
 
+from pacorl.core.ranking import Interval
+from pacorl.io.documents import read_object
 from pacorl.report.folder import Matrix
-from pacorl.report.words import change, duration
 
 Rgb = tuple[int, int, int]
+
+WORDS = read_object(Path(__file__).with_name("words.json"))
+LABELS: Mapping[str, str] = WORDS["labels"]
+"""Name of a quantity → how it reads. A name that is not here reads as its own words."""
+MEANINGS: Mapping[str, str] = WORDS["meanings"]
+"""Metric → one sentence for the reader of a page; its order is the order of the page."""
+MINUS = "\N{MINUS SIGN}"
 
 LIGHT_RAMP: tuple[Rgb, ...] = ((242, 238, 229), (176, 211, 207), (70, 150, 152), (9, 84, 92))
 DARK_RAMP: tuple[Rgb, ...] = ((40, 42, 44), (33, 76, 80), (42, 133, 135), (126, 217, 208))
@@ -42,20 +51,57 @@ WIDE = 1.8
 """An image at least so much wider than high is shown at twice the column."""
 
 
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def label(name: str) -> str:
+    """`grad_norm` → `Gradient norm`."""
+    words = LABELS.get(name) or name.replace("_", " ").replace("/", " · ").strip()
+    return words[:1].upper() + words[1:]
+
+
+def amount(value: float | None) -> str:
+    """About three significant figures with a real minus sign; – for nothing."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size < 1e-3 or size >= 1e6:
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        text = f"{mantissa}e{int(exponent)}"
+    elif size < 10:
+        text = f"{value:.3f}" if size >= 0.01 else f"{value:.2g}"
+    else:
+        text = f"{value:.1f}" if size < 1000 else f"{value:.0f}"
+    return text.replace("-", MINUS)
+
+
+def change(value: float | None) -> str:
+    """An amount that says its direction: `+0.120`."""
+    return ("+" if value is not None and value > 0 else "") + amount(value)
+
+
+def duration(seconds: float) -> str:
+    """`0.8 s`, `42 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest_seconds = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest_seconds} s"
+    return f"{minutes} min {rest_seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 # --- elements --------------------------------------------------------------------------------------------------------
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
     """An element with everything escaped; a trailing underscore in an attribute is dropped, others become dashes."""
-    # A page has thousands of elements, and `Markup.format` takes several times as long as `escape`.
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_short(value))}"' for key, value in attributes.items()
-    )
+    # A page has thousands of elements, and `Markup.format` takes several times as long as `escape`. Two decimals are a
+    # hundredth of a pixel; more would double the page.
+    shown = {key: f"{v:.2f}".rstrip("0").rstrip(".") if isinstance(v, float) else v for key, v in attributes.items()}
+    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(text)}"' for key, text in shown.items())
     return Markup(f"<{name}{written}>{''.join(map(escape, children))}</{name}>")
-
-
-def _short(value: object) -> object:
-    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +130,7 @@ def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
     """About `count` round values (1, 2, 2.5 or 5 times a power of ten apart) between two ends."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
+    # The tolerances keep a tick that rounding has put just beyond its step or its end.
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
@@ -91,47 +138,28 @@ def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
 # --- intervals, changes, shares --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean and its interval; the ends are None if there is none."""
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        return (self.mean if self.low is None else self.low, self.mean if self.high is None else self.high)
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0; without an interval nothing is excluded."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
-
-def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
-    """Before above after on one axis: 0 to 1 if all values lie there, else just around them."""
-    sides = {name: side for name, side in (("before", before), ("after", after)) if side}
-    low, high = (0.0, 1.0) if unit_axis(before, after) else padded(_ends(before, after))
-    scale = Scale(low, high, 6, 254)
-    frame = [tag("line", x1=x, x2=x, y1=3, y2=33, class_="grid") for x in (6, 130, 254)]
-    marks = [_mark(side, scale, 12 if name == "before" else 24, name) for name, side in sides.items()]
-    return tag("svg", *frame, *marks, class_="interval", viewBox="0 0 260 36", aria_hidden="true")
+def ends_of(interval: Interval) -> tuple[float, float]:
+    """The interval's ends; the mean for one that has none."""
+    low, high = interval.low, interval.high
+    return (interval.mean if low is None else low), (interval.mean if high is None else high)
 
 
 def unit_axis(before: Interval | None, after: Interval | None) -> bool:
     """Whether all values lie in 0..1."""
-    return all(0 <= end <= 1 for end in _ends(before, after))
+    return all(0 <= end <= 1 for side in (before, after) if side for end in ends_of(side))
 
 
-def _ends(before: Interval | None, after: Interval | None) -> list[float]:
-    return [end for side in (before, after) if side for end in side.ends]
-
-
-def _mark(side: Interval, scale: Scale, y: float, name: str) -> Markup:
-    low, high = side.ends
-    whisker = tag("line", x1=scale(low), x2=scale(high), y1=y, y2=y)
-    return tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name)
+def interval_svg(before: Interval | None, after: Interval | None) -> Markup:
+    """Before above after on one axis: 0 to 1 if all values lie there, else just around them."""
+    sides = [(name, y, side) for name, y, side in (("before", 12, before), ("after", 24, after)) if side]
+    low, high = (0.0, 1.0) if unit_axis(before, after) else padded(end for *_, side in sides for end in ends_of(side))
+    scale = Scale(low, high, 6, 254)
+    drawn = [tag("line", x1=x, x2=x, y1=3, y2=33, class_="grid") for x in (6, 130, 254)]
+    for name, y, side in sides:
+        left, right = map(scale, ends_of(side))
+        whisker = tag("line", x1=left, x2=right, y1=y, y2=y)
+        drawn.append(tag("g", whisker, tag("circle", cx=scale(side.mean), cy=y, r=4.5), class_=name))
+    return tag("svg", *drawn, class_="interval", viewBox="0 0 260 36", aria_hidden="true")
 
 
 def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
@@ -139,21 +167,20 @@ def changes_svg(changes: Sequence[float], links: Mapping[int, str]) -> Markup:
     if not changes:
         return Markup("")
     width = 1200 / len(changes)
+    gap = min(4.0, width / 4)
     scale = Scale(min(0.0, *changes), max(1e-9, *changes), 84, 4)
-    bars = [_bar(index * width, width, value, scale, links.get(index)) for index, value in enumerate(changes)]
+    bars = []
+    for index, value in enumerate(changes):
+        top, bottom = sorted((scale(value), scale(0)))
+        # No bar is lower than a unit: a change of 0 is an image too.
+        box = tag("rect", x=index * width + gap / 2, y=top, width=width - gap, height=max(bottom - top, 1.0))
+        if index in links:
+            box = tag("a", tag("title", change(value)), box, href=f"#{links[index]}", tabindex=-1)
+        bars.append(box)
     zero = tag("line", x1=0, x2=1200, y1=scale(0), y2=scale(0), class_="zero")
     return tag(
         "svg", *bars, zero, class_="changes", viewBox="0 0 1200 88", preserveAspectRatio="none", aria_hidden="true"
     )
-
-
-def _bar(x: float, width: float, value: float, scale: Scale, link: str | None) -> Markup:
-    top, bottom = sorted((scale(value), scale(0)))
-    gap = min(4.0, width / 4)
-    box = tag("rect", x=x + gap / 2, y=top, width=width - gap, height=max(bottom - top, 1.0))
-    if link is None:
-        return box
-    return tag("a", tag("title", change(value)), box, href=f"#{link}", tabindex=-1)
 
 
 def shares_svg(seconds: Mapping[str, float]) -> Markup:
@@ -179,41 +206,32 @@ def pair_matrix_svg(p_yes: Matrix, *, title: str = "P(Yes) of each pair") -> Mar
     if not p_yes:
         return Markup("")
     side = len(p_yes) * CELL
-    cells = [
-        _cell(value, row, col, diagonal=row == col)
-        for row, values in enumerate(p_yes)
-        for col, value in enumerate(values)
-    ]
+    cells = [_cell(value, row, col) for row, values in enumerate(p_yes) for col, value in enumerate(values)]
     return tag("svg", tag("title", title), *cells, class_="matrix", viewBox=f"0 0 {side} {side}", role="img")
 
 
-def _cell(value: float | None, row: int, col: int, *, diagonal: bool) -> Markup:
+def _cell(value: float | None, row: int, col: int) -> Markup:
     x, y = col * CELL, row * CELL
-    if diagonal:
-        return _cell_text(str(row + 1), x, y, class_="panel-number")
+    box = {"x": x + 1, "y": y + 1, "width": CELL - 2, "height": CELL - 2, "rx": 4}
+    middle = {"x": x + CELL / 2, "y": y + CELL / 2 + 4.5, "text_anchor": "middle"}
+    if row == col:
+        return tag("text", str(row + 1), **middle, class_="panel-number")
     if value is None:
-        return _cell_box(x, y, class_="unjudged") + _cell_text("–", x, y, class_="panel-number")
+        return tag("rect", **box, class_="unjudged") + tag("text", "–", **middle, class_="panel-number")
     light, dark = colour(LIGHT_RAMP, value), colour(DARK_RAMP, value)
     style = f"--l:{_hex(light)};--lt:{readable_on(light)};--d:{_hex(dark)};--dt:{readable_on(dark)}"
     name = tag("title", f"panels {row + 1} and {col + 1}: P(Yes) = {value:.3f}")
-    return tag("g", name, _cell_box(x, y), _cell_text(f"{value:.2f}", x, y), class_="judged", style=style)
-
-
-def _cell_box(x: float, y: float, **attributes: object) -> Markup:
-    return tag("rect", x=x + 1, y=y + 1, width=CELL - 2, height=CELL - 2, rx=4, **attributes)
-
-
-def _cell_text(text: str, x: float, y: float, **attributes: object) -> Markup:
-    return tag("text", text, x=x + CELL / 2, y=y + CELL / 2 + 4.5, text_anchor="middle", **attributes)
+    return tag("g", name, tag("rect", **box), tag("text", f"{value:.2f}", **middle), class_="judged", style=style)
 
 
 def colour(ramp: Sequence[Rgb], value: float) -> Rgb:
     """The colour of `value`, clamped to 0..1."""
     position = min(max(value, 0.0), 1.0) * (len(ramp) - 1)
     below = min(int(position), len(ramp) - 2)
-    first, second = ramp[below], ramp[below + 1]
-    mixed = [round(a + (b - a) * (position - below)) for a, b in zip(first, second, strict=True)]
-    return mixed[0], mixed[1], mixed[2]
+    red, green, blue = (
+        round(a + (b - a) * (position - below)) for a, b in zip(ramp[below], ramp[below + 1], strict=True)
+    )
+    return red, green, blue
 
 
 def readable_on(background: Rgb) -> str:
@@ -229,7 +247,7 @@ def luminance(rgb: Rgb) -> float:
 
 
 def _hex(rgb: Rgb) -> str:
-    return "#" + "".join(f"{channel:02x}" for channel in rgb)
+    return "#" + bytes(rgb).hex()
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
@@ -253,6 +271,7 @@ def show(image: Image.Image) -> ShownImage:
     """The image at the size that suits it."""
     pixel_art = image.width * image.height < PIXEL_ART_BELOW
     room = COLUMN * 2 if image.width >= WIDE * image.height else COLUMN
+    # Whole factors only: pixels of unequal sizes would look like a pattern that the generator made.
     factor = max(1, room // image.width) if pixel_art else room / image.width
     width, height = round(image.width * factor), round(image.height * factor)
     return ShownImage(url=data_url(image), width=width, height=height, pixel_art=pixel_art)
@@ -260,26 +279,20 @@ def show(image: Image.Image) -> ShownImage:
 
 def data_url(image: Image.Image, *, budget: int = BUDGET) -> str:
     """The image as a data URL of about `budget` bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
+    image = image.convert("RGB")
     if image.width * image.height < PIXEL_ART_BELOW:
-        return _url(_bytes(image.convert("RGB"), "PNG"), "png")
+        return f"data:image/png;base64,{_base64(image, 'PNG')}"
     for side, quality in LADDER:
-        encoded = _bytes(_within(image.convert("RGB"), side), "JPEG", quality=quality)
-        if len(encoded) * 4 / 3 <= budget:
+        scale = min(1.0, side / max(image.size))
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        resized = image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
+        encoded = _base64(resized, "JPEG", quality=quality)
+        if len(encoded) <= budget:
             break
-    return _url(encoded, "jpeg")
+    return f"data:image/jpeg;base64,{encoded}"
 
 
-def _within(image: Image.Image, side: int) -> Image.Image:
-    scale = min(1.0, side / max(image.size))
-    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-    return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
-
-
-def _bytes(image: Image.Image, kind: str, **options: int) -> bytes:
+def _base64(image: Image.Image, kind: str, **options: int) -> str:
     buffer = io.BytesIO()
     image.save(buffer, kind, optimize=True, **options)
-    return buffer.getvalue()
-
-
-def _url(encoded: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
+    return base64.b64encode(buffer.getvalue()).decode()

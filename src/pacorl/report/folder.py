@@ -78,17 +78,24 @@ def read_run(run: Path) -> RunFolder:
     Raises:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
-    metrics = run / "metrics.jsonl"
+    metrics, summary, config = (run / name for name in ("metrics.jsonl", "summary.json", "config.yaml"))
     if not metrics.is_file():
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
-    records = list(_metrics(metrics))
+    records = []
+    for location, record in _lines(metrics):
+        if record.get("kind") in {"epoch", "evaluation"} and number(record.get("epoch")) is None:
+            raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
+        records.append({current_name(key): value for key, value in record.items()})
     return RunFolder(
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],
         evaluations=[record for record in records if record.get("kind") == "evaluation"],
-        summary=read_object(run / "summary.json") if (run / "summary.json").is_file() else {},
-        config=_text(run / "config.yaml"),
-        samples={epoch: _samples(path) for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items()},
+        summary=read_object(summary) if summary.is_file() else {},
+        config=read_text(config) if config.is_file() else "",
+        samples={
+            epoch: [_sample(record, path.parent, location) for location, record in _lines(path)]
+            for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items()
+        },
         training_images=_by_epoch(run, "epoch-*.png"),
     )
 
@@ -100,64 +107,45 @@ def number(value: object) -> float | None:
     return float(value)
 
 
-def _metrics(path: Path) -> Iterator[Record]:
-    for location, record in _lines(path):
-        if record.get("kind") in {"epoch", "evaluation"} and number(record.get("epoch")) is None:
-            raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
-        yield {current_name(key): value for key, value in record.items()}
-
-
-def _samples(path: Path) -> list[Sample]:
-    return [_sample(record, path.parent, location) for location, record in _lines(path)]
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The entries of a record that are numbers."""
+    return {str(name): finite for name, value in record.items() if (finite := number(value)) is not None}
 
 
 def _sample(record: Record, folder: Path, location: str) -> Sample:
     missing = [key for key in ("prompt_id", "seed", "image") if key not in record]
     if missing:
         raise ValueError(f"{location}: {missing[0]!r} is missing; a sample needs prompt_id, seed and image")
+    # A page carries its images along, so a record must not be able to name any other file of the machine.
+    image = (folder / str(record["image"])).resolve()
+    if not image.is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{location}: image {str(record['image'])!r} lies outside {folder}; name it relative to that folder"
+        )
     return Sample(
         prompt_id=int(record["prompt_id"]),
         seed=int(record["seed"]),
-        image=_inside(folder, str(record["image"]), location),
+        image=image,
         text=str(record.get("text", "")),
         theme=str(record.get("theme", "")),
         grid=parse_layout(str(record["grid"])) if record.get("grid") else SINGLE,
         p_yes=tuple(tuple(number(value) for value in row) for row in record.get("p_yes") or ()),
-        scores=dict(_numbers(record.get("scores") or {})),
+        scores=numbers(record.get("scores") or {}),
         reward=number(record.get("reward")),
-        held_out=dict(_numbers(record.get("held_out") or {})),
+        held_out=numbers(record.get("held_out") or {}),
     )
 
 
-def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in record.items():
-        if (finite := number(value)) is not None:
-            yield name, finite
-
-
-def _inside(folder: Path, image: str, location: str) -> Path:
-    """A page carries its images along, so a record must not be able to name any other file of the machine."""
-    path = (folder / image).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"{location}: image {image!r} lies outside {folder}; name it relative to that folder")
-    return path
-
-
 def _by_epoch(run: Path, pattern: str) -> dict[int, Path]:
-    paths = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob(pattern)}
-    return {int(epoch): paths[epoch] for epoch in sorted(paths, key=lambda text: text.zfill(20)) if epoch.isdecimal()}
+    epochs = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob(pattern)}
+    return dict(sorted((int(epoch), path) for epoch, path in epochs.items() if epoch.isdecimal()))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Record]]:
     """(file and line, object) of every line that ends; the last one may still be being written."""
-    whole, _, _unfinished = read_text(path).rpartition("\n")
-    for number_of_line, line in enumerate(whole.split("\n"), start=1):
+    for line_number, line in enumerate(read_text(path).rpartition("\n")[0].split("\n"), start=1):
         if line.strip():
-            location = f"{path}:{number_of_line}"
+            location = f"{path}:{line_number}"
             with blamed_on(location):
                 record = parse_object(line, kind="line")
             yield location, record
-
-
-def _text(path: Path) -> str:
-    return read_text(path) if path.is_file() else ""

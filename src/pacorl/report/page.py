@@ -1,35 +1,38 @@
-"""From a run's folder to report.html: everything inline, nothing asked from anywhere."""
+"""From a run's folder to report.html: everything inline, nothing asked from anywhere.
+
+The gallery shows before and after of one prompt and seed, at evenly spread quantiles of the change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
+from PIL import Image
 
+from pacorl.core.grid import panel_texts
 from pacorl.io.files import write_atomic
-from pacorl.report import words
+from pacorl.io.images import ImageError, open_image
+from pacorl.report import figures
 from pacorl.report.curves import charts, line_chart_svg
-from pacorl.report.figures import changes_svg, shares_svg
-from pacorl.report.folder import RunFolder, read_run
-from pacorl.report.gallery import MEASURES, Pair, Set, choose, match, measure_of, spread, training_images
-from pacorl.report.results import (
-    alarms,
-    compared,
-    facts,
-    is_monitored,
-    planned_epochs,
-    provenance,
-    results,
-    seconds,
-    seconds_so_far,
-)
+from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show
+from pacorl.report.folder import RunFolder, Sample, read_run
+from pacorl.report.results import alarms, compared, facts, is_monitored, provenance, results, seconds
 
+Measure = Literal["consistency", "reward"]
+MEASURES: dict[Measure, str] = {"consistency": "the judge’s consistency", "reward": "the reward"}
+"""What sets are ordered by → how the page says it."""
+
+SHOWN = 15
+"""Odd, so that evenly spread ranks include the median."""
 OPEN_SETS = 5
 """So many of the gallery's sets are open at once; the others wait behind a fold."""
-
 TRAINING_IMAGES = 6
 
 
@@ -61,18 +64,19 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "label": words.label,
-        "amount": words.amount,
-        "change": words.change,
-        "duration": words.duration,
-    }
+    environment.filters |= {name: getattr(figures, name) for name in ("label", "amount", "change", "duration")}
     return environment
 
 
 def _contents(run: RunFolder) -> dict[str, object]:
-    name = run.path.resolve().name
-    spent = seconds(run.summary) or seconds_so_far(run)
+    name, spent = run.path.resolve().name, seconds(run)
+    pairs, unmatched = match(run.samples)
+    sets = choose(pairs)
+    open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
+    changes = [pair.change for pair in pairs if pair.change is not None]
+    id_of = {row.pair.key: row.id for row in sets}
+    # Unjudged pairs come last, so a pair's index is that of its bar.
+    links = {index: id_of[pair.key] for index, pair in enumerate(pairs) if pair.key in id_of}
     return {
         "title": str(run.summary.get("title") or name),
         "name": name,
@@ -88,35 +92,156 @@ def _contents(run: RunFolder) -> dict[str, object]:
         },
         "config": run.config,
         "provenance": provenance(run.summary),
-        **_gallery(run),
-    }
-
-
-def _gallery(run: RunFolder) -> dict[str, object]:
-    pairs, unmatched = match(run.samples)
-    sets = choose(pairs)
-    open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
-    return {
-        "facts": facts(
-            run.summary,
-            epochs=len(run.epochs),
-            images=len(pairs),
-            spent=sum((seconds(run.summary) or seconds_so_far(run)).values()),
-            planned=planned_epochs(run.config),
-        ),
+        "facts": facts(run, images=len(pairs)),
         "epochs": sorted(run.samples),
-        "pairs": pairs,
         "measure": MEASURES[measure_of(run.samples)],
         "unmatched": unmatched,
         "open_sets": open_sets,
         "folded_sets": [row for row in sets if row not in open_sets],
-        "changes": [pair.change for pair in pairs if pair.change is not None],
-        "changes_plot": _changes_plot(pairs, sets),
+        "changes": changes,
+        "changes_plot": changes_svg(changes, links),
     }
 
 
-def _changes_plot(pairs: Sequence[Pair], sets: Sequence[Set]) -> Markup:
-    """Every image's change as a bar; unjudged pairs come last in `pairs`, so indices hold."""
-    shown = {row.pair.key: row.id for row in sets}
-    links = {index: shown[pair.key] for index, pair in enumerate(pairs) if pair.key in shown}
-    return changes_svg([pair.change for pair in pairs if pair.change is not None], links)
+# --- the gallery -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One prompt and seed at the first and at the last evaluation."""
+
+    before: Sample
+    after: Sample | None
+    """None while there has been one evaluation only."""
+    measure: Measure = "consistency"
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.before.key
+
+    @property
+    def change(self) -> float | None:
+        """By how much the measure rose; None if either side lacks it."""
+        before = getattr(self.before, self.measure)
+        after = getattr(self.after, self.measure) if self.after else None
+        return None if before is None or after is None else after - before
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One image, what the judge says of it, and the value of the measure that orders the gallery."""
+
+    name: str
+    sample: Sample
+    image: ShownImage
+    matrix: Markup
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """One row of the gallery."""
+
+    pair: Pair
+    rank: str
+    """What its rank among all pairs stands for."""
+    sides: list[Side]
+
+    @property
+    def id(self) -> str:
+        """Of its element on the page."""
+        return "set-{}-{}".format(*self.pair.key)
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        """One text per panel; empty if the prompt has none that fit its grid."""
+        texts = panel_texts(self.pair.before.text)
+        return texts if len(texts) == self.pair.before.grid.count else ()
+
+    @property
+    def scores(self) -> list[tuple[str, float | None, float | None]]:
+        """(name, before, after) of every score that either image has."""
+        before = self.pair.before.scores
+        after = self.pair.after.scores if self.pair.after else {}
+        return [(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
+
+    @property
+    def wide(self) -> bool:
+        return any(side.image.wide for side in self.sides)
+
+
+def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
+    """Pairs of the first and the last evaluation, largest change first, and how many images have no counterpart.
+
+    The change is the judge's consistency's, or the reward's in a run without a judge. Pairs that were not judged come
+    last, in the order of their prompts. Images that are not there yet do not count.
+    """
+    if not samples:
+        return [], 0
+    measure = measure_of(samples)
+    first, last = (
+        {sample.key: sample for sample in samples[epoch] if sample.image.is_file()}
+        for epoch in (min(samples), max(samples))
+    )
+    if len(samples) == 1:
+        return [Pair(first[key], None, measure) for key in sorted(first)], 0
+    pairs = [Pair(first[key], last[key], measure) for key in sorted(first.keys() & last.keys())]
+    pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)
+    return pairs, len(first.keys() ^ last.keys())
+
+
+def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
+    """The judge's consistency if any image has it, else the reward."""
+    judged = any(sample.consistency is not None for evaluation in samples.values() for sample in evaluation)
+    return "consistency" if judged else "reward"
+
+
+def choose(pairs: Sequence[Pair], *, count: int = SHOWN) -> list[Set]:
+    """At most `count` of the sorted pairs at evenly spread ranks: the largest change, the smallest, and between."""
+    indices = spread(len(pairs), count=count)
+    return [Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index])) for index in indices]
+
+
+def spread(length: int, *, count: int) -> list[int]:
+    """At most `count` distinct indices of a sequence, evenly spread from its first to its last."""
+    return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
+
+
+def training_images(paths: Mapping[int, Path], *, count: int) -> dict[int, ShownImage]:
+    """At most `count` of the training images by epoch, evenly spread over the run."""
+    epochs = list(paths)
+    return {epochs[index]: show(_open(paths[epochs[index]])) for index in spread(len(epochs), count=count)}
+
+
+def _sides(pair: Pair) -> list[Side]:
+    return [
+        Side(
+            name,
+            sample,
+            image=show(_open(sample.image)),
+            matrix=pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}"),
+            value=getattr(sample, pair.measure),
+        )
+        for name, sample in (("Before", pair.before), ("After", pair.after))
+        if sample
+    ]
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        return open_image(path)
+    except (ImageError, OSError) as error:
+        raise ValueError(f"{error}; generate it again or delete it") from None
+
+
+def _rank_name(pairs: Sequence[Pair], index: int) -> str:
+    change = pairs[index].change
+    if change is None:
+        return f"Image {index + 1} of {len(pairs)}"
+    # The first may have lost and the last may have gained: the ends are named by what they are.
+    if index == 0:
+        return "Largest gain" if change > 0 else "Smallest loss"
+    judged = sum(pair.change is not None for pair in pairs)
+    if index == judged - 1:
+        return "Smallest gain" if change > 0 else "Largest loss"
+    return "Median change" if index == round((judged - 1) / 2) else f"Rank {index + 1} of {judged}"

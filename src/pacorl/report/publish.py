@@ -33,17 +33,20 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
     config = _config(run)
     base = str((config.get("model") or {}).get("checkpoint") or "")
-    header = _header(base, licence, is_judge="data" in config, is_adapter=folder.name == FOLDERS[0])
+    is_judge = "data" in config
+    header = _header(base, licence, is_judge=is_judge, is_adapter=folder.name == FOLDERS[0])
+    train = (config.get("data" if is_judge else "prompts") or {}).get("train")
+    sources = train if isinstance(train, list) else [train]
     body = [
         f"# {run.resolve().name}",
-        *_description(base, config),
+        f"Made of `{base}` with {'PaCo-Reward' if is_judge else 'PaCo-GRPO'} (arXiv 2512.04784) by pacorl.",
+        "Trained on: " + ", ".join(f"`{_name_of(str(source))}`" for source in sources) + ".",
         *_measured(run),
         *(text for benchmark in benchmarks for text in _benchmark(benchmark)),
         "## Config",
         f"```yaml\n{dump_yaml(_public(config))}```",
     ]
-    front = dump_yaml(header)
-    write_atomic(folder / CARD, f"---\n{front}---\n\n" + "\n\n".join(body) + "\n")
+    write_atomic(folder / CARD, f"---\n{dump_yaml(header)}---\n\n" + "\n\n".join(body) + "\n")
     return folder
 
 
@@ -55,6 +58,7 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
         raise ValueError(f"{folder} has no {CARD}; write the card first")
     api = HfApi()
     address = api.create_repo(repository, private=private, exist_ok=True)
+    # Hidden files are locks and half-written ones.
     api.upload_folder(repo_id=repository, folder_path=folder, ignore_patterns=[".*"])
     return str(address)
 
@@ -71,29 +75,18 @@ def _config(run: Path) -> dict[str, Any]:
 
 
 def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dict[str, Any]:
-    known_licence, name = _licence_of(base)
-    if not (licence or known_licence):
-        raise ValueError(f"the licence of {base or 'the base'} is not known here; name one with --licence")
-    header: dict[str, Any] = {"license": licence or known_licence}
-    header |= {"license_name": name} if name and not licence else {}
-    header |= {} if base in ("", "tiny") else {"base_model": base}
-    header |= {"library_name": ("peft" if is_judge else "diffusers") if is_adapter else "transformers"}
-    return header | {"tags": ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]}
-
-
-def _licence_of(base: str) -> tuple[str, str]:
-    """The hub's identifier and name of a base's licence; empty if they are not known."""
+    """The card's front matter, in the hub's keys."""
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
-    return (generators | JUDGE_LICENCES).get(base, ("", ""))
-
-
-def _description(base: str, config: Mapping[str, Any]) -> Iterator[str]:
-    is_judge = "data" in config
-    section, name = ("data", "PaCo-Reward") if is_judge else ("prompts", "PaCo-GRPO")
-    yield f"Made of `{base}` with {name} (arXiv 2512.04784) by pacorl."
-    train = (config.get(section) or {}).get("train")
-    sources = train if isinstance(train, list) else [train]
-    yield "Trained on: " + ", ".join(f"`{_name_of(str(source))}`" for source in sources) + "."
+    base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
+    if not (licence or base_licence):
+        raise ValueError(f"the licence of {base or 'the base'} is not known here; name one with --licence")
+    header: dict[str, Any] = {"license": licence or base_licence}
+    if licence_name and not licence:
+        header["license_name"] = licence_name
+    if base not in ("", "tiny"):
+        header["base_model"] = base
+    header["library_name"] = ("peft" if is_judge else "diffusers") if is_adapter else "transformers"
+    return header | {"tags": ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]}
 
 
 def _name_of(source: str) -> str:
@@ -103,27 +96,21 @@ def _name_of(source: str) -> str:
 
 def _measured(run: Path) -> Iterator[str]:
     """The summary's figures, else the last evaluation of the log."""
-    path = run / "summary.json"
+    path, log = run / "summary.json", run / "metrics.jsonl"
     summary = read_object(path) if path.is_file() else {}
+    sides = ("before", "after", "difference")
     rows = [
-        (name, *(_figure(summary.get(side, {}).get(name)) for side in ("before", "after", "difference")))
-        for name in summary.get("after") or {}
+        (name, *(_figure(summary.get(side, {}).get(name)) for side in sides)) for name in summary.get("after") or {}
     ]
+    heads: tuple[str, ...] = ("", *sides)
+    if not rows:
+        lines = read_jsonl(log) if log.is_file() else []
+        scores = [{k: v for k, v in line.items() if "eval" in k and isinstance(v, int | float)} for line in lines]
+        newest = next((line for line in reversed(scores) if line), {})
+        heads, rows = ("last evaluation", ""), [(name, _figure(value)) for name, value in newest.items()]
     if rows:
         yield "## Measured"
-        yield _table(("", "before", "after", "difference"), rows)
-        return
-    last = _last_evaluation(run)
-    if last:
-        yield "## Measured"
-        yield _table(("last evaluation", ""), [(name, _figure(value)) for name, value in last.items()])
-
-
-def _last_evaluation(run: Path) -> dict[str, float]:
-    path = run / "metrics.jsonl"
-    rows = read_jsonl(path) if path.is_file() else []
-    scores = [{k: v for k, v in row.items() if "eval" in k and isinstance(v, int | float)} for row in rows]
-    return next((row for row in reversed(scores) if row), {})
+        yield _table(heads, rows)
 
 
 def _figure(value: Any) -> str:
@@ -136,8 +123,7 @@ def _figure(value: Any) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *rows])
 
 
 def _benchmark(folder: Path) -> Iterator[str]:

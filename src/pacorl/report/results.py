@@ -12,10 +12,9 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
-from pacorl.core.ranking import bootstrap
-from pacorl.report.figures import Interval, interval_svg, unit_axis
-from pacorl.report.folder import Record, RunFolder, Sample, number
-from pacorl.report.words import MEANINGS, amount, duration, label
+from pacorl.core.ranking import Interval, bootstrap
+from pacorl.report.figures import MEANINGS, amount, duration, interval_svg, label, unit_axis
+from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
 DRAWS = 1000
 
@@ -42,6 +41,14 @@ class Result:
         return MEANINGS.get(self.name, "")
 
     @property
+    def sure(self) -> bool:
+        """Whether the difference's interval lies on one side of 0; without an interval nothing is sure."""
+        interval = self.difference
+        if interval is None or interval.low is None or interval.high is None:
+            return False
+        return interval.low > 0 or interval.high < 0
+
+    @property
     def unit(self) -> bool:
         """Whether the plot's axis runs from 0 to 1."""
         return unit_axis(self.before, self.after)
@@ -53,10 +60,19 @@ class Result:
 
 def results(summary: Record) -> list[Result]:
     """Every metric that the summary has before or after, known ones first."""
-    before, after, difference = (_intervals(summary, key) for key in ("before", "after", "difference"))
+    before, after, difference = (
+        {name: interval for name, entry in section(summary, key).items() if (interval := _interval(entry))}
+        for key in ("before", "after", "difference")
+    )
     measured = [*before, *after]
     names = dict.fromkeys([name for name in MEANINGS if name in measured] + measured)
     return [Result(name, before.get(name), after.get(name), difference.get(name)) for name in names]
+
+
+def _interval(entry: object) -> Interval | None:
+    ends = entry if isinstance(entry, Mapping) else {"mean": entry}
+    mean = number(ends.get("mean"))
+    return None if mean is None else Interval(mean, number(ends.get("low")), number(ends.get("high")))
 
 
 def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
@@ -66,75 +82,59 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
     """
     if len(samples) < 2:
         return []
-    first, last = ({sample.key: sample for sample in samples[epoch]} for epoch in (min(samples), max(samples)))
+    first, last = ({sample.key: _scores(sample) for sample in samples[epoch]} for epoch in (min(samples), max(samples)))
     keys = sorted(first.keys() & last.keys())
-    names = dict.fromkeys(name for key in keys for name in _scores(first[key]) if name in _scores(last[key]))
-    return [_compared(name, keys, first, last) for name in names]
+    names = dict.fromkeys(name for key in keys for name in first[key] if name in last[key])
+    rows: list[Result] = []
+    for name in names:
+        both = [key for key in keys if name in first[key] and name in last[key]]
+        before, after = (np.array([side[key][name] for key in both]) for side in (first, last))
+        rows.append(Result(name, *_bootstrapped([prompt for prompt, _ in both], before, after)))
+    return rows
 
 
 def _scores(sample: Sample) -> dict[str, float]:
-    return {**sample.scores, **{f"held_out/{name}": value for name, value in sample.held_out.items()}}
+    return {**sample.scores, **{f"{HELD_OUT}{name}": value for name, value in sample.held_out.items()}}
 
 
-def _compared(
-    name: str,
-    keys: Sequence[tuple[int, int]],
-    first: Mapping[tuple[int, int], Sample],
-    last: Mapping[tuple[int, int], Sample],
-) -> Result:
-    both = [key for key in keys if name in _scores(first[key]) and name in _scores(last[key])]
-    before, after = (np.array([_scores(side[key])[name] for key in both]) for side in (first, last))
+def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: NDArray[np.float64]) -> list[Interval]:
+    """Of both sides and their difference; prompts are drawn, because seeds of one prompt do not vary by themselves."""
 
     def means(rows: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.array([before[rows].mean(), after[rows].mean(), (after - before)[rows].mean()])
 
-    intervals = bootstrap([prompt for prompt, _ in both], means, draws=DRAWS)
-    return Result(name, *(Interval(interval.mean, interval.low, interval.high) for interval in intervals))
+    return bootstrap(prompts, means, draws=DRAWS)
 
 
-def planned_epochs(config: str) -> int | None:
-    """How many epochs a run's config.yaml asks for; None if it does not say."""
-    match = re.search(r"^epochs: (\d+)$", config, re.MULTILINE)
-    return int(match[1]) if match else None
+def seconds(run: RunFolder) -> dict[str, float]:
+    """Phase → seconds: the summary's, else added up over the lines of the log."""
+    spent = numbers(section(run.summary, "seconds"))
+    if not any(spent.values()):
+        phases = [(name, run.epochs) for name in PHASES] + [("evaluation", run.evaluations)]
+        spent = {name: sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines) for name, lines in phases}
+    return {name: total for name, total in spent.items() if total}
 
 
-def seconds_so_far(run: RunFolder) -> dict[str, float]:
-    """Phase → seconds, added up over the lines of the log."""
-    spent = {name: _total(run.epochs, f"seconds/{name}") for name in PHASES}
-    spent["evaluation"] = _total(run.evaluations, "seconds/evaluation")
-    return {name: value for name, value in spent.items() if value}
-
-
-def _total(records: Sequence[Record], key: str) -> float:
-    return sum(number(record.get(key)) or 0.0 for record in records)
-
-
-def facts(
-    summary: Record, *, epochs: int, images: int, spent: float, planned: int | None = None
-) -> list[tuple[str, str]]:
+def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:
     """(value, what it is) of the few numbers worth a glance."""
-    rows = _accuracies(section(summary, "judge"))
-    running = planned is not None and epochs < planned
-    rows += [(f"{epochs}", f"of {planned} epochs")] if running else []
-    rows += [(f"{epochs}", "epoch" if epochs == 1 else "epochs")] if epochs and not running else []
-    rows += [(f"{images}", "evaluation image" if images == 1 else "evaluation images")] if images else []
-    return rows + ([(duration(spent), "in all")] if spent else [])
-
-
-def _accuracies(judge: Mapping[str, object]) -> list[tuple[str, str]]:
-    """`pair_accuracy` with the `pairs` that it was measured on, and so on."""
+    judge = section(run.summary, "judge")
     rows = []
-    for name, measured in judge.items():
-        if (value := number(measured)) is not None and name.endswith("_accuracy"):
+    for name, accuracy in numbers(judge).items():
+        if name.endswith("_accuracy"):
+            # `pair_accuracy` stands beside the `pairs` that it was measured on, and so on.
             count = number(judge.get(name.removesuffix("_accuracy") + "s"))
-            rows.append((amount(value), f"judge’s {label(name).lower()}" + (f", of {count:.0f}" if count else "")))
-    return rows
-
-
-def seconds(summary: Record) -> dict[str, float]:
-    """Phase → seconds, if any were spent."""
-    spent = {str(name): number(value) for name, value in section(summary, "seconds").items()}
-    return {name: value for name, value in spent.items() if value}
+            rows.append((amount(accuracy), f"judge’s {label(name).lower()}" + (f", of {count:.0f}" if count else "")))
+    epochs = len(run.epochs)
+    # The config as it stands says how far the run is to go: with --resume that may be farther than it was.
+    planned = re.search(r"^epochs: (\d+)$", run.config, re.MULTILINE)
+    if planned and epochs < int(planned[1]):
+        rows.append((f"{epochs}", f"of {int(planned[1])} epochs"))
+    elif epochs:
+        rows.append((f"{epochs}", "epoch" if epochs == 1 else "epochs"))
+    if images:
+        rows.append((f"{images}", "evaluation image" if images == 1 else "evaluation images"))
+    total = sum(seconds(run).values())
+    return rows + ([(duration(total), "in all")] if total else [])
 
 
 def provenance(summary: Record) -> list[tuple[str, str]]:
@@ -145,20 +145,10 @@ def provenance(summary: Record) -> list[tuple[str, str]]:
 
 def section(summary: Record, key: str) -> Mapping[str, Any]:
     """A section of the summary, empty if it is not there (or null)."""
-    values = summary.get(key) or {}
-    if not isinstance(values, Mapping):
-        raise ValueError(f"summary.json: {key!r} should be an object, it is a {type(values).__name__}")
-    return values
-
-
-def _intervals(summary: Record, key: str) -> dict[str, Interval]:
-    return {name: interval for name, value in section(summary, key).items() if (interval := _interval(value))}
-
-
-def _interval(value: object) -> Interval | None:
-    ends = value if isinstance(value, Mapping) else {"mean": value}
-    mean = number(ends.get("mean"))
-    return None if mean is None else Interval(mean, number(ends.get("low")), number(ends.get("high")))
+    entries = summary.get(key) or {}
+    if not isinstance(entries, Mapping):
+        raise ValueError(f"summary.json: {key!r} should be an object, it is a {type(entries).__name__}")
+    return entries
 
 
 # --- alarms ----------------------------------------------------------------------------------------------------------
@@ -179,22 +169,13 @@ class RaisedAlarm:
 
 def alarms(run: RunFolder) -> list[RaisedAlarm]:
     """Every sign that was alarming, earliest first; training images and evaluations apart."""
-    raised = [*_alarms(run.epochs, "training images"), *_alarms(run.evaluations, "evaluation")]
-    return sorted(raised, key=lambda alarm: alarm.first)
-
-
-def is_monitored(run: RunFolder) -> bool:
-    """Whether the run measured any sign at all."""
-    return any(key.startswith((MONITOR, HELD_OUT)) for record in [*run.epochs, *run.evaluations] for key in record)
-
-
-def _alarms(records: Sequence[Record], where: str) -> list[RaisedAlarm]:
-    raised: dict[str, list[int]] = {}
-    for record in records:
-        for key in record:
-            if key.startswith(ALARM) and record[key]:
-                raised.setdefault(key.removeprefix(ALARM), []).append(int(record["epoch"]))
-    return [
+    epochs_of: dict[tuple[str, str], list[int]] = {}
+    for where, records in (("training images", run.epochs), ("evaluation", run.evaluations)):
+        for record in records:
+            for key in record:
+                if key.startswith(ALARM) and record[key]:
+                    epochs_of.setdefault((where, key.removeprefix(ALARM)), []).append(int(record["epoch"]))
+    raised = [
         RaisedAlarm(
             name=label(sign.removeprefix(HELD_OUT)) + (", held out" if sign.startswith(HELD_OUT) else ""),
             meaning=sign_meaning(sign),
@@ -203,5 +184,11 @@ def _alarms(records: Sequence[Record], where: str) -> list[RaisedAlarm]:
             last=epochs[-1],
             times=len(epochs),
         )
-        for sign, epochs in raised.items()
+        for (where, sign), epochs in epochs_of.items()
     ]
+    return sorted(raised, key=lambda alarm: alarm.first)
+
+
+def is_monitored(run: RunFolder) -> bool:
+    """Whether the run measured any sign at all."""
+    return any(key.startswith((MONITOR, HELD_OUT)) for record in [*run.epochs, *run.evaluations] for key in record)

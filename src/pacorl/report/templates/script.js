@@ -1,7 +1,7 @@
 "use strict";
 document.documentElement.classList.add("script");
 
-// A wipe on the second sheet of every set: the first one's picture above it, cut off where the handle stands.
+// A wipe on the second image of every set: the first one above it, cut off where the handle stands.
 for (const set of document.querySelectorAll(".set")) {
   const [first, second] = set.querySelectorAll(".frame");
   if (!second) continue;
@@ -9,7 +9,7 @@ for (const set of document.querySelectorAll(".set")) {
   over.classList.add("over");
   over.alt = "";
   const wipe = Object.assign(document.createElement("input"), { type: "range", min: 0, max: 100, step: "any", value: 0, className: "wipe" });
-  wipe.setAttribute("aria-label", "Share of the sheet that shows before");
+  wipe.setAttribute("aria-label", "Share of the image that shows before");
   const place = () => second.style.setProperty("--wipe", wipe.value + "%");
   wipe.addEventListener("input", place);
   second.querySelector("img").after(over);
