@@ -1,1 +1,1 @@
-from dataset_folder import dataset  # noqa: F401 - a fixture of this folder too
+from dataset_folder import dataset, made_datasets  # noqa: F401 - fixtures of this folder too

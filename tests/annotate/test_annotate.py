@@ -5,16 +5,18 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import threading
-import time
+import shutil
 from collections import Counter
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 
 import pytest
+from serving import serving_app
 
-from pacorl.annotate.server import plan, prepare, serve
+from pacorl.annotate.server import make_app, plan, prepare, serve
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.annotate.simulate import Client, simulate
 from pacorl.annotate.store import Person, Store, only_server, public_key
@@ -266,28 +268,17 @@ def test_a_broken_database_is_named(tmp_path):
 # --- the HTTP API ----------------------------------------------------------------------------------------------
 
 
+@dataclass
 class Running:
     """A real server in a thread."""
 
-    def __init__(self, folder, people=("ann", "ben"), **options):
-        import uvicorn
-
-        from pacorl.annotate.server import make_app
-
-        self.folder, self.store = folder, Store(folder / "annotations.db")
-        options = {"sharing": Sharing(overlap=0.5, judges=2, controls=4, control_every=5)} | options
-        links = prepare(self.store, folder, list(people), **options)
-        self.tokens = {name: link.rpartition("/")[2] for name, link in links.items()}
-        self.server = uvicorn.Server(uvicorn.Config(make_app(folder, self.store), port=0, log_level="error"))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-        self.port = self.server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+    folder: Path
+    store: Store
+    url: str
+    tokens: dict[str, str]
 
     def ask(self, method, path, body=None, *, token=None, **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=10)
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -299,17 +290,30 @@ class Running:
         connection.close()
         return answer.status, content, dict(answer.getheaders())
 
-    def stop(self):
-        self.server.should_exit = True
-        self.thread.join()
-        self.store.close()
+
+@contextmanager
+def running_in(folder):
+    sharing = Sharing(overlap=0.5, judges=2, controls=4, control_every=5)
+    with Store(folder / "annotations.db") as store:
+        links = prepare(store, folder, ["ann", "ben"], sharing=sharing)
+        tokens = {name: link.rpartition("/")[2] for name, link in links.items()}
+        with serving_app(make_app(folder, store)) as url:
+            yield Running(folder, store, url, tokens)
 
 
 @pytest.fixture
 def running(dataset):
-    server = Running(dataset(prompts=2, grids=3))
-    yield server
-    server.stop()
+    with running_in(dataset(prompts=2, grids=3)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def only_read(made_datasets, tmp_path_factory):
+    """One server for all tests that change nothing in it."""
+    folder = tmp_path_factory.mktemp("read") / "dataset"
+    shutil.copytree(made_datasets(2, 3, paired=True), folder)
+    with running_in(folder) as server:
+        yield server
 
 
 @pytest.mark.slow
@@ -365,22 +369,22 @@ def test_nothing_tells_control_questions_apart(running):
         ("GET", "/page/../../server.py", 404),
     ],
 )
-def test_strangers_see_nothing(running, method, path, status):
-    assert running.ask(method, path, {"request": "12345678"} if method == "POST" else None)[0] == status
+def test_strangers_see_nothing(only_read, method, path, status):
+    assert only_read.ask(method, path, {"request": "12345678"} if method == "POST" else None)[0] == status
 
 
-def test_annotators_are_no_administrators(running):
-    status, content, _ = running.ask("GET", "/api/admin", token=running.tokens["ann"])
+def test_annotators_are_no_administrators(only_read):
+    status, content, _ = only_read.ask("GET", "/api/admin", token=only_read.tokens["ann"])
     assert (status, json.loads(content)["error"]) == (403, "ann is no administrator")
 
 
-def test_join_trades_the_link_for_a_cookie(running):
-    status, _, headers = running.ask("GET", f"/join/{running.tokens['ann']}")
+def test_join_trades_the_link_for_a_cookie(only_read):
+    status, _, headers = only_read.ask("GET", f"/join/{only_read.tokens['ann']}")
     assert (status, headers["location"]) == (303, "/")
     assert "HttpOnly" in headers["set-cookie"]
     assert "samesite=strict" in headers["set-cookie"].lower()
     cookie = headers["set-cookie"].partition(";")[0]
-    status, content, _ = running.ask("GET", "/api/task", Cookie=cookie)
+    status, content, _ = only_read.ask("GET", "/api/task", Cookie=cookie)
     assert json.loads(content)["person"] == "ann"
 
 
@@ -393,15 +397,15 @@ def test_an_expired_link_says_so(running):
     assert running.ask("GET", json.loads(content)["link"])[0] == 303
 
 
-def test_images_come_from_the_folder_only(running):
-    token = running.tokens["ann"]
-    state = json.loads(running.ask("GET", "/api/task", token=token)[1])
+def test_images_come_from_the_folder_only(only_read):
+    token = only_read.tokens["ann"]
+    state = json.loads(only_read.ask("GET", "/api/task", token=token)[1])
     for address in (state["task"]["reference"], *state["task"]["candidates"]):
-        status, content, headers = running.ask("GET", address, token=token)
+        status, content, headers = only_read.ask("GET", address, token=token)
         assert (status, content[:4], headers["content-type"]) == (200, b"\x89PNG", "image/png")
     key = state["task"]["instance"]
     for slot in ("3", "-1", "x", "..%2f..%2fannotations.db", "%00", "²"):
-        assert running.ask("GET", f"/images/{key}/{slot}".encode("ascii", "ignore").decode(), token=token)[0] == 404
+        assert only_read.ask("GET", f"/images/{key}/{slot}".encode("ascii", "ignore").decode(), token=token)[0] == 404
 
 
 def test_instances_that_point_outside_are_refused_before_serving(dataset, tmp_path):
@@ -438,19 +442,19 @@ def test_an_image_deleted_under_the_page(running):
         ({"instance": "x", "order": list(range(65)), "request": "12345678"}, 422, "order"),
     ],
 )
-def test_malformed_rankings(running, body, status, message):
-    found, content, _ = running.ask("POST", "/api/rankings", body, token=running.tokens["ann"])
+def test_malformed_rankings(only_read, body, status, message):
+    found, content, _ = only_read.ask("POST", "/api/rankings", body, token=only_read.tokens["ann"])
     assert found == status
     assert message in json.loads(content)["error"]
 
 
-def test_large_bodies_are_refused_unread(running):
-    assert running.ask("POST", "/api/rankings", "x" * 70_000, token=running.tokens["ann"])[0] == 413
+def test_large_bodies_are_refused_unread(only_read):
+    assert only_read.ask("POST", "/api/rankings", "x" * 70_000, token=only_read.tokens["ann"])[0] == 413
 
 
-def test_pages_ask_nothing_of_other_machines(running):
+def test_pages_ask_nothing_of_other_machines(only_read):
     for path in ("/", "/admin", "/page/page.js", "/page/admin.js", "/page/style.css", "/page/base.css"):
-        status, content, headers = running.ask("GET", path)
+        status, content, headers = only_read.ask("GET", path)
         assert status == 200
         assert not re.search(rb"https?://|//[a-z]+\.", content)
         assert "default-src 'self'" in headers["content-security-policy"]

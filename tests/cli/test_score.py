@@ -203,7 +203,7 @@ def images_url(images: list[Path]) -> Iterator[str]:
     """A web server over the folder of images."""
     handler = partial(QuietHandler, directory=str(images[0].parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 

@@ -1,1 +1,1 @@
-from dataset_folder import dataset, llm  # noqa: F401 - the fixtures of both folders
+from dataset_folder import dataset, llm, made_datasets  # noqa: F401 - the fixtures of both folders

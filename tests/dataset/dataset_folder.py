@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
 from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,12 +51,11 @@ def write_grids(folder: Path, records: list[PromptRecord], *, grids: int, panel_
     write_jsonl(folder / "grids.jsonl", rows)
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a folder with prompts.jsonl, diverse.jsonl, grids and, where asked, instances."""
-
-    def make(prompts: int = 3, grids: int = 3, *, paired: bool = True) -> Path:
-        folder = tmp_path / "dataset"
+@pytest.fixture(scope="session")
+def made_datasets(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    @cache
+    def make(prompts: int, grids: int, *, paired: bool) -> Path:
+        folder = tmp_path_factory.mktemp("datasets")
         for name in ("prompts.jsonl", "diverse.jsonl"):
             write_tiny_prompts(folder / name, prompts)
         write_grids(folder, read_prompts(folder / "diverse.jsonl"), grids=grids)
@@ -63,6 +64,16 @@ def dataset(tmp_path: Path) -> Callable[..., Path]:
 
             pair(folder)
         return folder
+
+    return make
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, made_datasets: Callable[..., Path]) -> Callable[..., Path]:
+    """Makes a folder with prompts.jsonl, diverse.jsonl, grids and, unless `paired` is false, instances."""
+
+    def make(prompts: int = 3, grids: int = 3, *, paired: bool = True) -> Path:
+        return shutil.copytree(made_datasets(prompts, grids, paired=paired), tmp_path / "dataset")
 
     return make
 
@@ -93,7 +104,9 @@ class StubServer:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        # By default the server looks for its end every half second, and each test waits for that.
+        polling = {"poll_interval": 0.01}
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs=polling, daemon=True)
         self.thread.start()
 
     def close(self) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-import time
 
 import pytest
+from serving import serving_app
 from typer.testing import CliRunner
 
 from pacorl.annotate.simulate import read_panel, shared_attributes
@@ -37,25 +36,14 @@ def draw(prompts, seeds):
 
 def serve_and_simulate(folder, people):
     """People rank through a real server; returns how many rankings each made."""
-    import uvicorn
-
     from pacorl.annotate.server import make_app, prepare
     from pacorl.annotate.sharing import Sharing
     from pacorl.annotate.store import Store
 
     with Store(folder / "annotations.db") as store:
         links = prepare(store, folder, people, sharing=Sharing(overlap=0.2, judges=2, controls=4))
-        server = uvicorn.Server(uvicorn.Config(make_app(folder, store), port=0, log_level="error"))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        try:
+        with serving_app(make_app(folder, store)) as url:
             return run("simulate", url, *(f"{name}={url}{links[name]}" for name in people), "--noise", 0.3)
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def reasons(messages, number):

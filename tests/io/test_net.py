@@ -93,7 +93,7 @@ def serving() -> Iterator[Callable[[str], ThreadingHTTPServer]]:
     def serve(host: str) -> ThreadingHTTPServer:
         server = ThreadingHTTPServer((host, 0), Site)
         server.requests = []  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(server)
         return server
 

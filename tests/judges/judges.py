@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import uvicorn
 from PIL import Image
+from serving import serving_app
 from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,
@@ -133,15 +132,6 @@ def plain_p_yes(model: Any, processor: ImageTextProcessor, question: Question) -
     return float(torch.stack([logits[yes], logits[no]]).softmax(0)[0])
 
 
-@contextmanager
-def serving(judges: Mapping[str, LocalJudge], **options: Any) -> Iterator[str]:
+def serving(judges: Mapping[str, LocalJudge], **options: Any) -> AbstractContextManager[str]:
     """The built-in server over these judges on a free port; its root URL."""
-    app = create_app(judges, **options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    return serving_app(create_app(judges, **options))
