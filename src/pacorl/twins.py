@@ -9,21 +9,22 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl.io.documents import parse_json, read_text
+from pacorl.io.documents import parse_json, read_object, read_text
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
     from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
 
-LATENT_CHANNELS = 8
-TEXT_WIDTH = 64
-VLM_WIDTH = 128
+TINY = read_object(Path(__file__).with_name("twins.json"))
+"""The twins' models, each as its config.json; vocabularies are not among them."""
+LATENT_CHANNELS: int = TINY["vae"]["latent_channels"]
+TEXT_WIDTH: int = TINY["t5"]["d_model"]
 PRIVATE_USE = 0xE000
 """The first code point that no text has a letter at."""
 
@@ -35,27 +36,27 @@ QWEN_SPECIAL_TOKENS = (
 )  # fmt: skip
 
 
+def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
+    """A model with random weights.
+
+    Args:
+        config: As its config.json: with `_class_name` (diffusers), or `model_type` and `architectures` (transformers).
+        overrides: Of entries of the config.
+    """
+    import diffusers
+    import transformers
+
+    options = {**config, **overrides}
+    if "_class_name" in options:
+        return getattr(diffusers, options["_class_name"]).from_config(options)
+    (architecture,) = options.pop("architectures")
+    return getattr(transformers, architecture)(transformers.AutoConfig.for_model(options.pop("model_type"), **options))
+
+
 def tiny_vae() -> AutoencoderKL:
     """A ×4 autoencoder of 8 latent channels; without attention, so that a panel's code depends on the panel alone."""
-    from diffusers import AutoencoderKL
-
-    return AutoencoderKL(
-        in_channels=3,
-        out_channels=3,
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(16, 32, 48),
-        layers_per_block=1,
-        norm_num_groups=8,
-        latent_channels=LATENT_CHANNELS,
-        sample_size=64,
-        mid_block_add_attention=False,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        scaling_factor=1.0,
-        shift_factor=0.0,
-        force_upcast=False,
-    )
+    vae: AutoencoderKL = model_of(TINY["vae"])
+    return vae
 
 
 def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
@@ -72,48 +73,52 @@ def tiny_judge(texts: Sequence[str]) -> tuple[Qwen2_5_VLForConditionalGeneration
 
 def tiny_qwen_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
     """A Qwen2.5-VL in small with random weights."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in QWEN_SPECIAL_TOKENS}
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": len(tokenizer),
-            "hidden_size": VLM_WIDTH,
-            "intermediate_size": 320,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 4096,
-            "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
-            "initializer_range": 0.08,
-            "bos_token_id": ids["<|endoftext|>"],
-            "eos_token_id": ids["<|im_end|>"],
-            "pad_token_id": ids["<|endoftext|>"],
-            "tie_word_embeddings": True,
-        },
-        vision_config={
-            "depth": 3,
-            "hidden_size": 96,
-            "intermediate_size": 256,
-            "num_heads": 4,
-            "patch_size": 8,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": 64,
-            "fullatt_block_indexes": [0, 1, 2],
-            "out_hidden_size": VLM_WIDTH,
-            "initializer_range": 0.08,
-        },
+    text_ids = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    model: Qwen2_5_VLForConditionalGeneration = model_of(
+        TINY["qwen_vl"],
+        text_config={**TINY["qwen_vl"]["text_config"], **text_ids},
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=True,
-        initializer_range=0.08,
     )
-    model = Qwen2_5_VLForConditionalGeneration(config)
+    # As the released models' generation_config.json: a config alone gives no token to pad with.
     model.generation_config.pad_token_id = ids["<|endoftext|>"]
     model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    return model
+
+
+def tiny_clip(tokenizer: PreTrainedTokenizerBase, *, width: int = TEXT_WIDTH, **overrides: Any) -> Any:
+    """CLIP's text encoder in small."""
+    return model_of(
+        {**TINY["clip"], **overrides},
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        projection_dim=width,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """T5's encoder in small."""
+    pad = tokenizer.pad_token_id
+    model = model_of(
+        TINY["t5"],
+        vocab_size=len(tokenizer),
+        pad_token_id=pad,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=pad,
+    )
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.5)
     return model
 
 
@@ -191,51 +196,3 @@ def qwen_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     )
     tokenizer.add_special_tokens({"additional_special_tokens": list(QWEN_SPECIAL_TOKENS)})
     return tokenizer
-
-
-# --- encoders --------------------------------------------------------------------------------------------------
-
-
-def tiny_clip(tokenizer: PreTrainedTokenizerBase, *, width: int = TEXT_WIDTH, projection: bool = False) -> Any:
-    """CLIP's text encoder in small; with `projection` the form that Stable Diffusion 3 takes."""
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-
-    return (CLIPTextModelWithProjection if projection else CLIPTextModel)(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=width,
-            intermediate_size=4 * width,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=77,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            projection_dim=width,
-        )
-    )
-
-
-def tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """T5's encoder in small."""
-    from transformers import T5Config, T5EncoderModel
-
-    model = T5EncoderModel(
-        T5Config(
-            vocab_size=len(tokenizer),
-            d_model=TEXT_WIDTH,
-            d_kv=32,
-            d_ff=4 * TEXT_WIDTH,
-            num_layers=2,
-            num_heads=2,
-            feed_forward_proj="gated-gelu",
-            relative_attention_num_buckets=32,
-            relative_attention_max_distance=64,
-            dropout_rate=0.0,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            decoder_start_token_id=tokenizer.pad_token_id,
-        )
-    )
-    torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.5)
-    return model

@@ -24,7 +24,7 @@ TINY = "tiny"
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How the panels of a set lie on its sheet: `rows` × `cols`, row-major."""
+    """How the panels of a set lie in its grid image: `rows` × `cols`, row-major."""
 
     rows: int
     cols: int
@@ -44,18 +44,14 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Height and width of a picture, in pixels."""
+    """Height and width of an image, in pixels."""
 
     height: int
     width: int
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """`512x768` is 512 pixels high and 768 wide.
-
-        Raises:
-            ValueError: if the text is of another form.
-        """
+        """`512x768` is 512 pixels high and 768 wide; any other form is a ValueError."""
         sides = re.fullmatch(r"\s*([1-9]\d*)\s*[x×⨉]\s*([1-9]\d*)\s*", text)
         if sides is None:
             raise ValueError(f"{text!r} is not of the form HEIGHTxWIDTH, e.g. 1024x1024")
@@ -67,9 +63,9 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One thing to paint: a set of panels, or an edit of `sources`.
+    """One thing to generate: a set of panels, or an edit of `sources`.
 
-    Parsed once, when the record is read; `id` is the group of every sample painted from it, for life.
+    Parsed once, when the record is read; `id` is the group of every sample generated from it, for life.
     """
 
     id: int
@@ -80,7 +76,7 @@ class Prompt:
     """What all panels share; the judge reads it."""
     grid: Grid = Grid(1, 1)
     panels: tuple[str, ...] = ()
-    """One description per panel, row-major; empty where the record has none."""
+    """One description per panel, row-major; empty if the record has none."""
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """dimension → name → text, e.g. criteria["Identity"]["Hat"]."""
     sources: tuple[Path, ...] = ()
@@ -107,7 +103,7 @@ class Verdict:
     """P(Yes | Yes or No) of the first answer token."""
     error: str = ""
     order_gap: float | None = None
-    """How far P(Yes) of the two orders of the images lies apart, where both were asked and `p_yes` is their mean."""
+    """How far P(Yes) of the two orders of the images lies apart, if both were asked and `p_yes` is their mean."""
     declined: bool = False
     """Whether it is missing because an image is outside of what the judge knows (`judges.domain`)."""
 
@@ -147,13 +143,13 @@ class Rollout:
     """Indices of the trained sampling steps, ascending: the stochastic ones, or, for objectives of the endpoint, those
     whose sigmas it is noised to."""
     latents_BSNC: Tensor
-    """Empty along S, like the next two, where sampling was without noise."""
+    """Empty along S, like the next two, if sampling was without noise."""
     next_latents_BSNC: Tensor
     log_prob_BS: Tensor
     final_BNC: Tensor
     images: list[Image]
     mean_BSNC: Tensor | None = None
-    """Of the stochastic steps, where the objective needs it."""
+    """Of the stochastic steps, if the objective needs it."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -194,7 +190,7 @@ class Comparison:
     group: str = ""
     """The prompt that both come from: what a split into training and test must not cut through."""
     answer: str = ""
-    """What the judge is taught to say, word for word, where the data gives it; else the label and `reasons`."""
+    """What the judge is taught to say, word for word, if the data gives it; else the label and `reasons`."""
 
 
 @dataclass(frozen=True, slots=True)

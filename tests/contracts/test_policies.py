@@ -6,17 +6,20 @@ import copy
 import inspect
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers_own import diffusers_own
 from edit_twins import drawn, edit, source_image
 from PIL import Image
 from torch import Tensor
+from toy_world import toy_config
 
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.policy_run import PolicyRun
@@ -24,13 +27,14 @@ from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.generator import Generator
 from pacorl.engine.rollout import denoise
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
-from pacorl.lora.formats import save_lora
+from pacorl.lora.formats import read_lora, save_lora
 from pacorl.plan import memory, sources
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES, kind_of
 from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.policies.policy import PolicySpec
 from pacorl.train.builders import check_adapter
+from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Conditioning, Prompt, Size
 
 KINDS = pytest.mark.parametrize("kind", POLICIES)
@@ -110,8 +114,14 @@ def test_an_unknown_option_is_refused_by_name(kind: str) -> None:
 
 
 @KINDS
-def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = twin(kind)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static shift", "dynamic shift"])
+def test_without_noise_the_loop_is_the_pipeline(
+    kind: str, job: Job, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = copy.copy(twin(kind))
+    config = {**policy.pipeline.scheduler.config, "use_dynamic_shifting": dynamic, "shift": 2.5}
+    scheduler = type(policy.pipeline.scheduler).from_config(config)
+    policy.pipeline = type(policy.pipeline)(**{**policy.pipeline.components, "scheduler": scheduler})
     loop = denoise(policy, [0], conditioning=job.conditioning, sigmas=policy.sigmas(STEPS, job.size), size=job.size)
     pipeline = diffusers_own(policy.pipeline)
     module = sys.modules[type(pipeline).__module__]
@@ -134,6 +144,7 @@ def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, monkeypatch
     ).images
     torch.testing.assert_close(loop, latents if latents.ndim == 3 else pack(latents), rtol=0, atol=1e-5)
     assert loop.std() > 0.1
+    assert torch.equal(policy.sigmas(STEPS, job.size), pipeline.scheduler.sigmas.cpu())
 
 
 @KINDS
@@ -228,21 +239,44 @@ def test_published_weights_that_are_not_here_are_named(kind: str) -> None:
     )
 
 
-@KINDS
-def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
-    prompts = "tiny:train"
+def _overrides(kind: str, job: Job, folder: Path) -> list[str]:
+    """Of a run of the twin, saved as a checkpoint, on prompts of its kind."""
+    prompts = "tiny:train:2"
     if job.prompt.sources:
         record = {"image": str(job.prompt.sources[0]), "instruction": job.prompt.text}
-        (tmp_path / "edits.jsonl").write_text(json.dumps(record) + "\n")
-        prompts = str(tmp_path / "edits.jsonl")
-    twin(kind).pipeline.save_pretrained(tmp_path / "checkpoint")
-    settings = {"kind": kind, "checkpoint": str(tmp_path / "checkpoint"), **settings_of(POLICIES[kind])}
-    run = [
+        (folder / "edits.jsonl").write_text(json.dumps(record) + "\n")
+        prompts = str(folder / "edits.jsonl")
+    twin(kind).pipeline.save_pretrained(folder / "checkpoint")
+    settings = {"kind": kind, "checkpoint": str(folder / "checkpoint"), **settings_of(POLICIES[kind])}
+    return [
         *(f"model.{name}={value}" for name, value in settings.items()),
         *(f"prompts.{name}={prompts}" for name in ("train", "evaluation")),
         *(f"{name}.size=[64, 64]" for name in ("sampling", "evaluation")),
-        f"rewards=[{{name: {'edit_consistency' if job.prompt.sources else 'consistency'}}}]",
         "prompts.leaks=off",
+    ]
+
+
+@KINDS
+def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, tmp_path: Path) -> None:
+    def redness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+        return [np.asarray(image)[..., 0].mean() / 255 for image in images]
+
+    overrides = [*_overrides(kind, job, tmp_path), "epochs=1", "prompts_per_epoch=1", "group_size=2"]
+    config = toy_config(tmp_path / "run", *overrides, "evaluation.steps=2", "judge=none", "rewards=[{name: redness}]")
+    folder = PolicyTrainer(config, rewards={"redness": redness}).run()
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (epoch,) = [record for record in records if record["kind"] == "epoch"]
+    assert epoch["ratio_deviation/1"] == 0.0, "what is trained is not what sampled"
+    # PEFT starts B at zero.
+    state = read_lora(folder / "adapter").state
+    assert any(value.any() for name, value in state.items() if ".lora_B." in name), "nothing was trained"
+
+
+@KINDS
+def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
+    run = [
+        *_overrides(kind, job, tmp_path),
+        f"rewards=[{{name: {'edit_consistency' if job.prompt.sources else 'consistency'}}}]",
         "judge.checkpoint=tiny",
         f"out={tmp_path / 'run'}",
     ]

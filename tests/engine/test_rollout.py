@@ -24,8 +24,7 @@ from pacorl.engine.rollout import (
     sigmas_of,
 )
 from pacorl.engine.runtime import Runtime
-from pacorl.lora.adapters import OldPolicy, adapter_off, adapter_state, add_lora
-from pacorl.lora.fuse import FusedLora, can_fuse_lora
+from pacorl.lora.adapters import FusedLora, OldPolicy, adapter_off, adapter_state, add_lora, can_fuse_lora
 from pacorl.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
 from pacorl.train.update import Batch, PolicyLoss, update_policy
 from pacorl.types import Prompt, Size

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pacorl.io import files
 from pacorl.io.files import LockedError, inside, replacing, safe_name, sole_holder, write_atomic
 
 
@@ -46,12 +45,6 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         fail()
     assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
     assert path.read_text() == "old"
-
-
-def test_appended_text_follows(tmp_path: Path) -> None:
-    for text in ("a\n", "b\n"):
-        files.append_durably(tmp_path / "log", text)
-    assert (tmp_path / "log").read_text() == "a\nb\n"
 
 
 HOLD = "import sys, pathlib\nfrom pacorl.io.files import sole_holder\n"

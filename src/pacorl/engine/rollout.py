@@ -16,7 +16,7 @@ from torch import Tensor
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob, ode
-from pacorl.lora.fuse import FusedLora, maybe_fused
+from pacorl.lora.adapters import FusedLora, maybe_fused
 from pacorl.types import Conditioning, Prompt, Rollout, Size
 
 if TYPE_CHECKING:

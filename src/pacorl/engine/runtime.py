@@ -21,7 +21,7 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pacorl.lora.shards import full_tensor, materialize
+from pacorl.lora.adapters import full_tensor, materialize
 
 # Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone.
 REPEATED_SIGNAL = 3.0

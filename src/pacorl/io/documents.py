@@ -11,6 +11,7 @@ only the caller knows what the user should do about a file that cannot be used.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from pacorl.io.files import append_durably, write_atomic
+from pacorl.io.files import write_atomic
 
 Item = TypeVar("Item")
 
@@ -33,7 +34,7 @@ def read_text(path: Path, *, fix: str = "") -> str:
         ValueError: the file cannot be read, or a line is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")  # Windows' editors begin UTF-8 files with a mark
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
@@ -76,7 +77,11 @@ def read_records(
         kind: what an object is called in messages.
         fix: what to do if the file cannot be read.
     """
-    return [parse_line(line, parse, at=f"{path}:{number}", kind=kind) for number, line in text_lines(path, fix=fix)]
+    items = []
+    for number, line in text_lines(path, fix=fix):
+        with blamed_on(f"{path}:{number}"):
+            items.append(parse(parse_object(line, kind=kind)))
+    return items
 
 
 def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
@@ -85,12 +90,6 @@ def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_text(path, fix=fix).split("\n"), start=1):
         if line.strip():
             yield number, line.strip()
-
-
-def parse_line(line: str, parse: Callable[[dict[str, Any]], Item], *, at: str, kind: str = "record") -> Item:
-    """Parse one line of JSONL; a fault begins with `at`."""
-    with blamed_on(at):
-        return parse(parse_object(line, kind=kind))
 
 
 def read_keyed(path: Path, *, key: str) -> dict[str, dict[str, Any]]:
@@ -134,13 +133,7 @@ def blamed_on(location: object) -> Iterator[None]:
 
 
 def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
-    """Parse a JSON document.
-
-    Args:
-        text: the document, UTF-8 if it is bytes.
-        name: the file, to which a fault adds the line; without one, the message begins with the fault.
-        fix: what to do about a document that cannot be parsed.
-    """
+    """Parse a JSON document; `name` is the file, to which the message of a fault adds the line."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -204,7 +197,10 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
     """Append one row, which is on the disk when this returns."""
-    append_durably(path, _line(row))
+    with path.open("a", encoding="utf-8") as handle:
+        handle.write(_line(row))
+        handle.flush()
+        os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -229,7 +225,10 @@ class Journal:
 
     def __init__(self, path: Path, *, key: str = "key") -> None:
         self.path, self._key = path, key
-        self.torn = _drop_torn_line(path)
+        whole, torn = _whole_lines(path)
+        if torn or not path.is_file():
+            write_atomic(path, whole)  # else the next item would be appended to half a line
+        self.torn = torn.decode(errors="replace")
         """What was dropped on opening; empty if the file was whole."""
         self.items = read_journal(path, key=key)
 
@@ -248,7 +247,7 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
     A half-written last line may be another process at work, so it is passed over.
     """
     items: dict[Any, dict[str, Any]] = {}
-    for number, line in enumerate(_whole_lines(path).decode().split("\n"), start=1):
+    for number, line in enumerate(_whole_lines(path)[0].decode().split("\n"), start=1):
         if line.strip():
             with blamed_on(f"{path}:{number}"):
                 row = parse_object(line, fix="delete the line to go on without it")
@@ -258,13 +257,8 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
     return items
 
 
-def _whole_lines(path: Path) -> bytes:
+def _whole_lines(path: Path) -> tuple[bytes, bytes]:
+    """The lines that end, and what comes after them."""
     content = path.read_bytes() if path.is_file() else b""
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _drop_torn_line(path: Path) -> str:
-    content, whole = path.read_bytes() if path.is_file() else b"", _whole_lines(path)
-    if not path.is_file() or whole != content:
-        write_atomic(path, whole)
-    return content[len(whole) :].decode(errors="replace")
+    end = content.rfind(b"\n") + 1
+    return content[:end], content[end:]

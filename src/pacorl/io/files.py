@@ -49,14 +49,6 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def append_durably(path: Path, text: str) -> None:
-    """Append to a file; the text is on the disk when this returns."""
-    with path.open("a", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-
-
 def flush_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     try:
@@ -103,12 +95,26 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            handle.seek(0)
+            handle.seek(0)  # "a+" opens at the end
             raise LockedError(f"{path} is held by another process", holder=handle.read().strip()) from None
-        handle.truncate(0)
+        handle.truncate(0)  # the note of a holder that is gone
         handle.write(note)
         handle.flush()
         yield
+
+
+# --- weights ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def safetensors_errors(name: object) -> Iterator[None]:
+    """Within the block, a damaged file of weights is a ValueError that names what was read."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:  # names no file, and is no ValueError
+        raise ValueError(f"{name}: its weights are damaged or cut off ({error}); fetch or copy them again") from None
 
 
 # --- names -----------------------------------------------------------------------------------------------------

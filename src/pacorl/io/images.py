@@ -57,20 +57,16 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     """
     data = source if isinstance(source, bytes) else Path(source).read_bytes()
     name = name or ("the image" if isinstance(source, bytes) else str(source))
-    image = _identified(data, name, max_pixels)
-    try:
-        image.load()
-        upright = ImageOps.exif_transpose(image)
-    except DAMAGE as error:
-        raise ImageError(f"{name}: damaged or cut off ({_short(error)})") from None
-    return as_rgb(upright, name)
-
-
-def _identified(data: bytes, name: str, max_pixels: int) -> Image.Image:
-    """The image with its header read and its pixels not yet."""
     try:
         image = Image.open(io.BytesIO(data))
         check_frames(image, name)
+        width, height = image.size
+        # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory.
+        if width * height > max_pixels:
+            raise ImageError(f"{name}: {width}x{height} is too large; an image may have {max_pixels:,} pixels")
+        check_shape(image, name)
+        image.load()
+        upright = ImageOps.exif_transpose(image)
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -79,12 +75,9 @@ def _identified(data: bytes, name: str, max_pixels: int) -> Image.Image:
         kind = "empty" if not data else "not an image of a known format"
         raise ImageError(f"{name}: {kind}") from None
     except DAMAGE as error:
-        raise ImageError(f"{name}: damaged or cut off ({_short(error)})") from None
-    width, height = image.size
-    if width * height > max_pixels:
-        raise ImageError(f"{name}: {width}x{height} is too large; an image may have {max_pixels:,} pixels")
-    check_shape(image, name)
-    return image
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise ImageError(f"{name}: damaged or cut off ({reason})") from None
+    return as_rgb(upright, name)
 
 
 @cache
@@ -117,10 +110,6 @@ def _fault_of(path: Path) -> str:
     return ""
 
 
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
-
-
 # --- pixels ----------------------------------------------------------------------------------------------------
 
 
@@ -133,8 +122,12 @@ def as_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode in ("I", "F"):
         raise ImageError(f"{name}: its pixels (mode {image.mode}) have no fixed white; save it with 8 bits a channel")
     if image.mode.startswith("I;16"):
+        # Pillow's own conversion to "L" clips at 255 instead of scaling: 65535 / 257 = 255.
         return image.point(lambda value: value / 257).convert("L").convert("RGB")
-    return _on_white(image) if image.has_transparency_data else image.convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
 
 
 def check_frames(image: Image.Image, name: str) -> None:
@@ -153,11 +146,6 @@ def check_shape(image: Image.Image, name: str) -> None:
         raise ImageError(
             f"{name}: {image.width}x{image.height} is too long; one side may be {MAX_ASPECT} times the other"
         )
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    white = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 # --- PNG -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
@@ -36,6 +35,7 @@ DEADLINE_SECONDS = 30.0
 PRIVATE_VARIABLE = "PACORL_ALLOW_PRIVATE_URLS"
 REDIRECTS = (301, 302, 303, 307, 308)
 CHUNK = 64 * 1024
+PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 SHOWN = 200  # characters of an URL in a message
 FILE_INSTEAD = "or download the image and give its file"
 
@@ -52,7 +52,7 @@ def is_url(source: object) -> bool:
 
 
 def open_source(source: Path | str, *, name: str = "", allow_private: bool | None = None) -> Image:
-    """Read a file, or fetches an http(s) URL, as an upright RGB image.
+    """Read a file, or fetch an http(s) URL, as an upright RGB image.
 
     Raises:
         ImageError: it cannot be fetched, or is no image that can be used; the message names it and says what to do.
@@ -72,7 +72,7 @@ def fetch_image(
     seconds: float = DEADLINE_SECONDS,
     allow_private: bool | None = None,
 ) -> Image:
-    """Fetches an image by URL; `name` stands for the URL in messages about its pixels.
+    """Fetch an image by URL; `name` stands for the URL in messages about its pixels.
 
     Args:
         max_bytes: the most that is read of an answer, MAX_BYTES at most.
@@ -90,10 +90,7 @@ def fetch_image(
 
 
 def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> bytes:
-    """The bytes at an URL; every hop connects only to an address that is `allowed`.
-
-    Raises ImageError in one line, with the URL and what to do.
-    """
+    """The bytes at an URL, or an ImageError; every hop connects only to an address that is `allowed`."""
     deadline = time.monotonic() + seconds
     shown, current = _shown(url), url
     try:
@@ -101,7 +98,7 @@ def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> byte
             answer = _get(_checked(current), deadline, max_bytes=max_bytes, allowed=allowed)
             if isinstance(answer, bytes):
                 return answer
-            current = urljoin(current, answer.location)
+            current = urljoin(current, answer)
     except _FetchError as error:
         raise ImageError(f"{shown}: {error}") from None
     except TimeoutError:
@@ -116,44 +113,39 @@ class _FetchError(Exception):
     """Why an URL is not fetched, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Redirect:
-    location: str
-
-
 def _checked(url: str) -> SplitResult:
-    """The parts of an URL that may be fetched."""
+    """An URL that may be fetched, split."""
     if re.search(r"[\x00-\x20\x7f]", url):
         raise _FetchError("the URL holds spaces or control characters; write them as %20 and the like")
-    parts = urlsplit(url)
-    if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
+    target = urlsplit(url)
+    if target.scheme.lower() not in ("http", "https") or not target.hostname:
         raise _FetchError(f"leads to {_shown(url)!r}, and only http(s) URLs are fetched; {FILE_INSTEAD[3:]}")
-    if parts.username is not None or parts.password is not None:
+    if target.username is not None or target.password is not None:
         raise _FetchError(f"the URL holds a user name or password, and none are sent; leave them out, {FILE_INSTEAD}")
-    return parts
+    return target
 
 
 # --- one hop ---------------------------------------------------------------------------------------------------
 
 
-def _get(parts: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> bytes | _Redirect:
+def _get(target: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> bytes | str:
     """One request: the body, or the URL that has it instead."""
-    host, secure = (parts.hostname or "").encode("idna").decode(), parts.scheme.lower() == "https"
-    port = parts.port or (443 if secure else 80)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    host, secure = (target.hostname or "").encode("idna").decode(), target.scheme.lower() == "https"
+    port = target.port or (443 if secure else 80)
+    path = (target.path or "/") + (f"?{target.query}" if target.query else "")
     connection = http.client.HTTPConnection(host, port)
     opened = _connected(_address(host, port, deadline, allowed=allowed), port, deadline)
     with opened as raw, contextlib.closing(connection):
         connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
         # The request line is ASCII; what a person copied may hold letters of any script.
-        connection.putrequest("GET", _ascii(path), skip_accept_encoding=True)
+        connection.putrequest("GET", quote(path, safe=PRINTABLE), skip_accept_encoding=True)
         headers = {"User-Agent": f"pacorl/{__version__}", "Accept": "image/*", "Accept-Encoding": "identity"}
         for header, value in {**headers, "Connection": "close"}.items():
             connection.putheader(header, value)
         connection.endheaders()
         with connection.getresponse() as answer:
             if answer.status in REDIRECTS and answer.headers["Location"]:
-                return _Redirect(answer.headers["Location"])
+                return str(answer.headers["Location"])
             if answer.status != 200:
                 raise _FetchError(f"the server answers {answer.status} {answer.reason}; check the URL, {FILE_INSTEAD}")
             return _body(answer, max_bytes)
@@ -163,6 +155,7 @@ def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes:
     too_large = _FetchError(f"is larger than {max_bytes:,} bytes; make it smaller, {FILE_INSTEAD}")
     if int(answer.headers["Content-Length"] or 0) > max_bytes:
         raise too_large
+    # In chunks: an answer may be larger than it says, or say nothing.
     data = bytearray()
     while chunk := answer.read(CHUNK):
         data += chunk
@@ -173,10 +166,8 @@ def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def _connected(address: str, port: int, deadline: float) -> Iterator[socket.socket]:
-    """A connection that ends by itself at the deadline, however slowly the other side drips.
-
-    Raises TimeoutError at the deadline, whatever a read of a closed connection raised.
-    """
+    """A connection that ends by itself at the deadline, with a TimeoutError, however slowly the other side drips."""
+    # A socket's own timeout is for each read: a server that sends a byte a second would never meet it.
     expired = threading.Event()
     connection = socket.create_connection((address, port), timeout=_remaining(deadline))
     descriptor = connection.dup()  # of the same connection; TLS takes the first one over
@@ -191,7 +182,7 @@ def _connected(address: str, port: int, deadline: float) -> Iterator[socket.sock
     watchdog.start()
     try:
         yield connection
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):  # whatever a read of a closed connection raises
         if expired.is_set():
             raise TimeoutError from None
         raise
@@ -208,10 +199,6 @@ def _remaining(deadline: float) -> float:
     if seconds <= 0:
         raise TimeoutError
     return seconds
-
-
-def _ascii(text: str) -> str:
-    return quote(text, safe="".join(map(chr, range(0x21, 0x7F))))
 
 
 # --- addresses -------------------------------------------------------------------------------------------------
@@ -231,6 +218,7 @@ def _address(host: str, port: int, deadline: float, *, allowed: Allowed) -> str:
 
 def _resolved(host: str, port: int, deadline: float) -> list[str]:
     """The host's addresses; a resolver that hangs is waited for no longer than the deadline."""
+    # In a thread, which is left behind if need be: getaddrinfo takes no timeout.
     answers: list[str] = []
     failures: list[OSError] = []
 

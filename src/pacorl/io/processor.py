@@ -18,13 +18,12 @@ from transformers.utils import cached_file
 from pacorl.io.documents import read_object
 from pacorl.types import Size
 
-TEMPLATE_FILE = "chat_template.json"
-
 
 class ImageTextProcessor(Qwen2_5_VLProcessor):  # type: ignore[misc]
     """`Qwen2_5_VLProcessor` without videos; saves and loads like it."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:
+        # Qwen2_5_VLProcessor's own initializer without its demand for a video processor.
         self.image_token = "<|image_pad|>"
         self.video_token = "<|video_pad|>"
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
@@ -62,25 +61,18 @@ def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
     """The processor of a checkpoint folder or hub name, whichever files it was saved in.
 
-    Raises ValueError if it has no chat template.
+    Raises:
+        ValueError: It has no chat template.
     """
     tokenizer = AutoTokenizer.from_pretrained(source, **hub)
     image_processor = Qwen2VLImageProcessorPil.from_pretrained(source, **hub)
-    template = _template_beside(source, **hub) or tokenizer.chat_template
+    template = tokenizer.chat_template  # of a file chat_template.jinja too
+    # The processor's own older file wins, as in transformers.
+    if path := cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **hub):
+        try:
+            template = str(read_object(Path(path))["chat_template"]) or template
+        except (ValueError, KeyError):
+            raise ValueError(f'{path} holds no chat template; it must be JSON, {{"chat_template": "…"}}') from None
     if not template:
         raise ValueError(f"{source} has no chat template, so no question can be put to it; is it a chat model?")
     return ImageTextProcessor(image_processor=image_processor, tokenizer=tokenizer, chat_template=template)
-
-
-def _template_beside(source: str | Path, **hub: Any) -> str:
-    """The chat template of a processor's own file, which transformers prefers to the tokenizer's; empty without one.
-
-    Files named chat_template.jinja are read by the tokenizer.
-    """
-    path = cached_file(source, TEMPLATE_FILE, _raise_exceptions_for_missing_entries=False, **hub)
-    if not path:
-        return ""
-    try:
-        return str(read_object(Path(path))["chat_template"])
-    except (ValueError, KeyError):
-        raise ValueError(f'{path} holds no chat template; it must be JSON, {{"chat_template": "…"}}') from None

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pacorl.io.documents import read_object
-from pacorl.io.weights import safetensors_errors
+from pacorl.io.files import safetensors_errors
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file
 
 logger = logging.getLogger(__name__)

@@ -103,8 +103,8 @@ class LocalJudge:
         """
         from transformers import AutoModelForImageTextToText
 
+        from pacorl.io.files import safetensors_errors
         from pacorl.io.processor import load_processor
-        from pacorl.io.weights import safetensors_errors
         from pacorl.judges.adapter import base_and_adapter, merge_adapter
 
         source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)

@@ -1,4 +1,4 @@
-"""LoRA adapters: adding them, putting saved ones on, and copies that follow the trained one.
+"""LoRA adapters on a model: adding them, loading saved ones, copies that follow the trained one, and fused weights.
 
 Their files are read and written by `lora.formats`.
 """
@@ -7,23 +7,59 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pacorl.lora.formats import HUB_NAME, Lora, peft_options, read_lora
-from pacorl.lora.shards import full_tensor, materialize, shard_like
+
+ADAPTER = "default"
+EXACT = (torch.float32, torch.float64)
+"""Types whose rounding an adapter's change survives. In bf16 a change below 1/512 of a weight is rounded away, and a
+young adapter's are: the fused model would be the base."""
+
+
+# --- weights in shards (FSDP2) ---------------------------------------------------------------------------------
+
+
+def materialize(module: nn.Module) -> None:
+    """Reshard what a forward gathered."""
+    # After a forward without backward FSDP2 leaves the root's weights unsharded, and a change of them would be lost.
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):
+            submodule.reshard()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full form of a tensor that may be sharded. Every process must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A full tensor, which every process has, on the device of `parameter` and sharded as it is."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+        # No source rank: each process cuts its share from what it has, and nothing is sent.
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return value
+
+
+# --- adding and loading ----------------------------------------------------------------------------------------
 
 
 def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
-    """Adds one trainable adapter, in fp32 or better, to the modules whose names end in `targets`.
+    """Add one trainable adapter, in fp32 or better, to the modules whose names end in `targets`.
 
-    Raises ValueError where a target matches no module: an adapter that trains nothing must not go unnoticed.
+    Raises:
+        ValueError: A target matches no module: an adapter that trains nothing must not go unnoticed.
     """
     names = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    # PEFT itself complains only if none of the targets matches.
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in names):
             raise ValueError(f"adapter target {target!r} matches no linear layer of {type(transformer).__name__}")
@@ -31,7 +67,7 @@ def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence
 
 
 def _inject(transformer: nn.Module, **options: Any) -> None:
-    """Adds one adapter in fp32 or better, the only thing that learns; `options` are those of PEFT's `LoraConfig`."""
+    """Add one adapter, the only thing that learns; `options` are those of PEFT's `LoraConfig`."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(lora_dropout=0.0, init_lora_weights="gaussian", **options)
@@ -39,38 +75,40 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_("lora_" in name)
         if "lora_" in name:
+            # A step of the optimizer is smaller than bf16 resolves, so that a bf16 adapter would hardly move.
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
-    """The adapter's own weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards where they are sharded."""
+    """The adapter's own weights by plain names, `blocks.0.attn.to_q.lora_A.weight`; shards if they are sharded."""
     materialize(transformer)
     return {
-        name.replace(".default.", "."): parameter.detach()
+        name.replace(f".{ADAPTER}.", "."): parameter.detach()
         for name, parameter in transformer.named_parameters()
         if "lora_" in name
     }
 
 
 def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Puts weights into the adapter in place.
+    """Put weights into the adapter in place.
 
-    Raises ValueError, naming them, where names or shapes do not fit.
+    Raises:
+        ValueError: Names or shapes do not fit; the message names them.
     """
-    own = adapter_state(transformer)
-    strangers, missing = sorted(set(state) - set(own)), sorted(set(own) - set(state))
-    if strangers or missing:
+    current = adapter_state(transformer)
+    unknown, missing = sorted(set(state) - set(current)), sorted(set(current) - set(state))
+    if unknown or missing:
         raise ValueError(
-            f"the adapter does not fit this model: {len(strangers)} unknown weights (e.g. {strangers[:1]}), "
+            f"the adapter does not fit this model: {len(unknown)} unknown weights (e.g. {unknown[:1]}), "
             f"{len(missing)} absent ones (e.g. {missing[:1]})"
         )
     for name, value in state.items():
-        if own[name].shape != value.shape:
+        if current[name].shape != value.shape:
             raise ValueError(
-                f"adapter weight {name} is {tuple(value.shape)} and the model's is {tuple(own[name].shape)}; "
+                f"adapter weight {name} is {tuple(value.shape)} and the model's is {tuple(current[name].shape)}; "
                 "set adapter.rank and targets as it was trained, or start from another"
             )
-        own[name].copy_(shard_like(own[name], value))
+        current[name].copy_(shard_like(current[name], value))
 
 
 def full_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -79,7 +117,7 @@ def full_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: int, base: str) -> None:
-    """Puts a saved adapter's weights into the one that is to be trained on.
+    """Put a saved adapter's weights into the one that is to be trained on.
 
     Args:
         transformer: The model, with an adapter that `add_lora` made.
@@ -96,40 +134,35 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
         # Two models may have equal shapes (FLUX.1-dev and Kontext), so names are compared if both are a hub's.
         raise ValueError(f"the adapter in {source} was trained on {lora.base}, and model.checkpoint is {base}")
     _check_shape(lora, source, rank=rank, alpha=alpha)
-    own = adapter_state(transformer)
-    absent, strangers = set(own) - set(lora.state), set(lora.state) - set(own)
-    if absent and not strangers:
-        targets = ", ".join(sorted({_suffix(name) for name in lora.state}))
+    current = adapter_state(transformer)
+    absent, unknown = set(current) - set(lora.state), set(lora.state) - set(current)
+    if absent and not unknown:
+        # Targets that would match: what follows the block's number in a module's name.
+        modules = {name.rpartition(".lora_")[0] for name in lora.state}
+        targets = ", ".join(sorted({re.sub(r"^.*?_blocks\.\d+\.", "", module) for module in modules}))
         raise ValueError(
-            f"adapter.start {source} has no weights for {len(absent)} of the {len(own)} that would be trained "
+            f"adapter.start {source} has no weights for {len(absent)} of the {len(current)} that would be trained "
             f"(e.g. {min(absent)}); set adapter.targets=[{targets}]"
         )
     set_adapter_state(transformer, lora.state)
 
 
 def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
-    """Raises ValueError if an adapter is not of this one rank and α."""
     for key, values in (("ranks", lora.ranks), ("alphas", lora.alphas)):
-        if len(several := sorted(set(values.values()))) > 1:
+        if len(distinct := sorted(set(values.values()))) > 1:
             raise ValueError(
-                f"adapter.start {source} has modules of {key} {', '.join(f'{value:g}' for value in several)}, and "
+                f"adapter.start {source} has modules of {key} {', '.join(f'{value:g}' for value in distinct)}, and "
                 "training takes one for all; merge it into model.checkpoint"
             )
-    own = {"rank": next(iter(lora.ranks.values())), "alpha": next(iter(lora.alphas.values()))}
-    wrong = [key for key, value in (("rank", rank), ("alpha", alpha)) if own[key] != value]
+    saved = {"rank": next(iter(lora.ranks.values())), "alpha": next(iter(lora.alphas.values()))}
+    wrong = [key for key, value in (("rank", rank), ("alpha", alpha)) if saved[key] != value]
     if wrong:
-        fix = " ".join(f"adapter.{key}={own[key]:g}" for key in wrong)
-        raise ValueError(f"adapter.start {source} has rank {own['rank']:g} and alpha {own['alpha']:g}; set {fix}")
-
-
-def _suffix(name: str) -> str:
-    """A target that matches the module of an adapter's weight: what follows the block's number."""
-    module = name.rpartition(".lora_")[0]
-    return re.sub(r"^.*?_blocks\.\d+\.", "", module)
+        fix = " ".join(f"adapter.{key}={saved[key]:g}" for key in wrong)
+        raise ValueError(f"adapter.start {source} has rank {saved['rank']:g} and alpha {saved['alpha']:g}; set {fix}")
 
 
 def load_lora(transformer: nn.Module, source: str | Path) -> None:
-    """Puts a saved adapter on a model; ranks, α and modules are the adapter's own.
+    """Put a saved adapter on a model; ranks, α and modules are the adapter's own.
 
     Args:
         transformer: The model, without an adapter.
@@ -140,11 +173,13 @@ def load_lora(transformer: nn.Module, source: str | Path) -> None:
     """
     lora = read_lora(source)
     layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
-    strangers = [name for name in sorted(lora.alphas) if name not in layers]
-    if strangers:
-        raise ValueError(f"{source} does not fit this model: it has no layer {strangers[0]} ({len(strangers)} unknown)")
+    if unknown := [name for name in sorted(lora.alphas) if name not in layers]:
+        raise ValueError(f"{source} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
     _inject(transformer, **peft_options(lora))
     set_adapter_state(transformer, lora.state)
+
+
+# --- the base, and copies --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -162,8 +197,8 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
         for layer in layers:
             layer.enable_adapters(enabled=True)
         # PEFT lets everything learn again, also modules that were frozen since no output depends on them.
-        for parameter, was in learning:
-            parameter.requires_grad_(was)
+        for parameter, was_learning in learning:
+            parameter.requires_grad_(was_learning)
 
 
 class AdapterCopy:
@@ -176,6 +211,7 @@ class AdapterCopy:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Within the block the model carries the copy."""
+        # Values are copied and not exchanged: the optimizer and FSDP hold on to the parameters' own storage.
         trained = {name: value.clone() for name, value in adapter_state(self.transformer).items()}
         set_adapter_state(self.transformer, self.state)
         try:
@@ -224,3 +260,62 @@ class OldPolicy(AdapterCopy):
     def follow(self, optimizer_step: int) -> None:
         """Call after each epoch, with the optimizer steps taken so far."""
         self._approach(1 - min(0.001 * optimizer_step, 0.5))
+
+
+# --- fused weights, for forwards that need no gradient -----------------------------------------------------------
+
+
+class FusedLora:
+    """Both forms of an adapted model; `swapped_in` shows the fused one, in which a layer is one product, not three.
+
+    Costs one copy of the adapted weights while it lives. The adapter must not change meanwhile.
+    """
+
+    @torch.no_grad()
+    def __init__(self, transformer: nn.Module) -> None:
+        self._pairs = [
+            (layer, layer.base_layer.weight.data, layer.base_layer.weight.data + layer.get_delta_weight(ADAPTER))
+            for layer in _lora_layers(transformer)
+        ]
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Within the block the weights hold the adapter."""
+        for layer, _, fused in self._pairs:
+            layer.base_layer.weight.data = fused
+            layer.merged_adapters.append(ADAPTER)  # PEFT then computes the base layer alone
+        try:
+            yield
+        finally:
+            # What was there is put back: PEFT's `unmerge` subtracts, which loses the last bits.
+            for layer, plain, _ in self._pairs:
+                layer.base_layer.weight.data = plain
+                layer.merged_adapters.clear()
+
+
+def can_fuse_lora(transformer: nn.Module) -> bool:
+    """Whether fusing is exact up to rounding: every adapted weight is whole on this device, in fp32 or better."""
+    weights = [layer.base_layer.weight for layer in _lora_layers(transformer)]
+    return bool(weights) and all(type(w.data) is Tensor and w.dtype in EXACT for w in weights)
+
+
+def fused_bytes(transformer: nn.Module) -> int:
+    """Bytes of the fused form beside the plain one; 0 if there is none."""
+    layers = _lora_layers(transformer) if can_fuse_lora(transformer) else []
+    return sum(layer.base_layer.weight.nbytes for layer in layers)
+
+
+def fuse_lora(transformer: nn.Module, *, enabled: bool) -> FusedLora | None:
+    """The fused form, if it is enabled and exact."""
+    return FusedLora(transformer) if enabled and can_fuse_lora(transformer) else None
+
+
+def maybe_fused(fused: FusedLora | None) -> AbstractContextManager[None]:
+    """`fused.swapped_in()`, if there is one."""
+    return fused.swapped_in() if fused else nullcontext()
+
+
+def _lora_layers(transformer: nn.Module) -> list[Any]:
+    from peft.tuners.lora import Linear
+
+    return [module for module in transformer.modules() if isinstance(module, Linear)]

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pacorl.io.documents import blamed_on, parse_json, read_object, write_json
-from pacorl.io.weights import safetensors_errors
+from pacorl.io.files import safetensors_errors
 
 PEFT_PREFIX = "base_model.model."
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -56,7 +56,6 @@ FLUX_LINEAR1 = 21504
 """Rows of linear1 in a single block of FLUX.1: q, k, v of 3072 each and 12288 of the MLP. diffusers splits no other."""
 TEXT_ENCODER = re.compile(r"^(lora_te\d?_|text_encoders?\b)")
 
-UNLIKE_LORA = ("use_dora", "use_rslora")
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
 """Starts of PEFT's `init_lora_weights` that rewrite the base: on published weights such an adapter means nothing."""
 
@@ -103,10 +102,10 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
         return files[0]
     if files:
         raise ValueError(f"{source} holds {', '.join(file.name for file in files)}; name the one that is meant")
-    held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
+    entries = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
     raise ValueError(
         f"no adapter in {source}: neither {PEFT_WEIGHTS} nor {DIFFUSERS_WEIGHTS} is there (it holds "
-        f"{held or 'nothing'}); name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
+        f"{entries or 'nothing'}); name the file, one in a hub's repository as ORG/NAME:FOLDER/FILE"
     )
 
 
@@ -119,11 +118,13 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
         raise ValueError(f"no adapter in {source}: there is no such file or folder")
     from huggingface_hub import snapshot_download
 
-    usual = (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
-    repo, path = (in_repo["repo"], Path(in_repo["path"])) if in_repo else (source, Path())
-    files = [*usual, *(f"lora/{name}" for name in usual)]
     if in_repo:
+        repo, path = in_repo["repo"], Path(in_repo["path"])
         files = [str(path), f"{path}/*", str(path.parent / PEFT_CONFIG)]
+    else:
+        # By name: a repository may hold a whole checkpoint beside the adapter.
+        repo, path, usual = source, Path(), (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
+        files = [*usual, *(f"lora/{name}" for name in usual)]
     return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch)) / path
 
 
@@ -131,7 +132,7 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
 
 
 def read_lora(source: str | Path) -> Lora:
-    """Reads an adapter of an image generator, in any of the forms above.
+    """Read an adapter of an image generator, in any of the forms above.
 
     Args:
         source: As `adapter_file` takes it.
@@ -141,9 +142,12 @@ def read_lora(source: str | Path) -> Lora:
             encoder, LoKr, …).
     """
     file = adapter_file(source)
-    tensors, metadata = _open(file)
+    with safetensors_errors(file), safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        metadata = dict(opened.metadata() or {})
     _check_names(file, tensors)
     if any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in tensors):
+        # The converter folds α in, so that what the metadata says of α is no longer true.
         tensors, metadata = _converted(file, tensors), {}
     is_peft = file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors)
     config = _peft_config(file) if is_peft else _config_in(file, metadata)
@@ -152,14 +156,8 @@ def read_lora(source: str | Path) -> Lora:
     return _unfolded(lora, metadata)
 
 
-def _open(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file."""
-    with safetensors_errors(file), safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
-
-
 def _check_names(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError if a tensor is nothing that a plain LoRA of a transformer has: it would be left out."""
+    """Raise ValueError if a tensor is nothing that a plain LoRA of a transformer has: it would be left out."""
     if not any("lora" in name for name in tensors):
         raise ValueError(f"{file} holds no LoRA weights (no names with 'lora')")
     for name in tensors:
@@ -178,18 +176,15 @@ def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
             state[f"{weight['module']}.lora_{SIDES[weight['side']]}.weight"] = value.float()
         elif alpha := ALPHA.fullmatch(plain):
             alphas[alpha["module"]] = float(value)
-    lonely = [name for name in state if _other_side(name) not in state]
-    if lonely:
-        raise ValueError(f"{file}: {lonely[0]} is there and {_other_side(lonely[0])} is not; fetch or copy it again")
+    for name in state:
+        other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace(".lora_B.", ".lora_A.")
+        if other not in state:
+            raise ValueError(f"{file}: {name} is there and {other} is not; fetch or copy it again")
     return state, alphas
 
 
-def _other_side(name: str) -> str:
-    return name.replace(".lora_A.", ".lora_%.").replace(".lora_B.", ".lora_A.").replace(".lora_%.", ".lora_B.")
-
-
 def _peft_config(file: Path) -> dict[str, Any]:
-    """adapter_config.json beside a file. Raises ValueError if it is absent, damaged, or of no plain LoRA."""
+    """adapter_config.json beside a file."""
     path = file.parent / PEFT_CONFIG
     if not path.is_file():
         raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
@@ -201,13 +196,11 @@ def _config_in(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     with blamed_on(f"{file}: {METADATA} in its metadata"):
         entries = parse_json(metadata.get(METADATA, "{}"))
     prefix = "transformer."
-    config = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
-    return _checked(config, file)
+    return _checked({key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}, file)
 
 
 def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The config. Raises ValueError if it is of more than plain LoRA."""
-    odd = next((key for key in UNLIKE_LORA if config.get(key)), None)
+    odd = next((key for key in ("use_dora", "use_rslora") if config.get(key)), None)
     if str(config.get("init_lora_weights")).startswith(CHANGED_BASES):
         odd = f"init_lora_weights={config['init_lora_weights']}"
     if odd:
@@ -223,14 +216,19 @@ def _alphas(
 
     pattern = config.get("alpha_pattern") or {}
     ranks = {name.removesuffix(".lora_A.weight"): len(value) for name, value in state.items() if ".lora_A." in name}
-    if strangers := sorted(set(alphas) - set(ranks)):
-        raise ValueError(f"{file}: {strangers[0]}.alpha belongs to no weights; fetch or copy the file again")
+    if unknown := sorted(set(alphas) - set(ranks)):
+        raise ValueError(f"{file}: {unknown[0]}.alpha belongs to no weights; fetch or copy the file again")
     if not config:
         return {module: alphas.get(module, float(rank)) for module, rank in ranks.items()}
-    said = {module: float(pattern.get(get_pattern_key(pattern, module), config["lora_alpha"])) for module in ranks}
-    if clash := next((module for module, alpha in alphas.items() if alpha != said[module]), None):
-        raise ValueError(f"{file}: α of {clash} is {alphas[clash]:g} in a tensor and {said[clash]:g} in its config")
-    return said
+    # PEFT's own matching of patterns: a key may be a regular expression, or the end of a module's name.
+    configured = {
+        module: float(pattern.get(get_pattern_key(pattern, module), config["lora_alpha"])) for module in ranks
+    }
+    if clash := next((module for module, alpha in alphas.items() if alpha != configured[module]), None):
+        raise ValueError(
+            f"{file}: α of {clash} is {alphas[clash]:g} in a tensor and {configured[clash]:g} in its config"
+        )
+    return configured
 
 
 def _unfolded(lora: Lora, metadata: Mapping[str, str]) -> Lora:
@@ -256,9 +254,16 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights in diffusers' names, by diffusers' converter for the model that the names are of; α is folded in."""
     from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin, QwenImageLoraLoaderMixin
 
-    loader = FluxLoraLoaderMixin if any(map(FLUX_NAMES.search, tensors)) else QwenImageLoraLoaderMixin
-    if loader is FluxLoraLoaderMixin:
-        _check_linear1(file, tensors)
+    loader = QwenImageLoraLoaderMixin
+    if any(map(FLUX_NAMES.search, tensors)):
+        loader = FluxLoraLoaderMixin
+        # The converter would cut another width at FLUX.1's places without a word.
+        for name, value in tensors.items():
+            if re.search(r"single_blocks[._]\d+[._]linear1\.lora_(up|B)", name) and len(value) != FLUX_LINEAR1:
+                raise ValueError(
+                    f"{file}: {name} has {len(value)} rows, and diffusers' converter splits FLUX.1's {FLUX_LINEAR1} "
+                    "only"
+                )
         tensors = {_downwards(name): value for name, value in tensors.items()}
     try:
         state: dict[str, Tensor] = loader.lora_state_dict(dict(tensors))
@@ -275,21 +280,13 @@ def _downwards(name: str) -> str:
     return name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up.").replace(".default.", ".")
 
 
-def _check_linear1(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    for name, value in tensors.items():
-        if re.search(r"single_blocks[._]\d+[._]linear1\.lora_(up|B)", name) and len(value) != FLUX_LINEAR1:
-            raise ValueError(
-                f"{file}: {name} has {len(value)} rows, and diffusers' converter splits FLUX.1's {FLUX_LINEAR1} only"
-            )
-
-
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
 def save_lora(
     folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
 ) -> None:
-    """Writes an adapter of one rank and one α, as `write_lora` does.
+    """Write an adapter of one rank and one α, as `write_lora` does.
 
     Args:
         folder: Made if it is not there.
@@ -305,7 +302,7 @@ def save_lora(
 
 
 def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None:
-    """Writes an adapter as PEFT reads it and, in a second file, as diffusers and ComfyUI do.
+    """Write an adapter as PEFT reads it and, in a second file, as diffusers and ComfyUI do.
 
     Args:
         folder: Made if it is not there.
@@ -325,46 +322,40 @@ def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None
         "inference_mode": True,
     } | ({"target_modules": list(targets)} if targets else {})
     write_json(folder / PEFT_CONFIG, config)
-    _write_folded(folder / DIFFUSERS_WEIGHTS, Lora(tensors, lora.alphas, lora.base))
-
-
-def _write_folded(file: Path, lora: Lora) -> None:
-    """Writes the file whose B holds α/rank."""
+    # In diffusers' file α is the rank, so that tools which read no α apply the right scale.
     scales = _scales(lora)
-    folded = {name: value * scales.get(name, 1.0) for name, value in lora.state.items()}
-    config = peft_options(Lora(folded, {module: float(rank) for module, rank in lora.ranks.items()}))
+    folded = Lora(
+        {name: value * scales.get(name, 1.0) for name, value in tensors.items()},
+        {module: float(rank) for module, rank in lora.ranks.items()},
+    )
+    entries = {f"transformer.{key}": value for key, value in peft_options(folded).items()}
     metadata = {
         "format": "pt",
-        METADATA: json.dumps({f"transformer.{key}": value for key, value in config.items()}, indent=2, sort_keys=True),
+        METADATA: json.dumps(entries, indent=2, sort_keys=True),
         FOLDED_ALPHA: json.dumps(lora.alphas),
     }
-    save_file({f"transformer.{name}": value for name, value in folded.items()}, file, metadata=metadata)
+    folded_state = {f"transformer.{name}": value for name, value in folded.state.items()}
+    save_file(folded_state, folder / DIFFUSERS_WEIGHTS, metadata=metadata)
 
 
 def peft_options(lora: Lora) -> dict[str, Any]:
     """Rank, α and modules as PEFT's `LoraConfig` takes them: the commonest, and patterns for modules that differ."""
     rank = Counter(lora.ranks.values()).most_common(1)[0][0]
     alpha = Counter(lora.alphas.values()).most_common(1)[0][0]
+    # `^`: PEFT takes a pattern, and each name of a list, for the ends of other modules' names too.
+    modules: list[str] | str = sorted(lora.alphas)
+    if not all("." in module for module in modules):
+        modules = "|".join(map(re.escape, modules))
     return {
         "r": rank,
         "lora_alpha": _number(alpha),
-        "rank_pattern": {_pattern(name): value for name, value in lora.ranks.items() if value != rank},
-        "alpha_pattern": {_pattern(name): _number(value) for name, value in lora.alphas.items() if value != alpha},
-        "target_modules": _exactly(lora.alphas),
+        "rank_pattern": {f"^{re.escape(name)}": value for name, value in lora.ranks.items() if value != rank},
+        "alpha_pattern": {
+            f"^{re.escape(name)}": _number(value) for name, value in lora.alphas.items() if value != alpha
+        },
+        "target_modules": modules,
     }
-
-
-def _pattern(module: str) -> str:
-    """A key of PEFT's patterns that matches one module; without ^ it would match the ends of others' names."""
-    return f"^{re.escape(module)}"
 
 
 def _number(value: float) -> int | float:
     return int(value) if float(value).is_integer() else float(value)
-
-
-def _exactly(modules: Mapping[str, object]) -> list[str] | str:
-    """PEFT's `target_modules` for these modules alone: it takes a list's names for the ends of others' too."""
-    if all("." in module for module in modules):
-        return sorted(modules)
-    return "|".join(re.escape(module) for module in sorted(modules))

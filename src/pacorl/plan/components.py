@@ -14,8 +14,7 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, SamplingSteps
 from pacorl.io.processor import image_tokens
 from pacorl.judges.judge import InProcessOptions
-from pacorl.lora.adapters import add_lora
-from pacorl.lora.fuse import fused_bytes
+from pacorl.lora.adapters import add_lora, fused_bytes
 from pacorl.plan import memory
 from pacorl.plan.sources import clip_encoders, clip_parts
 from pacorl.policies.meta import META, model_on_meta

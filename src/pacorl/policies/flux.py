@@ -109,19 +109,14 @@ def tiny_flux_transformer(
     *, width: int = 128, heads: int = 4, double_blocks: int = 2, single_blocks: int = 4
 ) -> FluxTransformer2DModel:
     """A FLUX.1-dev transformer in small (guidance-distilled, as the real one)."""
-    from diffusers import FluxTransformer2DModel
-
     head = width // heads
-    transformer = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=4 * twins.LATENT_CHANNELS,
+    transformer: FluxTransformer2DModel = twins.model_of(
+        twins.TINY["flux_transformer"],
         num_layers=double_blocks,
         num_single_layers=single_blocks,
         attention_head_dim=head,
         num_attention_heads=heads,
-        joint_attention_dim=twins.TEXT_WIDTH,
-        pooled_projection_dim=twins.TEXT_WIDTH,
-        guidance_embeds=True,
+        # The real model's shares of 128: 16 for the number of the image, 56 each for row and column.
         axes_dims_rope=(head // 8, head * 7 // 16, head * 7 // 16),
     )
     for name, module in transformer.named_modules():

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pacorl.twins import model_of
+
 if TYPE_CHECKING:
     from pacorl.policies.policy import Parts, PolicySpec
 
@@ -20,25 +22,9 @@ CLASS_KEYS = ("_class_name", "architectures", "model_type")
 
 
 def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
-    """A frozen model from its config.json, which names its class as both libraries save it.
-
-    Args:
-        config: With `_class_name` (diffusers), or `model_type` and `architectures` (transformers).
-        dtype: Of the parameters.
-    """
-    import diffusers
-    import transformers
-
-    options = dict(config)
-    model: nn.Module
+    """A frozen model from its config.json, as `twins.model_of` takes it, with parameters of one type."""
     with META:
-        if "_class_name" in config:
-            model = getattr(diffusers, config["_class_name"]).from_config(options)
-        else:
-            (architecture,) = options.pop("architectures")
-            model = getattr(transformers, architecture)(
-                transformers.AutoConfig.for_model(options.pop("model_type"), **options)
-            )
+        model: nn.Module = model_of(config)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model.requires_grad_(False).eval()

@@ -292,28 +292,11 @@ def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
     pipeline = diffusers.QwenImageEditPlusPipeline if plus else diffusers.QwenImageEditPipeline
     return pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler.from_config(QWEN_EDIT.parts["scheduler"]),
-        vae=diffusers.AutoencoderKLQwenImage(
-            base_dim=8,
-            z_dim=4,
-            dim_mult=[1, 2, 2, 2],
-            num_res_blocks=1,
-            temperal_downsample=[False, True, True],
-            latents_mean=[0.1, -0.2, 0.0, 0.3],
-            latents_std=[1.2, 0.8, 1.0, 1.5],
-        ),
+        vae=twins.model_of(twins.TINY["qwen_image_vae"]),
         text_encoder=twins.tiny_qwen_vl(processor.tokenizer),
         tokenizer=processor.tokenizer,
         processor=processor,
-        transformer=diffusers.QwenImageTransformer2DModel(
-            patch_size=2,
-            in_channels=16,
-            out_channels=4,
-            num_layers=2,
-            attention_head_dim=32,
-            num_attention_heads=2,
-            joint_attention_dim=twins.VLM_WIDTH,
-            axes_dims_rope=(4, 14, 14),
-        ),
+        transformer=twins.model_of(twins.TINY["qwen_image_transformer"]),
     )
 
 

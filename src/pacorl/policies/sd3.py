@@ -102,11 +102,13 @@ class SD3Policy(PipelinePolicy):
 
 def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
     """A whole Stable Diffusion 3.5 pipeline in small; its tokenizers know the words of `texts`."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+    from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 
     clip_tokenizer, t5_tokenizer = twins.clip_tokenizer_of(texts), twins.t5_tokenizer_of(texts)
     # Half the width each: the pipeline lays the CLIPs side by side and pads them to T5's width; wider ones are cut.
-    half_clip = partial(twins.tiny_clip, clip_tokenizer, width=twins.TEXT_WIDTH // 2, projection=True)
+    half_clip = partial(
+        twins.tiny_clip, clip_tokenizer, width=twins.TEXT_WIDTH // 2, architectures=["CLIPTextModelWithProjection"]
+    )
     return StableDiffusion3Pipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),  # as published
         vae=twins.tiny_vae(),
@@ -116,19 +118,7 @@ def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
         tokenizer_2=clip_tokenizer,
         text_encoder_3=twins.tiny_t5(t5_tokenizer),
         tokenizer_3=t5_tokenizer,
-        transformer=SD3Transformer2DModel(
-            in_channels=twins.LATENT_CHANNELS,
-            out_channels=twins.LATENT_CHANNELS,
-            num_layers=3,
-            attention_head_dim=32,
-            num_attention_heads=4,
-            joint_attention_dim=twins.TEXT_WIDTH,
-            caption_projection_dim=128,
-            pooled_projection_dim=twins.TEXT_WIDTH,
-            pos_embed_max_size=128,
-            dual_attention_layers=(0,),
-            qk_norm="rms_norm",
-        ),
+        transformer=twins.model_of(twins.TINY["sd3_transformer"]),
     )
 
 

@@ -25,11 +25,17 @@ from torch import Tensor, nn
 from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.runtime import Runtime
 from pacorl.io.documents import read_json, read_object, write_json
-from pacorl.io.files import flush_to_disk
-from pacorl.io.weights import safetensors_errors
-from pacorl.lora.adapters import MovingAverage, OldPolicy, adapter_state, full_state, set_adapter_state
+from pacorl.io.files import flush_to_disk, safetensors_errors
+from pacorl.lora.adapters import (
+    MovingAverage,
+    OldPolicy,
+    adapter_state,
+    full_state,
+    full_tensor,
+    set_adapter_state,
+    shard_like,
+)
 from pacorl.lora.formats import save_lora
-from pacorl.lora.shards import full_tensor, shard_like
 
 Resume = bool | str | Path
 """False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""

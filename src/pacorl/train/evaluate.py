@@ -21,8 +21,7 @@ from pacorl.engine.rollout import ConditioningCache, one_size_batches, sample_im
 from pacorl.engine.runtime import Runtime
 from pacorl.judges.judge import Judge
 from pacorl.judges.pairwise import Pair, matrix_of
-from pacorl.lora.adapters import MovingAverage
-from pacorl.lora.fuse import FusedLora, fuse_lora
+from pacorl.lora.adapters import FusedLora, MovingAverage, fuse_lora
 from pacorl.policies.policy import Policy
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of

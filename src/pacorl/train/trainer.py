@@ -45,8 +45,7 @@ from pacorl.engine.scoring import Scorer, Scores, overlaps
 from pacorl.io.documents import read_jsonl
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import Judge, counts_of
-from pacorl.lora.adapters import MovingAverage, OldPolicy
-from pacorl.lora.fuse import FusedLora, fuse_lora
+from pacorl.lora.adapters import FusedLora, MovingAverage, OldPolicy, fuse_lora
 from pacorl.report import write_report
 from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders

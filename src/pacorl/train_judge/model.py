@@ -16,9 +16,8 @@ from transformers.utils import cached_file
 
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.documents import read_object, write_json
-from pacorl.io.files import write_atomic
+from pacorl.io.files import safetensors_errors, write_atomic
 from pacorl.io.processor import load_processor
-from pacorl.io.weights import safetensors_errors
 from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter
 from pacorl.judges.local import TINY_JUDGE
 
