@@ -261,7 +261,7 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
     def redness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
         return [np.asarray(image)[..., 0].mean() / 255 for image in images]
 
-    overrides = [*_overrides(kind, job, tmp_path), "epochs=1", "prompts_per_epoch=1", "group_size=2"]
+    overrides = [*_overrides(kind, job, tmp_path), "epochs=1", "prompts_per_epoch=1"]
     config = toy_config(tmp_path / "run", *overrides, "evaluation.steps=2", "judge=none", "rewards=[{name: redness}]")
     folder = PolicyTrainer(config, rewards={"redness": redness}).run()
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
