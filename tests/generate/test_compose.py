@@ -7,8 +7,7 @@ import pytest
 from pacorl.core.grid import panel_texts, shared_text
 from pacorl.data.characters import character_prompts
 from pacorl.data.tiny_words import tiny_prompt
-from pacorl.generate.compose import check_for, compose, layout_for, prompt_from
-from pacorl.generate.records import find_record
+from pacorl.generate.compose import check_for, compose, find_record, layout_for, prompt_from
 from pacorl.types import Grid, Prompt
 
 SCENES = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]

@@ -1,4 +1,4 @@
-"""Painting with the committed tiny generator: seeds, candidates, adapters, recipes, storyboards, edits."""
+"""Generating with the committed tiny generator: seeds, candidates, adapters, recipes, storyboards, edits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import Oracle, character_prompts, vocabulary
 from pacorl.data.records import prompts_from
 from pacorl.engine.generator import Generator
-from pacorl.generate.files import read_recipe, save, save_pdf, write_page
-from pacorl.generate.ranking import best_first, judge_edits
-from pacorl.generate.sets import generate_sets
+from pacorl.generate.files import read_recipe, save, save_pdf, to_dict, write_page
+from pacorl.generate.sets import Judged, best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import save_lora
@@ -159,8 +158,6 @@ def test_what_cannot_be_is_refused(painter, prompts, tmp_path):
 
 
 def test_a_missing_verdict_ranks_last():
-    from pacorl.generate.ranking import Judged
-
     assert best_first([Judged(None, error="x"), Judged(0.2), Judged(0.9), Judged(0.2)]) == [2, 1, 3, 0]
 
 
@@ -248,6 +245,33 @@ def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
     assert "&lt;b&gt;Sets" in html
     assert prompts[0].panels[0] in html
     assert "http://" not in html.replace("http://www.w3.org/", "")
+
+
+def test_a_recipe_makes_its_image_again(prompts, tmp_path):
+    """With every option that the model reads another than its default."""
+    guided = Generator.load("tiny", guidance_scale=2, true_cfg_scale=3, negative_prompt="night", max_sequence_length=44)
+    (made,) = generate_sets(guided, prompts[:1], seed=4, size=SIZE, steps=STEPS)
+    (saved,) = save([made], tmp_path)
+    recipe = read_recipe(saved.path)
+    assert {"negative_prompt": "night", "max_sequence_length": "44"}.items() <= recipe.items()
+    document = to_dict(saved)
+    options = {"guidance_scale": document["guidance"], "true_cfg_scale": float(recipe["true_cfg_scale"])}
+    options |= {name: document[name] for name in ("negative_prompt", "max_sequence_length")}
+    prompt = Prompt(id=0, text=recipe["prompt"], grid=made.prompt.grid)
+    settings = {"seed": document["seed"], "size": Size.parse(recipe["size"]), "steps": document["steps"]}
+    (again,) = generate_sets(Generator.load(recipe["model"], **options), [prompt], **settings)
+    assert again.image.tobytes() == made.image.tobytes()
+    for left_out in options:
+        rest = {name: value for name, value in options.items() if name != left_out}
+        (other,) = generate_sets(Generator.load(recipe["model"], **rest), [prompt], **settings)
+        assert other.image.tobytes() != made.image.tobytes(), left_out
+
+
+def test_a_recipe_tells_an_empty_negative_prompt_from_none(prompts, painter, tmp_path):
+    empty = Generator.load("tiny", true_cfg_scale=2, negative_prompt="")
+    for generator, expected in ((empty, ""), (painter, None)):
+        (saved,) = save(generate_sets(generator, prompts[:1], size=SIZE, steps=1), tmp_path)
+        assert read_recipe(saved.path).get("negative_prompt") == expected
 
 
 def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):

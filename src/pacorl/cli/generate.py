@@ -136,8 +136,7 @@ def read_request(options: RequestOptions, model: str) -> GenerationRequest:
 
 def _prompt(options: RequestOptions, model: str) -> Prompt:
     from pacorl.core.grid import parse_layout
-    from pacorl.generate.compose import check_for, prompt_from
-    from pacorl.generate.records import find_record
+    from pacorl.generate.compose import check_for, find_record, prompt_from
     from pacorl.io.images import open_image
     from pacorl.types import Prompt
 

@@ -5,13 +5,10 @@
     images = generate_sets(generator, [prompt_from(generator.model, theme="red round hero, crown, night", panels=[…])])
     images[0].image.save("set.png")
 
-compose      a theme and panels → a prompt in the T2IS form
-ranking      candidates by a judge
-sets         `generate_sets`
+compose      a theme and panels, or a record's address → a prompt
+sets         `generate_sets`, and candidates by a judge
 storyboard   characters, style and scenes in YAML → pages of panels
 files        PNGs with their recipe, and a page of them
-
-The names below are imported when they are first used: reading a storyboard needs no torch.
 """
 
 from __future__ import annotations
@@ -20,21 +17,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pacorl.engine.generator import Generator
-    from pacorl.generate.compose import prompt_from
-    from pacorl.generate.sets import GeneratedImage, generate_sets
-    from pacorl.generate.storyboard import Storyboard, generate_storyboard, read_storyboard
+    from pacorl.engine.generator import Generator as Generator
+    from pacorl.generate.compose import prompt_from as prompt_from
+    from pacorl.generate.sets import GeneratedImage as GeneratedImage
+    from pacorl.generate.sets import generate_sets as generate_sets
+    from pacorl.generate.storyboard import Storyboard as Storyboard
+    from pacorl.generate.storyboard import generate_storyboard as generate_storyboard
+    from pacorl.generate.storyboard import read_storyboard as read_storyboard
 
-__all__ = [
-    "GeneratedImage",
-    "Generator",
-    "Storyboard",
-    "generate_sets",
-    "generate_storyboard",
-    "prompt_from",
-    "read_storyboard",
-]
-
+# Imported when they are first used: reading a storyboard needs no torch.
 _HOMES = {
     "Generator": "pacorl.engine.generator",
     "GeneratedImage": "pacorl.generate.sets",

@@ -1,11 +1,15 @@
-"""A theme and one text per panel → a prompt in the form that the T2IS records have."""
+"""What a generator is asked for: a theme and one text per panel, or a T2IS record by its address, as a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isqrt
+from pathlib import Path
 
-from pacorl.core.grid import PANEL_TAG, panel_texts
+from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts, parse_layout
+from pacorl.data.records import load_prompts
+from pacorl.io.documents import read_jsonl
 from pacorl.policies import tiny_spec
 from pacorl.types import TINY, Grid, Prompt
 
@@ -39,18 +43,11 @@ def prompt_from(
     else:
         prompt = _written_out(theme, grid)
         check_for(model, prompt)
-    return Prompt(
-        id=number,
-        text=prompt.text,
-        theme=prompt.theme,
-        grid=prompt.grid,
-        panels=prompt.panels,
-        criteria=criteria or prompt.criteria,
-    )
+    return replace(prompt, id=number, criteria=criteria or prompt.criteria)
 
 
 def check_for(model: str, prompt: Prompt) -> None:
-    """Checks that a model knows the words of a prompt; only the tiny one has a list of them.
+    """Check that a model knows the words of a prompt; only the tiny one has a list of them.
 
     Raises:
         ValueError: if it does not; it names the word.
@@ -61,19 +58,17 @@ def check_for(model: str, prompt: Prompt) -> None:
 
 def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
     """The T2IS form: what all panels share, then each behind its tag."""
+
+    def sentence(text: str) -> str:
+        # With one full stop: a reader finds a panel's tag by the end of the sentence before it.
+        return text.strip().rstrip(".") + "."
+
     count = NUMBERS[grid.count - 1] if grid.count <= len(NUMBERS) else str(grid.count)
-    opening = f"{count}-PANEL Images with a {grid} grid layout portraying {_sentence(theme)}"
-    scenes = [f"{tag}: {_sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
+    opening = f"{count}-PANEL Images with a {grid} grid layout portraying {sentence(theme)}"
+    scenes = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
     prompt = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))
     assert len(panel_texts(prompt.text)) == grid.count
     return prompt
-
-
-def panel_tags(grid: Grid) -> list[str]:
-    """`[TOP]-[LEFT]` … for 2×2, `[1]-[2]` (row and column) for other layouts."""
-    if grid == Grid(2, 2):
-        return [f"[{row}]-[{col}]" for row in ("TOP", "BOTTOM") for col in ("LEFT", "RIGHT")]
-    return [f"[{row + 1}]-[{col + 1}]" for row in range(grid.rows) for col in range(grid.cols)]
 
 
 def layout_for(count: int) -> Grid:
@@ -89,15 +84,13 @@ def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
         if PANEL_TAG.search(f". {text}"):
             raise ValueError(f"{name}, {text[:60]!r}, holds a panel tag; give tags, or one text per panel, not both")
     if grid and grid.count != len(panels):
-        fitting = layout_for(len(panels))
         raise ValueError(
-            f"the layout {grid} has {grid.count} panels and {len(panels)} are described; {fitting} would fit"
+            f"the layout {grid} has {grid.count} panels and {len(panels)} are described; "
+            f"{layout_for(len(panels))} would fit"
         )
 
 
 def _written_out(text: str, grid: Grid | None) -> Prompt:
-    from pacorl.core.grid import parse_layout
-
     if not text.strip():
         raise ValueError("the prompt is empty; say what to generate")
     panels = panel_texts(text)
@@ -107,6 +100,25 @@ def _written_out(text: str, grid: Grid | None) -> Prompt:
     return Prompt(id=0, text=text, grid=layout, panels=panels)
 
 
-def _sentence(text: str) -> str:
-    """The text with one full stop, which is what a panel tag is found by."""
-    return text.strip().rstrip(".") + "."
+def find_record(address: str) -> Prompt:
+    """The record of an address `FILE:ID`; the ID is its `idx`, else the number of its line, from 1.
+
+    Raises:
+        ValueError: if there is no such record; it names some that are there.
+    """
+    file, _, name = address.rpartition(":")
+    if not file or not name:
+        raise ValueError(f"{address!r} is not of the form FILE:ID, e.g. prompts.jsonl:0001")
+    prompts = load_prompts(file)
+    names: list[str] = []
+    if Path(file).suffix.lower() == ".jsonl":  # other forms have no names
+        names = [str(record.get("idx", "")) for record in read_jsonl(Path(file))]
+    # Names first: an idx such as 0003 is also the number of a line, and often of another one.
+    if name in names:
+        return prompts[names.index(name)]
+    if name.isascii() and name.isdigit() and 1 <= int(name) <= len(prompts):
+        return prompts[int(name) - 1]
+    first = ", ".join(filter(None, names[:5])) or "none"
+    raise ValueError(
+        f"{file} has no record {name!r}; the first of its {len(prompts)} are {first} (or give a line, from 1)"
+    )

@@ -1,6 +1,7 @@
 """`generate_sets`: prompts → images, each the best of its candidates if a judge ranks them.
 
-Candidate j of image i has the noise of seed + i · best_of + j, so that each can be generated again alone.
+Candidate j of image i has the noise of seed + i · best_of + j, so that each can be generated again alone. A judge
+ranks sets by their pairs of panels, edits by what was kept and followed.
 """
 
 from __future__ import annotations
@@ -8,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from typing import TYPE_CHECKING
+
+from PIL.Image import Image
 
 from pacorl.core.grid import split
 from pacorl.engine.generator import Generator, Step
-from pacorl.generate.ranking import Judged, best_first, judge_edits, judge_sets
-from pacorl.judges.pairwise import Ask
-from pacorl.types import Prompt, Size
+from pacorl.io.images import open_image
+from pacorl.judges.pairwise import Ask, Matrix, ask_edits, ask_pairs, errors_of, matrix_of, texts_about
+from pacorl.rewards.consistency import Consistency
+from pacorl.rewards.reward import mean_of
+from pacorl.types import Prompt, Size, Verdict
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.judges.judge import Judge
-
-Rank = Callable[[Sequence[Prompt], Sequence["Image"]], list[Judged]]
-"""The candidates of one prompt → a judgement of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What generates an image again."""
+    """What generates an image again, beside its prompt; None is what the model does not read."""
 
     model: str
     adapter: str
@@ -36,7 +37,22 @@ class Recipe:
     steps: int
     guidance_scale: float | None
     true_cfg_scale: float | None
+    negative_prompt: str | None
+    max_sequence_length: int | None
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a judge says of one image."""
+
+    score: float | None
+    """0..1; None if an answer is missing."""
+    matrix: Matrix = ()
+    """P(Yes) of every two panels of a set, None on the diagonal; empty for an edit."""
+    parts: tuple[tuple[str, float | None], ...] = ()
+    """What the score is made of, by name."""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,10 @@ class GeneratedImage:
         return split(self.image, self.prompt.grid)
 
 
+Rank = Callable[[Sequence[Prompt], Sequence[Image]], list[Judged]]
+"""The candidates of one prompt → a judgement of each."""
+
+
 def generate_sets(
     generator: Generator,
     prompts: Sequence[Prompt],
@@ -74,7 +94,7 @@ def generate_sets(
     base: bool = False,
     on_step: Step = lambda images: None,
 ) -> list[GeneratedImage]:
-    """Generates `count` images per prompt, in order.
+    """Generate `count` images per prompt, in order.
 
     Args:
         best_of: candidates per image, of which the judge's best is kept, or all (best first) with `keep_all`.
@@ -96,22 +116,31 @@ def generate_sets(
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to say which; name one with --judge")
-    rank = rank or (_judge_rank(judge, generator, ask) if judge else None)
+    if judge and not rank:
+        rank = _rank_by(judge, edits=generator.edits, ask=ask)
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
+        # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
         candidates = generator.sample([prompt] * best_of, seeds, size=size, steps=steps, base=base, on_step=on_step)
-        recipes = [recipe_of(generator, prompt, one, size=size, steps=steps, base=base) for one in seeds]
-        ranked = _ranked(prompt, candidates, recipes, rank)
-        images += ranked if keep_all else ranked[:1]
+        recipes = [_recipe(generator, prompt, seed, size=size, steps=steps, base=base) for seed in seeds]
+        judged: Sequence[Judged | None] = [None]
+        order = [0]
+        if rank:
+            judged = judgements = rank([prompt] * best_of, candidates)
+            order = best_first(judgements)
+        images += [
+            GeneratedImage(prompt, candidates[i], recipes[i], judged[i], rank=position, candidates=best_of)
+            for position, i in enumerate(order if keep_all else order[:1], 1)
+        ]
     return images
 
 
-def recipe_of(
-    generator: Generator, prompt: Prompt, seed: int, *, size: Size | None, steps: int | None, base: bool = False
+def _recipe(
+    generator: Generator, prompt: Prompt, seed: int, *, size: Size | None, steps: int | None, base: bool
 ) -> Recipe:
-    """The recipe of an image of these settings."""
+    options = generator.policy.options
     return Recipe(
         model=generator.model,
         adapter="" if base else generator.adapter,
@@ -120,23 +149,93 @@ def recipe_of(
         steps=steps or generator.default_steps,
         guidance_scale=generator.guidance_scale,
         true_cfg_scale=generator.true_cfg_scale,
+        # What a second forward reads: without guidance the option is there, and changes nothing.
+        negative_prompt=options.negative_text,
+        # Changes the image of a short prompt too: encoders pad to it, and attention reads the padding.
+        max_sequence_length=getattr(options, "max_sequence_length", None),
         version=version("pacorl"),
     )
 
 
-def _judge_rank(judge: Judge, generator: Generator, ask: Ask) -> Rank:
-    if generator.edits:
+# --- candidates by a judge -------------------------------------------------------------------------------------
+
+
+def _rank_by(judge: Judge, *, edits: bool, ask: Ask) -> Rank:
+    if edits:
         return lambda prompts, images: judge_edits(judge, prompts, images)
     return lambda prompts, images: judge_sets(judge, prompts, images, ask=ask)
 
 
-def _ranked(
-    prompt: Prompt, images: Sequence[Image], recipes: Sequence[Recipe], rank: Rank | None
-) -> list[GeneratedImage]:
-    if rank is None:
-        return [GeneratedImage(prompt, images[0], recipes[0])]
-    judged = rank([prompt] * len(images), images)
+def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
+    """The consistency reward's own questions about every pair of panels, their mean the score.
+
+    Raises:
+        ValueError: for a single image, and if criteria are to be asked for and a prompt has none.
+    """
+    reward = Consistency(judge, ask=ask)
+    reward.check(prompts)
+    pairs = reward.pairs(prompts, images)
     return [
-        GeneratedImage(prompt, images[i], recipes[i], judged[i], rank=number, candidates=len(images))
-        for number, i in enumerate(best_first(judged), 1)
+        Judged(score, matrix_of(verdicts, prompt.grid.count), error=errors_of(verdicts.values()))
+        for score, verdicts, prompt in zip(reward.reduce(pairs), pairs, prompts, strict=True)
     ]
+
+
+def judge_with_earlier(
+    judge: Judge,
+    prompts: Sequence[Prompt],
+    images: Sequence[Image],
+    earlier: Sequence[Image],
+    *,
+    ask: Ask = "theme",
+) -> list[Judged]:
+    """As `judge_sets`, with every pair of an earlier page's panel and a panel counted too."""
+    alone = judge_sets(judge, prompts, images, ask=ask)
+    if not earlier:
+        return alone
+    before = range(len(earlier))
+    # Pairs among the earlier panels are the same for every candidate, and are not asked again.
+    answers = ask_pairs(
+        judge,
+        [[*earlier, *split(image, prompt.grid)] for prompt, image in zip(prompts, images, strict=True)],
+        [texts_about(prompt, ask) for prompt in prompts],
+        pairs=lambda count: product(before, range(len(earlier), count)),
+    )
+    return [
+        _with_earlier(page, [verdict for verdicts in pairs.values() for verdict in verdicts.values()])
+        for page, pairs in zip(alone, answers, strict=True)
+    ]
+
+
+def _with_earlier(alone: Judged, across: Sequence[Verdict]) -> Judged:
+    across_score = mean_of(across)
+    parts = (("this page", alone.score), ("with earlier pages", across_score))
+    if alone.score is None or across_score is None:
+        return Judged(None, alone.matrix, parts, alone.error or errors_of(across))
+    pair_count = len(alone.matrix) * (len(alone.matrix) - 1) // 2
+    score = (alone.score * pair_count + across_score * len(across)) / (pair_count + len(across))
+    return Judged(score, alone.matrix, parts)
+
+
+def judge_edits(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[Judged]:
+    """√(kept · followed) by the judge's two questions about an edit and its first source, as `EditConsistency`."""
+    sources = {path: open_image(path) for prompt in prompts for path in prompt.sources[:1]}
+    edits = [(sources[prompt.sources[0]], image, prompt.text) for prompt, image in zip(prompts, images, strict=True)]
+    return [
+        Judged(
+            verdicts.score(),
+            parts=(("kept", verdicts.kept.p_yes), ("followed", verdicts.followed.p_yes)),
+            error=errors_of([verdicts.kept, verdicts.followed]),
+        )
+        for verdicts in ask_edits(judge, edits)
+    ]
+
+
+def best_first(judged: Sequence[Judged]) -> list[int]:
+    """Indices by score, best first; of equal ones the earlier, those without a score last.
+
+    Raises RuntimeError if none has a score: there is nothing to choose by.
+    """
+    if all(candidate.score is None for candidate in judged):
+        raise RuntimeError(f"the judge gave no verdict, so no candidate is the best: {judged[0].error}")
+    return sorted(range(len(judged)), key=lambda i: (judged[i].score is None, -(judged[i].score or 0.0), i))

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.engine.generator import Generator
-    from pacorl.generate.ranking import Judged
-    from pacorl.generate.sets import GeneratedImage
+    from pacorl.generate.sets import GeneratedImage, Judged
     from pacorl.judges.judge import Judge
     from pacorl.judges.pairwise import Ask
 
@@ -57,14 +56,12 @@ class Storyboard:
     @property
     def theme(self) -> str:
         """What all pages share."""
-        sentences = [self.title.rstrip("."), *(text.rstrip(".") for text in self.characters.values())]
-        return ". ".join(
-            [*sentences, *([f"All images share one style: {self.style.rstrip('.')}"] if self.style else [])]
-        )
+        style = [f"All images share one style: {self.style}"] if self.style else []
+        return ". ".join(text.rstrip(".") for text in (self.title, *self.characters.values(), *style))
 
 
 def read_storyboard(path: Path) -> Storyboard:
-    """Reads a storyboard.
+    """Read a storyboard.
 
     Raises:
         ValueError: if it cannot be used; it names file, key, value and fix.
@@ -80,19 +77,22 @@ def pages(board: Storyboard, model: str) -> list[Prompt]:
     Raises:
         ValueError: if the model cannot generate a page (`compose.prompt_from`).
     """
-    size = board.layout.count
-    scenes_by_page = [board.scenes[start : start + size] for start in range(0, len(board.scenes), size)]
-    return [
-        prompt_from(
+    page, cols = board.layout.count, board.layout.cols
+    # The tiny generator reads attributes, not sentences: its theme is the first character and the style.
+    attributes = [next(iter(board.characters.values()), board.title), board.style]
+    prompts = []
+    for number, start in enumerate(range(0, len(board.scenes), page)):
+        scenes = board.scenes[start : start + page]
+        prompt = prompt_from(
             model,
-            theme=_theme_for(board, model),
+            theme=", ".join(filter(None, attributes)) if model == TINY else board.theme,
             panels=[spoken(text, board.characters) for text in scenes],
-            grid=_layout_of(len(scenes), board.layout),
+            grid=Grid(len(scenes) // cols, cols) if len(scenes) % cols == 0 else Grid(1, len(scenes)),
             criteria=board.criteria,
             number=number,
         )
-        for number, scenes in enumerate(scenes_by_page)
-    ]
+        prompts.append(prompt)
+    return prompts
 
 
 def spoken(scene: str, characters: Mapping[str, str]) -> str:
@@ -129,7 +129,7 @@ def generate_storyboard(
     steps: int | None = None,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> list[GeneratedImage]:
-    """Generates every page, in order, as `generate_sets` does.
+    """Generate every page, in order, as `generate_sets` does.
 
     Of `best_of` candidates the judge's best is kept; from the second page on the judge also compares them with all
     panels before.
@@ -137,13 +137,13 @@ def generate_storyboard(
     Args:
         size: of a full page; panels keep their size on a shorter one.
     """
-    from pacorl.generate.ranking import judge_with_earlier
-    from pacorl.generate.sets import generate_sets
+    from pacorl.generate.sets import generate_sets, judge_with_earlier
 
-    prompts = pages(board, generator.model)
-    sizes = [_size_of(prompt, board, generator.size_of(prompt, size)) for prompt in prompts]
-    for prompt, page_size in zip(prompts, sizes, strict=True):  # all pages before the first is generated
-        generator.check([prompt], page_size)
+    prompts, sizes = pages(board, generator.model), []
+    for prompt in prompts:  # all pages before the first is generated
+        full, layout = generator.size_of(prompt, size), board.layout
+        sizes.append(Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols))
+        generator.check([prompt], sizes[-1])
     images: list[GeneratedImage] = []
     earlier: list[Image] = []
 
@@ -157,29 +157,13 @@ def generate_storyboard(
             [prompt],
             seed=seed + number * best_of,
             best_of=best_of,
-            rank=rank if judge else None,
+            rank=rank if judge else None,  # and no judge: a page is more than its own pairs
             size=page_size,
             steps=steps,
             on_step=on_step,
         )
         earlier += images[-1].panels
     return images
-
-
-def _size_of(prompt: Prompt, board: Storyboard, page: Size) -> Size:
-    height, width = page.height // board.layout.rows, page.width // board.layout.cols
-    return Size(height * prompt.grid.rows, width * prompt.grid.cols)
-
-
-def _layout_of(count: int, layout: Grid) -> Grid:
-    return Grid(count // layout.cols, layout.cols) if count % layout.cols == 0 else Grid(1, count)
-
-
-def _theme_for(board: Storyboard, model: str) -> str:
-    """The tiny generator reads attributes, not sentences: its theme is the first character and the style."""
-    if model != TINY:
-        return board.theme
-    return ", ".join(filter(None, [next(iter(board.characters.values()), board.title), board.style]))
 
 
 # --- the file --------------------------------------------------------------------------------------------------
@@ -191,46 +175,36 @@ def _storyboard(document: Any) -> Storyboard:
     unknown = [key for key in document if key not in KEYS]
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}; a storyboard has {', '.join(KEYS)}")
-    characters = _texts(document.get("characters"), "characters")
-    scenes = document.get("scenes")
+    characters, scenes = _texts(document.get("characters"), "characters"), document.get("scenes")
     if not isinstance(scenes, list) or not scenes:
         raise ValueError(f"scenes must be a list of texts, got {scenes!r}")
-    layout = _layout(document.get("layout", "2x2"))
+    layout = parse_layout(_text(document.get("layout", str(PAGE)), "layout"))
+    if layout.count > MAX_PANELS:
+        raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
+    dimensions = document.get("criteria") or {}
+    if not isinstance(dimensions, dict):
+        raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
     board = Storyboard(
         title=_text(document.get("title"), "title"),
         style=_text(document.get("style", ""), "style", empty=True),
         layout=layout,
         characters=characters,
-        scenes=tuple(_text(scene, f"scene {place}") for place, scene in enumerate(scenes, 1)),
-        criteria=_criteria(document.get("criteria")),
+        scenes=tuple(_text(scene, f"scene {number}") for number, scene in enumerate(scenes, 1)),
+        criteria={str(dimension): _texts(texts, f"criteria.{dimension}") for dimension, texts in dimensions.items()},
     )
     for scene in board.scenes:
-        spoken(scene, characters)
+        spoken(scene, characters)  # names whoever has no description, before anything is loaded
     return board
-
-
-def _layout(value: Any) -> Grid:
-    layout = parse_layout(_text(value, "layout"))
-    if layout.count > MAX_PANELS:
-        raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
-    return layout
 
 
 def _text(value: Any, key: str, *, empty: bool = False) -> str:
     if not isinstance(value, str) or not (empty or value.strip()):
+        # YAML reads an unquoted "{hero} waves" as a mapping.
         raise ValueError(f"{key} must be a text, got {value!r}" + (" (quote it)" if isinstance(value, dict) else ""))
     return value.strip()
 
 
 def _texts(value: Any, key: str) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | None):
         raise ValueError(f"{key} must map names to texts, got {value!r}")
-    return {str(name): _text(text, f"{key}.{name}") for name, text in value.items()}
-
-
-def _criteria(value: Any) -> dict[str, dict[str, str]]:
-    if not isinstance(value or {}, dict):
-        raise ValueError(f"criteria must map dimensions to named texts, got {value!r}")
-    return {str(dimension): _texts(named, f"criteria.{dimension}") for dimension, named in (value or {}).items()}
+    return {str(name): _text(text, f"{key}.{name}") for name, text in (value or {}).items()}
