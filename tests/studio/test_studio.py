@@ -11,10 +11,9 @@ from PIL import Image
 
 from pacorl.data.characters import all_panels, draw
 from pacorl.io.images import ImageError, png_bytes
-from pacorl.studio import uploads as limits
+from pacorl.studio import models as limits
 from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, Job, JobQueue
-from pacorl.studio.models import EXAMPLES, JudgeRequest, ModelHost, ModelNames, example, prompt_for, words
-from pacorl.studio.uploads import Uploads
+from pacorl.studio.models import EXAMPLES, ModelHost, ModelNames, Uploads, example, prompt_for, words
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -157,7 +156,7 @@ def test_the_judge_tab_says_what_it_cannot_judge():
     uploads = Uploads()
     handed_in = [uploads.add(png_bytes(image), f"{number}.png") for number, image in enumerate([*drawn, noise])]
     host = ModelHost(ModelNames())
-    result = host.judge(Job("1", "judgement"), JudgeRequest(handed_in, "", [], None, symmetric=False))
+    result = host.judge(Job("1", "judgement"), handed_in)
     host.close()
     scored = {tuple(pair["images"]): pair["p_yes"] for pair in result["pairs"]}
     assert (scored[0, 1] is None, scored[0, 2], scored[1, 2]) == (False, None, None)
@@ -197,9 +196,13 @@ def server(monkeypatch):
 
     monkeypatch.setattr(ModelHost, "load", lambda self, job: {})
     monkeypatch.setattr(
-        ModelHost, "make_set", lambda self, job, request: {"seed": request.seed, "compare": request.compare}
+        ModelHost,
+        "make_set",
+        lambda self, job, prompt, **options: {name: options[name] for name in ("seed", "compare")},
     )
-    monkeypatch.setattr(ModelHost, "judge", lambda self, job, order: {"names": [one.name for one in order.uploads]})
+    monkeypatch.setattr(
+        ModelHost, "judge", lambda self, job, uploads, **options: {"names": [one.name for one in uploads]}
+    )
     studio = module.AppState("secret")
     with TestClient(module.make_app(studio), follow_redirects=False) as client:
         yield client, studio
@@ -313,7 +316,7 @@ def test_a_waiting_set_can_be_cancelled(server, monkeypatch):
     client, studio = server
     enter(client)
     gate = threading.Event()
-    monkeypatch.setattr(ModelHost, "make_set", lambda self, job, request: {"waited": gate.wait(10)})
+    monkeypatch.setattr(ModelHost, "make_set", lambda self, job, prompt, **options: {"waited": gate.wait(10)})
     first, second = (client.post("/api/sets", json=SET).json()["id"] for _ in range(2))
     told = client.get(f"/api/jobs/{second}").json()
     assert (told["status"], told["ahead"]) == ("queued", 1)

@@ -1,7 +1,6 @@
 """A local page to make, judge and compare sets (`pacorl studio`).
 
 jobs     one job at a time, with progress and cancelling
-models   the generator and the judge, and what the jobs do with them
-uploads  images that people hand in
+models   the generator and the judge, uploads, and what the jobs do with them
 server   the HTTP API and the page
 """

@@ -64,17 +64,8 @@ class Job:
             raise CancelledError
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "status": self.status,
-            "phase": self.phase,
-            "done": self.done,
-            "total": self.total,
-            "error": self.error,
-            "seconds": round(self.seconds, 1),
-            "result": self.result,
-        }
+        shown = ("id", "kind", "status", "phase", "done", "total", "error", "result")
+        return {name: getattr(self, name) for name in shown} | {"seconds": round(self.seconds, 1)}
 
 
 Work = Callable[[Job], Mapping[str, Any]]
@@ -92,13 +83,15 @@ class JobQueue:
         self._worker.start()
 
     def submit(self, kind: str, work: Work) -> Job:
-        """Puts work at the end of the queue. Raises BusyError if too much is waiting."""
+        """Put work at the end of the queue. Raises BusyError if too much is waiting."""
         with self._lock:
             if sum(job.status == "queued" for job in self._jobs.values()) >= MAX_WAITING:
                 raise BusyError(f"{MAX_WAITING} jobs are waiting already; cancel one, or wait")
             job = Job(str(next(self._numbers)), kind)
             self._jobs[job.id] = job
-            self._forget()
+            ended = [job for job in self._jobs.values() if job.status in ENDED]
+            for old in ended[: max(0, len(ended) - MAX_ENDED)]:
+                del self._jobs[old.id]
         self._waiting.put((job, work))
         return job
 
@@ -107,8 +100,8 @@ class JobQueue:
 
     def cancel(self, job: Job) -> None:
         """A job that waits ends at once, one that runs at its next step; one that has ended stays as it is."""
+        # A running job ends at its next `check`: a thread cannot be stopped from outside.
         job.is_cancelled = True
-        # One that runs ends at its next `check`: a thread cannot be stopped from outside.
         if job.status == "queued":
             job.status = "cancelled"
 
@@ -127,32 +120,24 @@ class JobQueue:
         self._waiting.put(None)
         self._worker.join(timeout=10)
 
-    def _forget(self) -> None:
-        ended = [job for job in self._jobs.values() if job.status in ENDED]
-        for job in ended[: max(0, len(ended) - MAX_ENDED)]:
-            del self._jobs[job.id]
-
     def _run(self) -> None:
         while (entry := self._waiting.get()) is not None:
             job, work = entry
-            if job.status == "queued":
-                _do(job, work)
-
-
-def _do(job: Job, work: Work) -> None:
-    """Runs one job. Whatever it raises becomes its error: the page shows it, and the next job runs."""
-    began = time.monotonic()
-    job.status = "running"
-    try:
-        job.result = work(job)
-        job.status = "done"
-    except CancelledError:
-        job.status = "cancelled"
-    except Exception as error:
-        # These say in one line what the user can change; anything else is a fault of ours and goes to the log in full.
-        if not isinstance(error, ValueError | OSError | RuntimeError):
-            logging.getLogger(__name__).exception("a job of the studio failed")
-        job.error = str(error).strip() or type(error).__name__
-        job.status = "failed"
-    finally:
-        job.seconds = time.monotonic() - began
+            if job.status != "queued":  # cancelled while it waited
+                continue
+            began = time.monotonic()
+            job.status = "running"
+            # Whatever a job raises becomes its error: the page shows it, and the next job runs.
+            try:
+                job.result = work(job)
+                job.status = "done"
+            except CancelledError:
+                job.status = "cancelled"
+            except Exception as error:
+                # These say in one line what the user can change; anything else is a fault of ours, logged in full.
+                if not isinstance(error, ValueError | OSError | RuntimeError):
+                    logging.getLogger(__name__).exception("a job of the studio failed")
+                job.error = str(error).strip() or type(error).__name__
+                job.status = "failed"  # last: whoever sees it reads the error too
+            finally:
+                job.seconds = time.monotonic() - began

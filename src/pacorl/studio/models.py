@@ -1,25 +1,94 @@
-"""The studio's models, and what its jobs do with them: generate and rank candidates, judge uploads."""
+"""The studio's models and uploads, and what its jobs do with them: generate and rank candidates, judge uploads."""
 
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from PIL.Image import Image
 
 from pacorl.data.characters import VALUES, character_prompts
 from pacorl.generate.compose import prompt_from
-from pacorl.io.images import png_bytes
+from pacorl.io.images import open_image, png_bytes
 from pacorl.studio.jobs import Job
-from pacorl.studio.uploads import Upload, preview_of
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
     from pacorl.engine.generator import Generator
     from pacorl.generate.sets import GeneratedImage
     from pacorl.score.reward import PacoReward
-    from pacorl.score.scores import Scores
+
+MAX_BYTES = 20 * 1024 * 1024
+MAX_PIXELS = 25_000_000
+MAX_IMAGES = 12
+"""66 pairs."""
+PREVIEW = 512  # pixels of the longer side
+
+
+# --- uploads -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """One image as it came, and a small one to show."""
+
+    id: str
+    name: str
+    data: bytes
+    preview: bytes
+    size: tuple[int, int]
+
+    def open(self) -> Image:
+        return open_image(self.data, name=self.name, max_pixels=MAX_PIXELS)
+
+
+class Uploads:
+    """What has been handed in and not taken back: few, and in memory only."""
+
+    def __init__(self) -> None:
+        self._uploads: dict[str, Upload] = {}
+        self._lock = threading.Lock()
+
+    def add(self, data: bytes, name: str) -> Upload:
+        """Check an image and store it.
+
+        Raises:
+            ImageError: if `data` is no image that can be judged; it begins with the name.
+            ValueError: if there are too many.
+        """
+        name = " ".join(name.split())[:120] or "image"
+        image = open_image(data, name=name, max_pixels=MAX_PIXELS)
+        upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size)
+        # Decoding took its time outside of the lock, so the count is checked here, where nothing can come between.
+        with self._lock:
+            if len(self._uploads) >= MAX_IMAGES:
+                raise ValueError(f"{name}: {MAX_IMAGES} images are here already; take one away first")
+            self._uploads[upload.id] = upload
+        return upload
+
+    def find(self, name: str) -> Upload | None:
+        return self._uploads.get(name)
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._uploads.pop(name, None)
+
+    @property
+    def all(self) -> list[Upload]:
+        return list(self._uploads.values())
+
+
+def preview_of(image: Image) -> Image:
+    small = image.copy()
+    small.thumbnail((PREVIEW, PREVIEW))
+    return small
+
+
+# --- models ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +102,6 @@ class ModelNames:
     judge_model: str = ""
     judge_adapter: str = ""
     api_key_env: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SetRequest:
-    """Candidates to generate for one prompt."""
-
-    prompt: Prompt
-    candidates: int
-    seed: int
-    size: Size | None
-    steps: int | None
-    compare: bool
-    """Whether the base model also generates each seed."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeRequest:
-    """Images to judge."""
-
-    uploads: Sequence[Upload]
-    theme: str
-    criteria: Sequence[str]
-    grid: Grid | None
-    symmetric: bool
 
 
 class ModelHost:
@@ -83,52 +128,96 @@ class ModelHost:
             self.ready.set()
         return self._loaded
 
-    def make_set(self, job: Job, request: SetRequest) -> dict[str, Any]:
-        """Ranked candidates, each with the base model's image of the same seed if the request compares them."""
+    def make_set(
+        self,
+        job: Job,
+        prompt: Prompt,
+        *,
+        candidates: int,
+        seed: int,
+        size: Size | None = None,
+        steps: int | None = None,
+        compare: bool = False,
+    ) -> dict[str, Any]:
+        """Ranked candidates; with `compare` each has the base model's image of the same seed."""
         from pacorl.generate.sets import generate_sets
 
         generator, reward = self._models(job)
-        steps = request.steps or generator.default_steps
+        steps = steps or generator.default_steps
 
-        def generate(*, base: bool) -> list[GeneratedImage]:
-            return generate_sets(
+        def generate(phase: str, *, base: bool) -> list[dict[str, Any]]:
+            job.enter(phase, total=steps * candidates)
+            images = generate_sets(
                 generator,
-                [request.prompt],
-                seed=request.seed,
-                best_of=request.candidates,
+                [prompt],
+                seed=seed,
+                best_of=candidates,
                 judge=reward.judge,
                 keep_all=True,
-                size=request.size,
+                size=size,
                 steps=steps,
                 base=base,
                 on_step=job.advance,
             )
+            return [_candidate_dict(job, image, reward.name) for image in images]
 
-        job.enter("Generating", total=steps * request.candidates)
-        result = _set_dict(job, request.prompt, generate(base=False), reward.name)
-        if request.compare and generator.adapter:
+        ranked = generate("Generating", base=False)
+        result: dict[str, Any] = {
+            "theme": prompt.theme or prompt.text,
+            "panels": _panel_texts(prompt),
+            "layout": str(prompt.grid),
+            "judge": reward.name,
+            "adapter": generator.adapter,
+            "candidates": [{**candidate, "base": None} for candidate in ranked],
+        }
+        if compare and generator.adapter:
             job.result = result  # the page shows the ranking while the base model generates
-            job.enter("Generating with the base", total=steps * request.candidates)
-            base_of = {made.recipe.seed: _candidate_dict(job, made, reward.name) for made in generate(base=True)}
-            candidates = [{**candidate, "base": base_of[candidate["seed"]]} for candidate in result["candidates"]]
-            result = {**result, "candidates": candidates}
+            base_of = {image["seed"]: image for image in generate("Generating with the base", base=True)}
+            result = {**result, "candidates": [{**one, "base": base_of[one["seed"]]} for one in ranked]}
         return result
 
-    def judge(self, job: Job, request: JudgeRequest) -> dict[str, Any]:
-        """Every pair of some images."""
+    def judge(
+        self,
+        job: Job,
+        uploads: Sequence[Upload],
+        *,
+        theme: str = "",
+        criteria: Sequence[str] = (),
+        grid: Grid | None = None,
+        symmetric: bool = False,
+    ) -> dict[str, Any]:
+        """Every pair of some images, or of the panels of one."""
         from pacorl.score import scores as scoring
 
         _, reward = self._models(job)
         job.enter("Judging")
-        names: tuple[str, ...] = tuple(upload.name for upload in request.uploads)
-        images = tuple(upload.open() for upload in request.uploads)
-        if request.grid:
-            names, images = scoring.panels_of(names[0], images[0], request.grid)
-        questions = scoring.questions_about(request.theme, {text: text for text in request.criteria})
-        scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=request.symmetric)
+        names: tuple[str, ...] = tuple(upload.name for upload in uploads)
+        images = tuple(upload.open() for upload in uploads)
+        if grid:
+            names, images = scoring.panels_of(names[0], images[0], grid)
+        questions = scoring.questions_about(theme, {text: text for text in criteria})
+        scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=symmetric)
         for number, image in enumerate(images):
             job.images[str(number)] = png_bytes(preview_of(image))
-        return {**_score_dict(scores), "judge": reward.name, "note": reward.note, "images": len(images)}
+        return {
+            "names": list(scores.names),
+            "questions": [[question.label, question.text] for question in scores.questions],
+            "mean": scores.mean,
+            "matrix": scores.matrix,
+            "odd": scores.odd_one_out and asdict(scores.odd_one_out),
+            "pairs": [
+                {
+                    "images": [pair.first, pair.second],
+                    "p_yes": pair.p_yes,
+                    "by_question": pair.by_question,
+                    "error": pair.error,
+                }
+                for pair in scores.ranked
+            ],
+            "judge": reward.name,
+            "note": reward.note,
+            "images": len(images),
+        }
 
 
 def load_models(names: ModelNames) -> tuple[Generator, PacoReward]:
@@ -144,6 +233,24 @@ def load_models(names: ModelNames) -> tuple[Generator, PacoReward]:
         names.judge, adapter=names.judge_adapter, model=names.judge_model, api_key_env=names.api_key_env
     )
     return generator, reward
+
+
+def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, Any]:
+    from pacorl.generate.files import recipe_texts
+
+    recipe, judged = image.recipe, image.judged
+    name = f"{'adapter' if recipe.adapter else 'base'}-{recipe.seed}"
+    job.images[name] = png_bytes(image.image, recipe_texts(image, judge=judge))
+    return {
+        "image": f"/images/{job.id}/{name}.png",
+        "width": image.image.width,
+        "height": image.image.height,
+        "rank": image.rank,
+        "seed": recipe.seed,
+        "score": judged.score if judged else None,
+        "matrix": judged.matrix if judged else [],
+        "error": judged.error if judged else "",
+    }
 
 
 # --- what the page asks for --------------------------------------------------------------------------------------
@@ -189,55 +296,3 @@ def words(names: ModelNames) -> dict[str, list[str]]:
 
 def _panel_texts(prompt: Prompt) -> list[str]:
     return [text.removeprefix(f"{prompt.theme}, ") for text in prompt.panels]
-
-
-# --- what the page shows -----------------------------------------------------------------------------------------
-
-
-def _set_dict(job: Job, prompt: Prompt, made: Sequence[GeneratedImage], judge: str) -> dict[str, Any]:
-    return {
-        "theme": prompt.theme or prompt.text,
-        "panels": _panel_texts(prompt),
-        "layout": str(prompt.grid),
-        "judge": judge,
-        "adapter": made[0].recipe.adapter,
-        "candidates": [{**_candidate_dict(job, candidate, judge), "base": None} for candidate in made],
-    }
-
-
-def _candidate_dict(job: Job, made: GeneratedImage, judge: str) -> dict[str, Any]:
-    from pacorl.generate.files import recipe_texts
-
-    name = f"{'adapter' if made.recipe.adapter else 'base'}-{made.recipe.seed}"
-    job.images[name] = png_bytes(made.image, recipe_texts(made, judge=judge))
-    judged = made.judged
-    return {
-        "image": f"/images/{job.id}/{name}.png",
-        "width": made.image.width,
-        "height": made.image.height,
-        "rank": made.rank,
-        "seed": made.recipe.seed,
-        "score": judged.score if judged else None,
-        "matrix": judged.matrix if judged else [],
-        "error": judged.error if judged else "",
-    }
-
-
-def _score_dict(scores: Scores) -> dict[str, Any]:
-    odd = scores.odd_one_out
-    return {
-        "names": list(scores.names),
-        "questions": [[question.label, question.text] for question in scores.questions],
-        "mean": scores.mean,
-        "matrix": scores.matrix,
-        "odd": odd and {"image": odd.image, "with_others": odd.with_others, "among_others": odd.among_others},
-        "pairs": [
-            {
-                "images": [pair.first, pair.second],
-                "p_yes": pair.p_yes,
-                "by_question": pair.by_question,
-                "error": pair.error,
-            }
-            for pair in scores.ranked
-        ],
-    }

@@ -26,9 +26,9 @@ from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from pacorl.core.grid import parse_layout
+from pacorl.studio import models
 from pacorl.studio.jobs import Job, JobQueue
-from pacorl.studio.models import JudgeRequest, ModelHost, ModelNames, SetRequest, example, prompt_for, words
-from pacorl.studio.uploads import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, Upload, Uploads
+from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, ModelNames, Upload, Uploads
 from pacorl.types import TINY, Grid, Size
 from pacorl.web.site import RefusedError, Route, Session, Site, error_response, listening, run
 
@@ -96,7 +96,7 @@ class AppState:
 def serve(
     names: ModelNames, *, host: str = "127.0.0.1", port: int = 8767, announce: Callable[[str], None] = print
 ) -> None:
-    """Serves until SIGINT or SIGTERM; port 0 takes a free one.
+    """Serve until SIGINT or SIGTERM; port 0 takes a free one.
 
     Raises:
         OSError: if the port is taken.
@@ -151,8 +151,8 @@ def page_state(state: State) -> dict[str, Any]:
         "adapter": names.adapter,
         "judge": names.judge_model or names.judge,
         "tiny": {"model": names.model == TINY, "judge": names.judge == TINY},
-        "words": words(names),
-        "example": example(names, 0),
+        "words": models.words(names),
+        "example": models.example(names, 0),
         "ready": state.host.ready.is_set(),
         "fault": state.loading.error,
         "latest": {kind: job.id for kind in ("set", "judgement") if (job := state.jobs.latest(kind))},
@@ -162,7 +162,7 @@ def page_state(state: State) -> dict[str, Any]:
 
 
 def give_example(state: State, number: int = 0) -> dict[str, Any]:
-    return example(state.names, number)
+    return models.example(state.names, number)
 
 
 def job_state(name: str, state: State) -> dict[str, Any]:
@@ -197,19 +197,14 @@ def image(name: str, file: str, state: State) -> Response:
 
 
 def make_set(form: SetForm, state: State) -> dict[str, Any]:
-    """Queues a set; what the model does not know is refused at once."""
+    """Queue a set; what the model does not know is refused at once."""
     size = Size.parse(form.size) if form.size.strip() else None
     if size and max(size.height, size.width) > MAX_SIDE:
         raise ValueError(f"an image of {form.size} pixels is too large; each side may have {MAX_SIDE}")
-    request = SetRequest(
-        prompt=prompt_for(state.names, form.theme, form.panels, _grid(form.layout)),
-        candidates=form.candidates,
-        seed=form.seed,
-        size=size,
-        steps=form.steps,
-        compare=form.compare and bool(state.names.adapter),
-    )
-    return state.jobs.submit("set", lambda job: state.host.make_set(job, request)).to_dict()
+    prompt = models.prompt_for(state.names, form.theme, form.panels, _grid(form.layout))
+    options: dict[str, Any] = {"candidates": form.candidates, "seed": form.seed, "size": size, "steps": form.steps}
+    options["compare"] = form.compare and bool(state.names.adapter)
+    return state.jobs.submit("set", lambda job: state.host.make_set(job, prompt, **options)).to_dict()
 
 
 def _grid(text: str) -> Grid | None:
@@ -253,23 +248,16 @@ def take_back(name: str, state: State) -> dict[str, Any]:
 
 
 def judge(form: JudgeForm, state: State) -> dict[str, Any]:
-    """Queues a judgement of two images or more, or of one that is cut apart."""
-    grid = _grid(form.layout)
-    _check_count(len(form.uploads), grid)
-    request = JudgeRequest(
-        uploads=[_upload(state, name) for name in form.uploads],
-        theme=form.theme.strip(),
-        criteria=[text.strip() for text in form.criteria if text.strip()],
-        grid=grid,
-        symmetric=form.symmetric,
-    )
-    return state.jobs.submit("judgement", lambda job: state.host.judge(job, request)).to_dict()
-
-
-def _check_count(count: int, grid: Grid | None) -> None:
+    """Queue a judgement of two images or more, or of one that is cut apart."""
+    grid, count = _grid(form.layout), len(form.uploads)
     if grid and count != 1:
         raise ValueError(f"a grid image is cut alone, and {count} images are given")
     if not grid and count < 2:
         raise ValueError("one image has nothing to be compared with; add another, or say how to cut it")
     if grid and not 2 <= grid.count <= MAX_IMAGES:
         raise ValueError(f"a {grid} image has {grid.count} panels; 2 to {MAX_IMAGES} can be judged")
+    # Found now and not by the job: an image that is taken back while the job waits is judged all the same.
+    uploads = [_upload(state, name) for name in form.uploads]
+    options: dict[str, Any] = {"theme": form.theme.strip(), "grid": grid, "symmetric": form.symmetric}
+    options["criteria"] = [text.strip() for text in form.criteria if text.strip()]
+    return state.jobs.submit("judgement", lambda job: state.host.judge(job, uploads, **options)).to_dict()
