@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,9 +36,6 @@ MAX_BODY = 64 * 1024
 ADMIN = "admin"
 
 
-# --- starting ----------------------------------------------------------------------------------------------------
-
-
 def serve(
     folder: Path,
     people: Sequence[str],
@@ -50,10 +47,7 @@ def serve(
     renew: Sequence[str] = (),
     announce: Callable[[str], None] = print,
 ) -> None:
-    """Serves the page until SIGINT or SIGTERM; the links are announced when it can be reached.
-
-    Args:
-        people, sharing, days, renew: see `prepare`.
+    """Serves the page until SIGINT or SIGTERM; the links (see `prepare`) are announced when it can be reached.
 
     Raises:
         ValueError: if another server has the database.
@@ -91,11 +85,10 @@ def prepare(
     Raises:
         ValueError: if an annotator has the administrator's name, nobody is there, or an image is missing.
     """
-    sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
+    sharing = sharing or store.sharing()
     instances = instances_to_rank(folder, people, sharing)
     if not people and not store.people():
         raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
-    store.remember("sharing", asdict(sharing))
     # Links come after every check: a start that fails must not hand out some, or end old ones.
     present = {*store.people(), *([ADMIN] if store.has_admin() else [])}
     links = {
@@ -120,7 +113,7 @@ def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None)
     database, present, answered = folder / DATABASE, list[str](), dict[str, set[str]]()
     if database.is_file():
         with Store(database, read_only=True) as store:
-            sharing = sharing or Sharing(**(store.remembered("sharing") or {}))
+            sharing = sharing or store.sharing()
             present, answered = store.people(), store.answered()
     sharing = sharing or Sharing()
     instances = instances_to_rank(folder, people, sharing)
@@ -129,25 +122,20 @@ def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None)
 
 
 def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> list[Instance]:
-    """The folder's instances and control questions: its controls.jsonl, or some that are made from the data.
-
-    Raises:
-        ValueError: for an annotator of the administrator's name, images that are missing, and control questions without
-            a known order or under an instance's id.
-    """
+    """The folder's instances and control questions: its controls.jsonl, or some that are made from the data."""
     if ADMIN in people:
         raise ValueError(f"{ADMIN!r} is the administrator, who has a link anyway; give the annotator another name")
     instances = read_instances(folder / "instances.jsonl")
     path = folder / "controls.jsonl"
-    given = path.is_file()
-    added = read_instances(path) if given else foreign_controls(instances, sharing.controls, seed=sharing.seed)
+    made = [] if path.is_file() else foreign_controls(instances, sharing.controls, seed=sharing.seed)
+    controls = read_instances(path) if path.is_file() else made
     ids = {instance.id for instance in instances}
-    for control in added:
+    for control in controls:
         if control.id in ids:
             raise ValueError(f"{path}: id {control.id!r} is already taken by an instance; ids must be unique")
         if not control.is_control:
             raise ValueError(f"{path}: {control.id!r} says no known order; give one under `must`, e.g. [[0, 1]]")
-    instances += added
+    instances += controls
     missing = []
     for name in sorted({name for instance in instances for name in (instance.reference, *instance.candidates)}):
         try:
@@ -195,21 +183,19 @@ class AppState:
 
     folder: Path
     store: Store
+    site: Site
     summary: tuple[int, dict[str, Any]] | None = None
     """The last summary, and the store's version that it was made from."""
-    site: Site = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.site = Site("pacorl annotate", PAGE, "pacorl_annotator", self._sign_in, MAX_BODY)
-
-    def _sign_in(self, token: str) -> Session:
-        person = self.store.person_of(token)
-        return Session("/admin" if person.is_admin else "/", person.expires)
 
 
 def make_app(folder: Path, store: Store) -> FastAPI:
     """The server of one dataset folder."""
-    state = AppState(folder, store)
+
+    def sign_in(token: str) -> Session:
+        person = store.person_of(token)
+        return Session("/admin" if person.is_admin else "/", person.expires)
+
+    site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in, MAX_BODY)
     routes: list[Route] = [
         ("GET", "/images/{key}/{slot}", image),
         ("GET", "/api/task", task),
@@ -220,10 +206,7 @@ def make_app(folder: Path, store: Store) -> FastAPI:
         ("POST", "/api/admin/people", renew_link),
         ("GET", "/api/admin/rankings.jsonl", rankings),
     ]
-    return state.site.app(routes, state=state)
-
-
-# --- who is asking ---------------------------------------------------------------------------------------------
+    return site.app(routes, state=AppState(folder, store, site))
 
 
 def _state(request: Request) -> AppState:
@@ -251,9 +234,6 @@ Someone = Annotated[Person, Depends(_person)]
 Administrator = Annotated[Person, Depends(_administrator)]
 
 
-# --- images ----------------------------------------------------------------------------------------------------
-
-
 def image(key: str, slot: str, state: State, person: Someone) -> Response:
     """An image of an instance that this person may see, from inside the dataset folder."""
     instance = state.store.instance_for(person, key)
@@ -278,9 +258,6 @@ def image_path(folder: Path, name: str) -> Path:
     if not path.is_file():
         raise RefusedError(f"{Path(name).name} is missing on the disk", status=410)
     return path
-
-
-# --- ranking ---------------------------------------------------------------------------------------------------
 
 
 def task(state: State, person: Someone) -> dict[str, Any]:
@@ -324,9 +301,6 @@ def undo(form: Submission, state: State, person: Someone) -> dict[str, Any]:
     return task(state, person)
 
 
-# --- administration --------------------------------------------------------------------------------------------
-
-
 def admin(state: State, person: Administrator) -> dict[str, Any]:
     """Progress, control questions, agreement and skips."""
     # The admin page asks every three seconds, and agreement reads every answer: it is computed once per change.
@@ -353,6 +327,6 @@ def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[st
 
 def rankings(state: State, person: Administrator) -> Response:
     """Every ranking as it stands, control questions aside, in the form of rankings.jsonl."""
-    lines = [json.dumps(asdict(answer), ensure_ascii=False) for answer in state.store.answers()]
+    lines = [json.dumps(asdict(answer), ensure_ascii=False) + "\n" for answer in state.store.answers()]
     headers = {"Content-Disposition": 'attachment; filename="rankings.jsonl"'}
-    return Response("".join(line + "\n" for line in lines), media_type="application/jsonl", headers=headers)
+    return Response("".join(lines), media_type="application/jsonl", headers=headers)

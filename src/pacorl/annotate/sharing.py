@@ -53,9 +53,6 @@ def share_out(
 
     Returns:
         person → instance ids in the order in which to show them.
-
-    Raises:
-        ValueError: if there are no people.
     """
     if not people:
         raise ValueError("nobody is there to rank; name at least one annotator")
@@ -88,13 +85,7 @@ def share_out(
 
 
 def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0) -> list[Instance]:
-    """Control questions made from the data: one candidate is replaced by an image of another prompt.
-
-    `must` says that all candidates of the right prompt come before it.
-
-    Raises:
-        ValueError: if there is only one prompt.
-    """
+    """Control questions made from the data: one candidate becomes an image of another prompt, and is the worst."""
     groups: dict[str, list[Instance]] = {}
     for instance in instances:
         groups.setdefault(instance.group, []).append(instance)
@@ -121,9 +112,6 @@ def kendall_w(rank_MN: Sequence[Sequence[float]]) -> float:
     """Coefficient of concordance of M people who ranked the same N items without ties: 0 for none, 1 for full.
 
     W = 12·S / (M²(N³ − N)), S the sum of squared deviations of the items' rank sums (Kendall & Babington Smith 1939).
-
-    Raises:
-        ValueError: for fewer than two people or items.
     """
     rank = np.asarray(rank_MN, dtype=float)
     if rank.ndim != 2 or min(rank.shape) < 2:
@@ -134,14 +122,11 @@ def kendall_w(rank_MN: Sequence[Sequence[float]]) -> float:
 
 
 def krippendorff_alpha(units: Sequence[Sequence[int]]) -> float | None:
-    """Ordinal α: 1 for perfect agreement, 0 for chance, below 0 for systematic disagreement.
+    """Ordinal α: 1 for perfect agreement, 0 for chance, below 0 for systematic disagreement; None without variation.
 
     Args:
         units: for each item that was judged, the ordinal values that it was given (Krippendorff, Computing
             Krippendorff's Alpha-Reliability, 2011). Items with one value say nothing and are left out.
-
-    Returns:
-        None if no item remains, or all values are the same.
     """
     compared = [unit for unit in units if len(unit) > 1]
     values = sorted({value for unit in compared for value in unit})

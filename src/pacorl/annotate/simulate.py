@@ -29,10 +29,7 @@ GIVE_UP_SECONDS = 60.0
 
 
 class Client:
-    """One annotator's kept-alive connection.
-
-    Changes are sent again, under their request id, until they are acknowledged.
-    """
+    """One annotator's connection; changes are sent again, under their request id, until they are acknowledged."""
 
     def __init__(self, url: str, token: str) -> None:
         address = urlsplit(url)
@@ -92,8 +89,6 @@ class Client:
                 time.sleep(0.2)
 
 
-# --- people of the tiny world ------------------------------------------------------------------------------------
-
 ORACLE = Oracle()
 
 
@@ -111,14 +106,9 @@ def simulate(
 
 
 def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) -> Rank:
-    """Ranks by the number of attributes that a candidate shares with the reference, plus Gaussian noise.
+    """Ranks by the number of attributes (of `attend`) that a candidate shares with the reference, plus Gaussian noise.
 
-    Args:
-        noise: standard deviation, in attributes; 0 ranks like the oracle, ties by chance.
-        attend: the attributes that this person looks at.
-
-    Raises:
-        ValueError: for an attribute that panels do not have.
+    `noise` is its standard deviation in attributes; 0 ranks like the oracle, ties by chance.
     """
     unknown = [attribute for attribute in attend if attribute not in VALUES]
     if unknown or not attend:

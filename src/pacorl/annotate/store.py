@@ -27,27 +27,7 @@ from pacorl.io.documents import parse_json
 from pacorl.io.files import LockedError, sole_holder
 from pacorl.web.site import RefusedError
 
-SETUP = """
-PRAGMA journal_mode=WAL;
-PRAGMA synchronous=FULL;
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS people (
-    name TEXT PRIMARY KEY, token_hash TEXT UNIQUE NOT NULL, expires REAL NOT NULL, is_admin INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS instances (
-    id TEXT PRIMARY KEY, key TEXT UNIQUE NOT NULL, content TEXT NOT NULL, is_control INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS assignments (
-    person TEXT NOT NULL, place INTEGER NOT NULL, instance TEXT NOT NULL REFERENCES instances(id),
-    is_open INTEGER NOT NULL, PRIMARY KEY (person, place), UNIQUE (person, instance)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS open_assignments ON assignments (person, place) WHERE is_open;
-CREATE TABLE IF NOT EXISTS answers (
-    person TEXT NOT NULL, instance TEXT NOT NULL, ranking TEXT, skipped TEXT, at REAL NOT NULL,
-    seconds REAL, number INTEGER NOT NULL, PRIMARY KEY (person, instance)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS answers_in_order ON answers (person, number);
-CREATE TABLE IF NOT EXISTS events (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, request TEXT UNIQUE NOT NULL, person TEXT NOT NULL,
-    kind TEXT NOT NULL, instance TEXT NOT NULL, content TEXT, at REAL NOT NULL);
-"""
-
+SETUP = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 MAX_REASON = 500
 
 
@@ -72,14 +52,11 @@ class Task:
 
 
 class Store:
-    """The database of one dataset folder. Methods may be called from any thread.
-
-    With `read_only` the folder stays as it is, to the byte; the database must exist.
-    """
+    """The database of one dataset folder, for any thread; `read_only` leaves the folder as it is, to the byte."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        # One connection for all threads of the server; a transaction calls methods that lock again.
+        # One connection serves all threads: no statement may fall into another thread's transaction.
         self._lock = threading.RLock()
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +88,6 @@ class Store:
         with self._lock:
             return self._db.execute(sql, values).fetchall()
 
-    # --- people and work -------------------------------------------------------------------------------------
-
     def add_person(self, name: str, *, is_admin: bool = False, days: float = 30) -> str:
         """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored."""
         if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
@@ -143,15 +118,10 @@ class Store:
             raise RefusedError(f"the link of {name} has expired; ask for a new one. Nothing is lost", status=401)
         return Person(name, bool(is_admin), expires)
 
-    def remember(self, key: str, value: Any) -> None:
-        """Keeps a setting with the database."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
-
-    def remembered(self, key: str) -> Any:
-        """A setting that was kept, or None."""
-        rows = self._all("SELECT value FROM meta WHERE key = ?", key)
-        return parse_json(rows[0][0]) if rows else None
+    def sharing(self) -> Sharing:
+        """How the work was shared last; the defaults, for a new database."""
+        rows = self._all("SELECT value FROM meta WHERE key = 'sharing'")
+        return Sharing(**(parse_json(rows[0][0]) if rows else {}))
 
     def answered(self) -> dict[str, set[str]]:
         """Instance id → who has answered it, skips included."""
@@ -161,26 +131,22 @@ class Store:
         return people
 
     def share(self, instances: Sequence[Instance], sharing: Sharing) -> None:
-        """Shares the instances out among the people: answered ones stay with theirs, the others are assigned anew.
-
-        The same instances, people and sharing again change nothing.
-        """
+        """Shares the instances out among the people; the same instances, people and sharing again change nothing."""
         # An answer that arrives between this plan and the transaction keeps its person: answers are read again there.
         plan = share_out(instances, self.people(), sharing, answered=self.answered())
         with self._transaction() as db:
-            stored = {row[0]: row[1] for row in db.execute("SELECT id, content FROM instances")}
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('sharing', ?)", (json.dumps(asdict(sharing)),))
+            stored = dict(db.execute("SELECT id, content FROM instances"))
             for instance in instances:
                 content = json.dumps(asdict(instance), ensure_ascii=False)
                 if stored.get(instance.id, content) != content:
-                    raise ValueError(
-                        f"instance {instance.id} is in {self.path} with other images; "
-                        "export what it holds and begin a new database"
-                    )
+                    fault = f"instance {instance.id} is in {self.path} with other images"
+                    raise ValueError(f"{fault}; export what it holds and begin a new database")
                 row = (instance.id, public_key(instance.id), content, instance.is_control)
                 db.execute("INSERT OR IGNORE INTO instances VALUES (?, ?, ?, ?)", row)
             for person, assigned in plan.items():
                 rows = db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,)).fetchall()
-                # Answered ones come first, in their order: `place` is where undoing walks back.
+                # Answered ones stand first, in the order of their answers, and are never shown again unless undone.
                 ordered = dict.fromkeys([*(answered for (answered,) in rows), *assigned])
                 db.execute("DELETE FROM assignments WHERE person = ?", (person,))
                 db.executemany(
@@ -188,18 +154,14 @@ class Store:
                     [(person, place, instance, place >= len(rows)) for place, instance in enumerate(ordered)],
                 )
 
-    # --- ranking -----------------------------------------------------------------------------------------------
-
     def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
         """The first unanswered instances, none if all are answered. After an undo, the undone one is first."""
-        rows = self._all(
+        sql = (
             "SELECT i.content FROM assignments a JOIN instances i ON i.id = a.instance "
-            "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?",
-            person,
-            limit,
+            "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?"
         )
         tasks = []
-        for (content,) in rows:
+        for (content,) in self._all(sql, person, limit):
             instance = stored_instance(content)
             slots = shown_order(person, instance)
             last = "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1"
@@ -212,13 +174,11 @@ class Store:
 
     def instance_for(self, person: Person, key: str) -> Instance:
         """The instance of a public key. Raises RefusedError with status 404 if this person has no such instance."""
-        rows = self._all(
+        sql = (
             "SELECT i.content FROM instances i WHERE i.key = ? AND (? OR EXISTS "
-            "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))",
-            key,
-            person.is_admin,
-            person.name,
+            "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))"
         )
+        rows = self._all(sql, key, person.is_admin, person.name)
         if not rows:
             raise RefusedError(f"there is no instance {key[:80]!r} for {person.name}", status=404)
         return stored_instance(rows[0][0])
@@ -231,9 +191,6 @@ class Store:
         Args:
             slots: as they were shown, best first.
             request: the client's own id of this submission; sent again, it counts once.
-
-        Raises:
-            RefusedError: if it is no order of all slots, or the instance has another answer already.
         """
         instance = self.instance_for(person, key)
         count = len(instance.candidates)
@@ -269,17 +226,12 @@ class Store:
             _log(db, request, person=person, kind=kind, instance=instance, content=content)
 
     def undo(self, person: Person, *, request: str) -> None:
-        """Takes this person's last answer back: it is the next task again.
-
-        Raises:
-            RefusedError: with status 409, if there is none.
-        """
+        """Takes this person's last answer back: it is the next task again."""
         with self._transaction() as db:
             if _is_repeated(db, request, (person.name, "undo", None)):
                 return
-            row = db.execute(
-                "SELECT instance, ranking FROM answers WHERE person = ? ORDER BY number DESC LIMIT 1", (person.name,)
-            ).fetchone()
+            last = "SELECT instance, ranking FROM answers WHERE person = ? ORDER BY number DESC LIMIT 1"
+            row = db.execute(last, (person.name,)).fetchone()
             if row is None:
                 raise RefusedError("there is nothing to undo", status=409)
             instance, ranking = row
@@ -287,10 +239,8 @@ class Store:
             first = db.execute("SELECT MIN(place) FROM assignments WHERE person = ?", (person.name,)).fetchone()[0]
             # The undone instance comes before everything unanswered. Answered ones are never shown, so any place before
             # all of them will do.
-            db.execute(
-                "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?",
-                (first - 1, person.name, instance),
-            )
+            moved = "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?"
+            db.execute(moved, (first - 1, person.name, instance))
             _log(db, request, person=person.name, kind="undo", instance=instance, content=ranking)
 
     def progress(self, person: str) -> dict[str, int]:
@@ -298,8 +248,6 @@ class Store:
         (total,) = self._all("SELECT COUNT(*) FROM assignments WHERE person = ?", person)[0]
         ranked, skipped = self._all("SELECT COUNT(ranking), COUNT(skipped) FROM answers WHERE person = ?", person)[0]
         return {"total": total, "ranked": ranked, "skipped": skipped}
-
-    # --- results -----------------------------------------------------------------------------------------------
 
     def answers(self, *, controls: bool = False) -> list[Answer]:
         """Every ranking as it stands, best first; with `controls`, only those of control questions."""
@@ -313,12 +261,12 @@ class Store:
 
     def controls_passed(self) -> dict[str, tuple[int, int]]:
         """person → (control questions passed, answered): passed if every order in `must` holds."""
-        rows = self._all(
+        sql = (
             "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
             "WHERE b.ranking IS NOT NULL AND i.is_control"
         )
         counts: dict[str, tuple[int, int]] = {}
-        for person, ranking, content in rows:
+        for person, ranking, content in self._all(sql):
             order = parse_json(ranking)
             holds = all(order.index(better) < order.index(worse) for better, worse in stored_instance(content).must)
             passed, answered = counts.get(person, (0, 0))
@@ -327,9 +275,8 @@ class Store:
 
     def median_seconds(self, person: str) -> float | None:
         """The median time of a ranking, as the page measured it."""
-        rows = self._all(
-            "SELECT seconds FROM answers WHERE person = ? AND seconds IS NOT NULL ORDER BY seconds", person
-        )
+        sql = "SELECT seconds FROM answers WHERE person = ? AND seconds IS NOT NULL ORDER BY seconds"
+        rows = self._all(sql, person)
         return float(rows[len(rows) // 2][0]) if rows else None
 
     def version(self) -> int:

@@ -36,11 +36,9 @@ def diversify(
     """Selects prompts that differ: prompts.jsonl → diverse.jsonl.
 
     Args:
-        goal: how many, or how far apart.
         method: one of SELECTIONS.
         embed: see `embedder`.
         per_category: gives every category an equal share.
-        progress: called after each of three stages: embedded, selected, measured.
 
     Returns:
         The spread of the selection, with its nearest pair by idx.
@@ -91,11 +89,7 @@ def compare(
     draws: int = 100,
     seed: int = 0,
 ) -> list[MeasuredSelection]:
-    """Every selection by each of `embeds`, measured in them and in `measures`, beside `draws` random choices.
-
-    Raises:
-        ValueError: if `number` leaves nothing to choose.
-    """
+    """Every selection by each of `embeds`, measured in them and in `measures`, beside `draws` random choices."""
     if not 2 <= number < len(records):
         raise ValueError(f"of {len(records)} prompts, between 2 and {len(records) - 1} can be chosen, not {number}")
     texts = [record.prompt.text for record in records]
@@ -106,21 +100,15 @@ def compare(
         for name, vectors_NC in vectors.items():
             measured = spread(vectors_NC, selected)
             rows.append(MeasuredSelection(method, by, name, measured.nearest, measured.mean_nearest, measured.coverage))
+    # Seeded one by one: fewer draws are the first of more.
     draws_of = [random.Random(f"{seed}-{draw}").sample(range(len(records)), number) for draw in range(draws)]
     for name, vectors_NC in vectors.items():
         spreads = [spread(vectors_NC, selected) for selected in draws_of]
-        nearest, mean_nearest = [each.nearest for each in spreads], [each.mean_nearest for each in spreads]
-        row = MeasuredSelection(
-            selection="random",
-            selected_by="",
-            measured_by=name,
-            nearest=float(np.mean(nearest)),
-            mean_nearest=float(np.mean(mean_nearest)),
-            coverage=float(np.mean([each.coverage for each in spreads])),
-            best_nearest=max(nearest),
-            best_mean_nearest=max(mean_nearest),
-        )
-        rows.append(row)
+        columns = zip(*((each.nearest, each.mean_nearest, each.coverage) for each in spreads), strict=True)
+        nearest, mean_nearest, coverage = columns
+        means = [float(np.mean(figures)) for figures in (nearest, mean_nearest, coverage)]
+        best = {"best_nearest": max(nearest), "best_mean_nearest": max(mean_nearest)}
+        rows.append(MeasuredSelection("random", "", name, *means, **best))
     return rows
 
 
@@ -138,8 +126,6 @@ def table(rows: Sequence[MeasuredSelection]) -> str:
     return "\n".join("".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-# --- embeddings --------------------------------------------------------------------------------------------------
-
 Embedder = Callable[[Sequence[str]], Vectors]
 
 DIMENSIONS = 128
@@ -148,11 +134,7 @@ WORDS = 2048
 
 
 def embedder(name: str, *, seed: int = 0) -> Embedder:
-    """Texts → vectors, by name: `tfidf`, `letters`, `words`, or `transformers:CHECKPOINT` (a folder or a hub name).
-
-    Raises:
-        ValueError: for another name.
-    """
+    """Texts → vectors, by name: `tfidf`, `letters`, `words`, or `transformers:CHECKPOINT` (a folder or a hub name)."""
     kind, _, checkpoint = name.partition(":")
     if kind == "transformers" and checkpoint:
         return TransformerEmbedder(checkpoint)

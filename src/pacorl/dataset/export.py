@@ -41,12 +41,9 @@ class Export:
         self.split_of: dict[str, str] = {}
 
     def assign_splits(self, shares: Mapping[str, float], *, seed: int) -> None:
-        """Sends every group to a split; groups that share a theme or an image stay together.
+        """Sends every group to a split; groups that share an image stay together.
 
-        Groups that a file of rankings names may share a theme.
-
-        Raises:
-            ValueError: if a split that has a share gets nothing.
+        So do those that share a theme, unless their file of rankings says what a group is.
         """
         own_groups = {answer.group for answer in self.answers if answer.own_group}
         ties = [(pair.group, image) for pair in self.pairs for image in pair.images]
@@ -230,12 +227,9 @@ class LabelledData(NamedTuple):
 def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dry_run: bool = False) -> LabelledData:
     """Labels pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
 
-    Control questions never become pairs: their answers are known beforehand.
-
     Args:
         rule: how a ranking becomes votes, one of RULES.
         question: what the judge is asked, one of QUESTIONS.
-        dry_run: writes nothing.
     """
     answers = collect_answers(folder, dry_run=dry_run)
     imported_files = sorted(folder.glob("imported/*/*.jsonl"))

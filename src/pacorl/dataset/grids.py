@@ -38,11 +38,6 @@ def generate(
 ) -> dict[str, int]:
     """Generates the grids that this shard lacks; lists all in grids.jsonl as soon as none is missing.
 
-    Args:
-        source: the generator; a dry run does not load it.
-        grids: how many per prompt.
-        prompts: the prompts file inside the folder.
-
     Returns:
         How many grids there are to be, how many were generated (or would be), and how many other shards still owe.
     """
@@ -100,8 +95,6 @@ def image_source(
         adapter: a LoRA in any form; a recipe names it by its content.
         size: for every prompt; None for the records' own.
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
-        batch: grids at a time.
-        seed: of the whole data set.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
 
     Raises:
@@ -129,20 +122,13 @@ def image_source(
     return ImageSource(load, description, seed=seed, batch=batch)
 
 
-# --- the questions for people ------------------------------------------------------------------------------------
-
-
 def panel_path(group: str, grid: int, position: int) -> str:
     """Where sub-figure `position` of grid `grid` lies, relative to the dataset (the released benchmark's naming)."""
     return f"images/{group}/{grid}_{position}.png"
 
 
 def instances_of(record: PromptRecord, *, grids: int) -> Iterator[Instance]:
-    """Every instance of one prompt: `grids` × positions × (positions − 1).
-
-    Raises:
-        ValueError: if there are fewer than two grids or positions, so that nothing can be compared.
-    """
+    """Every instance of one prompt: `grids` × positions × (positions − 1)."""
     prompt, positions = record.prompt, record.prompt.grid.count
     if grids < 2 or positions < 2:
         few = f"{record.idx}: {grids} grids of {prompt.grid}"
@@ -197,11 +183,7 @@ def pair(
 
 
 def grids_of(folder: Path) -> dict[str, list[str]]:
-    """group → its grids' files in order, as grids.jsonl lists them.
-
-    Raises:
-        ValueError: for a grid that is malformed, listed twice, changed, gone, or outside of the folder.
-    """
+    """group → its grids' files in order, as grids.jsonl lists them."""
     path, files_of = folder / "grids.jsonl", dict[str, dict[int, str]]()
     for number, row in enumerate(read_jsonl(path), 1):
         where = f"{path}, record {number}"

@@ -33,6 +33,15 @@ class Import:
         self.target = folder / "imported" / name
         self.images: dict[str, Path] = {}
         """Inner name → file, of every image that the records show."""
+        self.inputs: list[Path] = []
+        """The files that hold the records."""
+
+    def add_input(self, path: Path) -> Path:
+        """Adds a file of records to what the import was made of."""
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; is this the right folder and kind?")
+        self.inputs.append(path)
+        return path
 
     def add_image(self, relative: str) -> str:
         """Adds an image to be brought in; returns its path relative to the dataset folder."""
@@ -46,8 +55,8 @@ class Import:
 
 def import_benchmark(bundle: Import) -> Iterator[Answer]:
     """ConsistencyRank-Bench: images/FOLDER/i_j.png, prompt_data.jsonl, consistency_full_rank.jsonl."""
-    prompts = read_keyed(bundle.source / "prompt_data.jsonl", key="idx")
-    path, seen = bundle.source / "consistency_full_rank.jsonl", set()
+    prompts = read_keyed(bundle.add_input(bundle.source / "prompt_data.jsonl"), key="idx")
+    path, seen = bundle.add_input(bundle.source / "consistency_full_rank.jsonl"), set()
     for number, row in enumerate(read_jsonl(path), 1):
         with blamed_on(f"{path}, record {number}"):
             group, order = str(_required(row, "folder")), _required(row, "rank_images")
@@ -75,6 +84,8 @@ def import_benchmark(bundle: Import) -> Iterator[Answer]:
 
 def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
     """LLaMA-Factory's sharegpt JSON beside a dataset_info.json: PaCo-Dataset's folder, or one of our exports."""
+    for path in sharegpt_files(bundle.source):
+        bundle.add_input(path)
     for entry in sharegpt_names(bundle.source):
         for number, comparison in enumerate(load_sharegpt(bundle.source, entry), 1):
             with blamed_on(f"{bundle.source}:{entry}, record {number}"):
@@ -99,10 +110,12 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
     The paper took 5,695 of them after checking each by hand; `verified.txt` beside the JSON, one record number
     (from 1) a line, names those to take.
     """
-    path, *lists = sharegpt_4o_files(bundle.source)
-    verified = {int(line) for listed in lists for line in listed.read_text().split()}
+    path = bundle.add_input(bundle.source / "text_and_image_to_image.json")
+    verified, checked = None, bundle.source / "verified.txt"
+    if checked.is_file():
+        verified = {int(line) for line in bundle.add_input(checked).read_text().split()}
     for number, row in enumerate(read_json(path), 1):
-        if lists and number not in verified:
+        if verified is not None and number not in verified:
             continue
         with blamed_on(f"{path}, record {number}"):
             shown = [_required(row, key) for key in ("input_image", "output_image")]
@@ -127,15 +140,16 @@ def _required(row: Any, key: str) -> Any:
     return row[key]
 
 
-# --- rankings of one's own ---------------------------------------------------------------------------------------
-
-
 def import_rankings(bundle: Import) -> Iterator[Answer]:
     """A CSV or JSONL of one's own rankings (`data/rankings.py`).
 
     Rankings of one reference are a group, unless the file says what a group is. Copies of an image count as that image,
     so that no split can part them.
     """
+    if not bundle.source.is_file():
+        fault = "is a folder" if bundle.source.is_dir() else "is missing"
+        raise ValueError(f"{bundle.source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
+    bundle.inputs.append(bundle.source)
     rankings = load_rankings(bundle.source)
     stored = _stored_images(bundle, rankings)
     instances: dict[object, str] = {}
@@ -173,10 +187,7 @@ def import_rankings(bundle: Import) -> Iterator[Answer]:
 
 
 def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str]:
-    """Every image that the rankings name → its path in the dataset folder; copies of an image have one.
-
-    Raises ValueError that lists, by line, the images that are missing, and those that cannot be opened.
-    """
+    """Every image that the rankings name → its path in the dataset folder; copies of an image have one."""
     lines: dict[str, int] = {}
     for ranking in rankings:
         for name in (ranking.reference, *ranking.candidates):
@@ -210,32 +221,12 @@ def _folder_name(text: str) -> str:
     return short if 0 < len(short) <= 80 else f"{short[:60]}-{pair_key(text, '')[:8]}"
 
 
-# --- every source ------------------------------------------------------------------------------------------------
-
-
-def benchmark_files(source: Path) -> list[Path]:
-    return [source / "prompt_data.jsonl", source / "consistency_full_rank.jsonl"]
-
-
-def sharegpt_4o_files(source: Path) -> list[Path]:
-    verified = source / "verified.txt"
-    return [source / "text_and_image_to_image.json", *([verified] if verified.is_file() else [])]
-
-
-def rankings_files(source: Path) -> list[Path]:
-    if not source.is_file():
-        fault = "is a folder" if source.is_dir() else "is missing"
-        raise ValueError(f"{source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
-    return [source]
-
-
-SOURCES: dict[str, tuple[Callable[[Import], Iterator[Any]], Callable[[Path], list[Path]]]] = {
-    "consistency_rank": (import_benchmark, benchmark_files),
-    "sharegpt": (import_sharegpt, sharegpt_files),
-    "sharegpt_4o_image": (import_sharegpt_4o, sharegpt_4o_files),
-    "rankings": (import_rankings, rankings_files),
+SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {
+    "consistency_rank": import_benchmark,
+    "sharegpt": import_sharegpt,
+    "sharegpt_4o_image": import_sharegpt_4o,
+    "rankings": import_rankings,
 }
-"""kind → its reader, and the files that hold its records."""
 
 
 def import_folder(
@@ -265,17 +256,12 @@ def import_folder(
     """
     if kind not in SOURCES:
         raise ValueError(f"unknown kind {kind!r}; there are {', '.join(SOURCES)}")
-    read, files_of = SOURCES[kind]
     bundle = Import(folder, source, name or (_folder_name(source.stem) if source.is_file() else source.resolve().name))
-    files = files_of(source)
-    for path in files:
-        if not path.is_file():
-            raise ValueError(f"{path} is missing; is this the right folder and kind?")
-    options = {"kind": kind, "source": str(source.resolve())}
-    step = DatasetStep(folder, f"import-{bundle.name}", inputs=files, options=options)
-    _check_source(step)
     # Everything is read and checked before the first file is brought in: a fault leaves the folder as it was.
-    records = list(read(bundle))
+    records = list(SOURCES[kind](bundle))
+    options = {"kind": kind, "source": str(source.resolve())}
+    step = DatasetStep(folder, f"import-{bundle.name}", inputs=bundle.inputs, options=options)
+    _check_source(step)
     rankings = [record for record in records if isinstance(record, Answer)]
     pairs, lost = without_contradictions([record for record in records if isinstance(record, LabelledPair)])
     counts = {"pairs": len(pairs), "yes": sum(pair.consistent for pair in pairs), **lost}

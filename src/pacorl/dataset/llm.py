@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
@@ -23,8 +23,6 @@ from pacorl.io.documents import Journal, blamed_on, parse_json
 Message = dict[str, Any]
 Reply = TypeVar("Reply", bound=BaseModel)
 Item = TypeVar("Item")
-
-KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 class ChatError(ValueError):
@@ -50,7 +48,8 @@ class Usage:
 
     def with_cost(self, price: tuple[float, float]) -> dict[str, float]:
         """The counts, and their cost in the currency of `price`, which is per million prompt and completion tokens."""
-        return asdict(self) | {"cost": cost((self.prompt_tokens, self.completion_tokens), price)}
+        cost = (self.prompt_tokens * price[0] + self.completion_tokens * price[1]) / 1e6
+        return asdict(self) | {"cost": cost}
 
 
 @dataclass(slots=True)
@@ -60,10 +59,8 @@ class ChatModel:
     model: str
     base_url: str | None = None
     """None for the client's own default."""
-    key_variable: str = KEY_VARIABLE
+    key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the key; servers without keys need none."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of a request, such as temperature; servers differ in what they take, so there is none by default."""
     timeout_seconds: float = 120.0
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
@@ -72,16 +69,12 @@ class ChatModel:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, messages: Sequence[Message]) -> str:
-        """The model's answer.
-
-        Raises:
-            ChatError: if no usable answer comes.
-            ChatRefusedError: if no retry helps.
-        """
+        """The model's answer. Raises ChatError if no usable one comes, ChatRefusedError if no retry helps."""
         import openai
 
         try:
-            answer = self._connect().chat.completions.create(model=self.model, messages=list(messages), **self.options)
+            # No temperature or the like: servers differ in what they take.
+            answer = self._connect().chat.completions.create(model=self.model, messages=list(messages))
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise ChatRefusedError(f"the server refuses {self.model!r}: {_brief(error)}") from None
         except openai.OpenAIError as error:
@@ -99,11 +92,7 @@ class ChatModel:
     def ask_json(
         self, messages: Sequence[Message], schema: type[Reply], *, check: Callable[[Reply], None], attempts: int = 3
     ) -> Reply:
-        """An answer by `schema` that passes `check` (which raises ValueError); its faults are sent back to the model.
-
-        Raises:
-            ChatError: with the last fault, after `attempts`.
-        """
+        """An answer by `schema` that passes `check` (which raises ValueError); its faults are sent back."""
         # Only the last faulty answer is sent back: a growing conversation costs more each time.
         talk, fault = list(messages), ""
         for _ in range(attempts):
@@ -144,12 +133,8 @@ class ChatModel:
 
 def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:
     """The tokens and the cost of `count` requests: `tokens` of each, `price` per million, prompt and completion."""
-    prompt, completion = (count * each for each in tokens)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "cost": cost((prompt, completion), price)}
-
-
-def cost(tokens: tuple[int, int], price: tuple[float, float]) -> float:
-    return (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
+    usage = Usage(prompt_tokens=count * tokens[0], completion_tokens=count * tokens[1]).with_cost(price)
+    return {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "cost")}
 
 
 def fill_journal(

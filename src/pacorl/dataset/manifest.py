@@ -57,11 +57,7 @@ class DatasetStep:
         return dict(last["counts"]) if stand else None
 
     def last(self) -> dict[str, Any]:
-        """The manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none.
-
-        Raises:
-            ValueError: if the file is no manifest.
-        """
+        """The manifest of the last finished work, with its `plan`, `outputs` and `counts`; empty if there was none."""
         if not self.path.is_file():
             return {}
         try:

@@ -50,11 +50,7 @@ class PromptOrder:
 
 
 def read_taxonomy(path: Path = PAPER) -> list[Subject]:
-    """The subjects of a taxonomy.
-
-    Raises:
-        ValueError: that names the file and the entry which is not `category: {subcategory: [dimensions]}`.
-    """
+    """The subjects of a taxonomy. Raises ValueError for what is not `category: {subcategory: [dimensions]}`."""
     subjects = []
     for category, entries in _checked_mapping(read_yaml(path), path).items():
         for name, dimensions in _checked_mapping(entries, f"{path}: {category}").items():
@@ -120,11 +116,7 @@ class Draft(BaseModel):
 
 
 def compose(draft: Draft, order: PromptOrder) -> Record:
-    """A draft as a T2IS record.
-
-    Raises:
-        ValueError: if the draft does not fit its order, or would be read back as something else.
-    """
+    """A draft as a T2IS record. Raises ValueError if it does not fit its order, or would be read back otherwise."""
     grid, dimensions = order.grid, order.subject.dimensions
     if len(draft.panels) != grid.count:
         raise ValueError(f"a {grid} layout needs {grid.count} panels, got {len(draft.panels)}")
@@ -214,11 +206,7 @@ def tiny_writer(*, count: int, seed: int = 0) -> Writer:
 
 
 def make_writer(name: str, *, count: int, seed: int, chat: ChatModel | None) -> Writer:
-    """The writer of a name: `llm`, which needs `chat`, or `tiny`.
-
-    Raises:
-        ValueError: for another name, or if no language model is named.
-    """
+    """The writer of a name: `llm`, which needs `chat`, or `tiny`."""
     if name == "tiny":
         return tiny_writer(count=count, seed=seed)
     if name != "llm":

@@ -112,14 +112,8 @@ class LabelledPair:
     reasons: str = ""
 
 
-# --- files -------------------------------------------------------------------------------------------------------
-
-
 def read_prompts(path: Path) -> list[PromptRecord]:
-    """The records of a T2IS JSONL file.
-
-    Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or cannot name a folder.
-    """
+    """Raises ValueError as `load_prompts` does, and for an idx that is missing, taken, or cannot name a folder."""
     prompts = iter(load_prompts(path))
 
     def parse(**row: Any) -> PromptRecord:
@@ -177,11 +171,7 @@ def faults_of(error: ValidationError) -> str:
 
 
 def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
-    """The rankings of a dataset folder, control questions aside.
-
-    If the folder has a database, its rankings are written to rankings.jsonl; else that file is read. A dry run reads
-    either and writes neither.
-    """
+    """The rankings of a folder, control questions aside: its database's, written to rankings.jsonl, or that file's."""
     database, path = folder / DATABASE, folder / "rankings.jsonl"
     if not database.is_file():
         return read_answers(path) if path.is_file() else []
@@ -193,15 +183,7 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
 
 
 def connect(database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers") -> sqlite3.Connection:
-    """Opens a database of annotations; the connection may be used from any thread.
-
-    Args:
-        read_only: leaves the folder as it is, to the byte; the database must be there.
-        setup: SQL that is executed first.
-
-    Raises:
-        ValueError: if the file cannot be used as a database.
-    """
+    """Opens a database of annotations for any thread; `read_only` leaves the folder as it is, to the byte."""
     address = f"file:{quote(str(database))}"
     if read_only:
         # Without a log beside it nobody is writing; then `immutable` keeps SQLite from making one, which mode=ro would.

@@ -72,11 +72,7 @@ def label_pairs(
     """Every vote of every ranking goes to its question about its unordered pair; the majority labels it.
 
     Returns:
-        The pairs, and their balance: how many votes gave how many labels. `tied` pairs, with as many votes for Yes as
-        for No, are dropped.
-
-    Raises:
-        ValueError: for an unknown rule or question, and for rankings without criteria if the question is `criteria`.
+        The pairs, and how many votes gave how many labels; `tied` pairs, with as many for Yes as for No, are dropped.
     """
     for table, name, what in ((RULES, rule, "rule"), (QUESTIONS, question, "question")):
         if name not in table:
@@ -146,9 +142,7 @@ def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
 
 
 def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float], seed: int = 0) -> dict[str, str]:
-    """group → split, so that no tie runs between two splits.
-
-    Deterministic, whatever the order of `ties`.
+    """group → split, so that no tie runs between two splits; deterministic, whatever the order of `ties`.
 
     Args:
         ties: (group, anything that it holds): groups that share a theme or an image go to one split together.

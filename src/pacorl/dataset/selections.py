@@ -202,17 +202,11 @@ SELECTIONS: dict[str, Callable[..., list[int]]] = {
 def select(
     vectors_NC: Vectors, goal: Goal, *, method: str = "independent_set", categories: Sequence[str] = (), seed: int = 0
 ) -> list[int]:
-    """Selects prompts by their vectors.
+    """The selected prompts' indices, ascending.
 
     Args:
         method: one of SELECTIONS.
         categories: of each prompt; then every category gets as equal a share as it can fill.
-
-    Returns:
-        The indices of the selected prompts, ascending.
-
-    Raises:
-        ValueError: for an unknown method, or fewer than two prompts.
     """
     if method not in SELECTIONS:
         raise ValueError(f"unknown method {method!r}; there are {', '.join(SELECTIONS)}")
@@ -264,11 +258,7 @@ class Spread:
 
 
 def spread(vectors_NC: Vectors, selected: Sequence[int]) -> Spread:
-    """Measures a selection, exactly.
-
-    Raises:
-        ValueError: if fewer than two prompts are selected.
-    """
+    """Measures a selection, exactly."""
     if len(selected) < 2:
         raise ValueError(
             f"{len(selected)} prompts are selected, and a spread needs two; raise the number or lower the distance"

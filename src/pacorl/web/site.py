@@ -127,8 +127,7 @@ class RefusedError(ValueError):
 class BodyLimit:
     """ASGI middleware: refuses a body of more than `max_bytes`, as announced or as it comes, before the application.
 
-    Args:
-        answer: turns the refusal (413) into the server's form of an error.
+    `answer` turns the refusal (413) into the server's form of an error.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, answer: Callable[[RefusedError], ASGIApp]) -> None:
@@ -190,11 +189,7 @@ def _malformed(request: Request, error: Exception) -> JSONResponse:
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
-    """A bound socket and its URL; port 0 takes a free one.
-
-    Raises:
-        OSError: if the port is taken; it names the option.
-    """
+    """A bound socket and its URL; port 0 takes a free one. Raises OSError if the port is taken."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
