@@ -216,6 +216,9 @@ def test_the_published_model_passes_on_the_meta_device(kind: str) -> None:
     assert policy.transformer.device.type == "meta"
     assert memory.count(policy.transformer) > 1e9
     assert all(memory.count(getattr(policy.pipeline, name)) > 1e7 for name in policy.encoders)
+    for blocks in policy.transformer.children():
+        if isinstance(blocks, torch.nn.ModuleList):
+            del blocks[1:-1]  # they are alike, and up to sixty of them take seconds even without numbers
     assert memory.sampling_peak(policy, size=size, batch=1) > 2**20
 
 
