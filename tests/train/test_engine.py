@@ -330,6 +330,7 @@ def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], t
     assert len(lines(cut, "epoch")) == 1
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(served=("paco",)).running() as server:
         remote = [*small, "judge.backend=http", f"judge.checkpoint={server.url}", "judge.retries=0"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from toy_world import ToyPolicy
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
@@ -48,13 +49,13 @@ def own(tmp_path: Path) -> Path:
 @pytest.fixture
 def paints_nothing_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy whose training pictures go dark after its first epoch, as a hacked one's do."""
-    decode, calls = FluxPolicy.decode, iter(range(10**6))
+    decode, calls = ToyPolicy.decode, iter(range(10**6))
 
-    def dark(self: FluxPolicy, *args: object) -> list[Image.Image]:
+    def dark(self: ToyPolicy, *args: object) -> list[Image.Image]:
         images = decode(self, *args)  # type: ignore[arg-type]
         return images if next(calls) < 3 else [Image.new("RGB", image.size, (8, 8, 12)) for image in images]
 
-    monkeypatch.setattr(FluxPolicy, "decode", dark)
+    monkeypatch.setattr(ToyPolicy, "decode", dark)
 
 
 @pytest.mark.usefixtures("toy")
@@ -86,7 +87,7 @@ def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
         assert not any(name.startswith("alarm") for name in line)
 
 
-@pytest.mark.usefixtures("paints_nothing_from_epoch_two")
+@pytest.mark.usefixtures("toy", "paints_nothing_from_epoch_two")
 def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         folder = train_policy(load([*small, "epochs=5", "evaluation.compare_sizes=false"]))
@@ -96,7 +97,7 @@ def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) 
     assert len([text for text in said if "blank went from 0.667 to 1.000" in text]) == 1, "said once"
 
 
-@pytest.mark.usefixtures("paints_nothing_from_epoch_two")
+@pytest.mark.usefixtures("toy", "paints_nothing_from_epoch_two")
 def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
     config = load([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])
     with pytest.raises(

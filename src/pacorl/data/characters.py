@@ -12,7 +12,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -305,13 +305,14 @@ a panel cannot be said to show any of them (`tests/data/test_characters.py` meas
 GRADES = ("attribute_agreement", "all_equal_pairs", "prompt_match", "valid")
 
 
+@lru_cache(maxsize=1)  # over a second of drawing, which all oracles of a process share
+def _templates() -> NDArray[np.float32]:
+    """(5184, pixels), in the order of `all_panels`."""
+    return np.stack([_pixels(draw(panel, TEMPLATE_SIZE)) for panel in all_panels()])
+
+
 class Oracle:
     """Read panels back by their nearest template, and grade sets. It is used to measure, never as a reward."""
-
-    @cached_property
-    def templates(self) -> NDArray[np.float32]:
-        """(5184, pixels), in the order of `all_panels`."""
-        return np.stack([_pixels(draw(panel, TEMPLATE_SIZE)) for panel in all_panels()])
 
     def read(self, images: Sequence[Image.Image]) -> list[Panel | None]:
         """The panel that each image shows, None if it is farther than VALID_DISTANCE from every template."""
@@ -321,9 +322,10 @@ class Oracle:
         """The closest template of each image and its distance."""
         pixels = np.stack([_pixels(image) for image in images])
         # |a − b|² = |a|² − 2ab + |b|², one matrix product instead of 5,184 differences of 3,072 numbers per image.
-        squared = (
-            (pixels**2).sum(1)[:, None] - 2 * pixels @ self.templates.T + (self.templates**2).sum(1)[None, :]
-        ).clip(min=0) / pixels.shape[1]  # in float32 the distance to an image's own template comes out below 0
+        templates = _templates()
+        squared = ((pixels**2).sum(1)[:, None] - 2 * pixels @ templates.T + (templates**2).sum(1)[None, :]).clip(
+            min=0
+        ) / pixels.shape[1]  # in float32 the distance to an image's own template comes out below 0
         best = squared.argmin(1)
         return [(all_panels()[i], float(np.sqrt(squared[row, i]))) for row, i in enumerate(best)]
 
