@@ -88,7 +88,7 @@ def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, 
     bench = ConsistencyRank(
         read_rank_data(rank_folder, limit=1), JudgePairs(PacoReward(tiny, name="tiny"), wording="criteria")
     )
-    (row,) = bench.measure(list(bench.items()))
+    (row,) = bench.measure(list(bench.texts()))
     criteria = json.loads((rank_folder / "prompt_data.jsonl").read_text().splitlines()[0])["criteria"]
     folder = rank_folder / "images" / row["folder"]
     pair = (open_image(folder / row["ref_image"]), open_image(folder / row["comp_images"][0]))

@@ -87,8 +87,8 @@ def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, t
 
 def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
     bench = EditRewardBench(read_edit_data(edit_reward_folder, limit=3), PacoReward(Even(), name="even"))
-    assert [choice.number for choice in bench.data.items] == [0, 3, 6]
-    assert len(list(bench.items())) == 6
+    assert [choice.number for choice in bench.data.items.values()] == [0, 3, 6]
+    assert len(list(bench.texts())) == 6
 
 
 def test_rows_may_be_jsonl_beside_their_pictures(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_rows_may_be_jsonl_beside_their_pictures(tmp_path: Path) -> None:
     line = row | {"input_image": "in.png", "output_images": ["a.png", "b.png"]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(line) + "\n")
     bench = EditRewardBench(read_edit_data(tmp_path), PacoReward(Even(), name="even"))
-    assert len(bench.measure(list(bench.items()))) == 2
+    assert len(bench.measure(list(bench.texts()))) == 2
     (tmp_path / "b.png").unlink()
     with pytest.raises(ValueError, match=r"b\.png: cannot be read"):
-        bench.measure(list(bench.items()))
+        bench.measure(list(bench.texts()))
 
 
 @pytest.mark.parametrize(

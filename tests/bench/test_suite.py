@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pacorl.bench.items import BadItemError, parse_records
+from pacorl.bench.items import BadItemError, Dataset, parse_records
 from pacorl.bench.run import read_results, run
 from pacorl.bench.suite import Line, Row, Table, cell_text
 from pacorl.core.ranking import Interval, bootstrap
@@ -25,8 +25,8 @@ class Numbers:
     columns: tuple[str, ...] = ("Mean", "Twice")
     source = "nowhere, Tab. 0"
     published: Mapping[str, Sequence[float | None]] = {"Somebody": (0.5,)}
-    notes: tuple[str, ...] = ()
-    refused: Mapping[str, str] = {}
+    notes = ()
+    data = Dataset[str, None]({}, {}, "", None)
 
     def __init__(self, keys: Sequence[str], *, bad: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
         self.held, self.bad, self.silent = list(keys), bad, silent
@@ -36,7 +36,7 @@ class Numbers:
     def settings(self) -> Mapping[str, Any]:
         return {"benchmark": "numbers", "setting": self.setting}
 
-    def items(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Mapping[str, Sequence[str]]:
         return {key: [key] for key in self.held}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:

@@ -107,7 +107,7 @@ class Counted:
 
 def finished(folder: Path, images: Path) -> Path:
     images.mkdir(exist_ok=True)
-    for case in read_cases(folder).items:
+    for case in read_cases(folder).items.values():
         for number in range(1, len(case.captions) + 1):
             Image.new("RGB", (16, 16), (60 * number, 0, 0)).save(images / f"{case.id}_{number:04d}.png")
     return images
@@ -223,17 +223,17 @@ def test_what_a_run_was_trained_on_is_found_by_text_and_by_id(t2is_folder: Path,
     ]
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {records}\n")
-    found = trained_on(bench.items(), tmp_path)
+    found = trained_on(bench.texts(), tmp_path)
     assert set(found) == {"0001_0001", "0002_0001"}
     assert found["0001_0001"] == "id 0001_0001"
     records.unlink()
     with pytest.raises(ValueError, match="which cannot be compared with the items"):
-        trained_on(bench.items(), tmp_path)
+        trained_on(bench.texts(), tmp_path)
     (tmp_path / "config.yaml").write_text("epochs: 3\n")
     with pytest.raises(ValueError, match=r"names neither prompts\.train nor data\.train"):
-        trained_on(bench.items(), tmp_path)
+        trained_on(bench.texts(), tmp_path)
     with pytest.raises(ValueError, match="is no run's folder"):
-        trained_on(bench.items(), tmp_path / "nowhere")
+        trained_on(bench.texts(), tmp_path / "nowhere")
 
 
 def test_a_judges_training_is_compared_by_the_themes_that_it_was_asked(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_benchmark_keeps_criteria_and_images_of_one_name(mine, tmp_path: Path)
     source = mine(*lines, header="reference,candidates,theme,annotator,group,criteria")
     import_folder(tmp_path, source, kind="rankings", name="own")
     export(tmp_path, shares={"train": 0.0, "test": 1.0})
-    items = read_rank_data(tmp_path / "export/benchmark").items
+    items = read_rank_data(tmp_path / "export/benchmark").items.values()
     assert [(item.prompt, item.criteria) for item in items] == [
         ("Outfit", {"Consistency": {"Criterion 1": "Same hat."}}),
         ("Ink", {}),

@@ -69,9 +69,6 @@ class RankOptions(BenchmarkOptions):
         return super().subject if self.needs_judge else str(self.scores or self.scorer)
 
 
-# --- reading -----------------------------------------------------------------------------------------------------
-
-
 def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Ranked, Path]:
     """Reads and checks the folder: files there, candidates distinct, each order a permutation of its candidates.
 
@@ -99,7 +96,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
     digest = fingerprint([[item.key, item.best_first] for item in items])
-    return Dataset(tuple(evenly_spread(items, limit)), refused, digest, folder)
+    return Dataset({item.key: item for item in evenly_spread(items, limit)}, refused, digest, folder)
 
 
 def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:
@@ -137,38 +134,35 @@ def _names(row: Mapping[str, Any], *keys: str) -> list[str] | None:
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
-# --- measuring ---------------------------------------------------------------------------------------------------
-
-
+@dataclass(eq=False)
 class ConsistencyRank:
     """The benchmark over a scorer."""
+
+    data: Dataset[Ranked, Path]
+    scorer: PairScorer
 
     title = "ConsistencyRank"
     columns = tuple(MEASURES.values())
     source, published = paper_table("consistency_rank")
-    notes: tuple[str, ...] = (NOTE,)
-
-    def __init__(self, data: Dataset[Ranked, Path], scorer: PairScorer) -> None:
-        self.data, self.scorer, self.refused = data, scorer, data.refused
-        self._items = {item.key: item for item in data.items}
+    notes = (NOTE,)
 
     def settings(self) -> Mapping[str, Any]:
         return {"benchmark": "consistency-rank", "data": self.data.fingerprint, **self.scorer.settings()}
 
-    def items(self) -> Mapping[str, Sequence[str]]:
-        return {item.key: [item.prompt] for item in self.data.items}
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        return {item.key: [item.prompt] for item in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        items, cache = [self._items[key] for key in keys], ImageCache(self.data.source / IMAGES)
+        items, cache = [self.data.items[key] for key in keys], ImageCache(self.data.source / IMAGES)
         return [_row(item, scores) for item, scores in zip(items, self.scorer.scores(items, cache.open), strict=True)]
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         measures = np.array([self._measures(row) for row in rows])
-        folders = [self._items[row["key"]].folder for row in rows]
+        folders = [self.data.items[row["key"]].folder for row in rows]
         return bootstrap(folders, lambda drawn: measures[drawn].mean(0))
 
     def _measures(self, row: Row) -> list[float]:
-        item = self._items[row["key"]]
+        item = self.data.items[row["key"]]
         true = [item.candidates.index(name) for name in item.best_first]
         if len(row["scores"]) != len(true):
             raise BadItemError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
@@ -176,12 +170,12 @@ class ConsistencyRank:
         return [float(getattr(agreement, name)) for name in MEASURES]
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        if not any(self._items[row["key"]].category for row in rows):
+        if not any(self.data.items[row["key"]].category for row in rows):
             return []
         return grouped("By category", self.columns, rows, self._category, self.figures)
 
     def _category(self, row: Row) -> str:
-        return self._items[row["key"]].category or "no category"
+        return self.data.items[row["key"]].category or "no category"
 
 
 def _row(item: Ranked, scores: Sequence[Score]) -> Row:

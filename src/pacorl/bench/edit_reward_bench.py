@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +80,8 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     choices, refused = parse_records(records, _choice, skip_bad=skip_bad)
     if not choices:
         raise ValueError(f"{source} holds no rows")
-    return Dataset(tuple(evenly_spread(choices, limit)), refused, fingerprint(texts), rows)
+    items = {str(choice.number): choice for choice in evenly_spread(choices, limit)}
+    return Dataset(items, refused, fingerprint(texts), rows)
 
 
 def _choice(number: int, row: Mapping[str, Any]) -> Choice:
@@ -92,36 +94,44 @@ def _choice(number: int, row: Mapping[str, Any]) -> Choice:
     return Choice(number, (str(key[0]), str(key[1])), str(row["instruction"]), str(row["task_type"]), dimension)
 
 
+@dataclass(eq=False)
 class EditRewardBench:
     """The benchmark over a judge, which should add up the spellings of Yes and of No (`variants`)."""
+
+    data: Dataset[Choice, Rows]
+    judge: PacoReward
 
     title = "EditReward-Bench"
     columns = tuple(f"{title}{ties}" for ties in ("", " (≥)") for title in TITLES.values())
     source, published = paper_table("edit_reward_bench")
 
-    def __init__(self, data: Dataset[Choice, Rows], judge: PacoReward) -> None:
-        self.data, self.judge, self.refused = data, judge, data.refused
-        count = len({choice.task for choice in data.items})
+    @property
+    def notes(self) -> Sequence[str]:
+        count = len({choice.task for choice in self.data.items.values()})
         fewer = "" if count == TASK_TYPES else f" The published figures are over {TASK_TYPES} task types."
-        self.notes: tuple[str, ...] = (NOTE.format(count=count) + fewer,)
-        # Several rows ask about one output; the first of them is read for its images.
-        self._first: dict[str, tuple[Choice, int]] = {}
-        for choice in data.items:
+        return [NOTE.format(count=count) + fewer]
+
+    @cached_property
+    def _outputs(self) -> dict[str, tuple[Choice, int]]:
+        first: dict[str, tuple[Choice, int]] = {}
+        for choice in self.data.items.values():
             for index, output in enumerate(choice.outputs):
-                self._first.setdefault(output, (choice, index))
+                # Several rows ask about one output; its images are read from the first of them.
+                first.setdefault(output, (choice, index))
+        return first
 
     def settings(self) -> Mapping[str, Any]:
         return {"benchmark": "edit-reward-bench", "data": self.data.fingerprint, "judge": self.judge.name}
 
-    def items(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Mapping[str, Sequence[str]]:
         """The distinct outputs of the wanted rows."""
-        return {output: [choice.instruction] for output, (choice, _) in self._first.items()}
+        return {output: [choice.instruction] for output, (choice, _) in self._outputs.items()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         cache = ImageCache(self.data.source.folder)
         questions: dict[tuple[str, str], Question] = {}
         for key in keys:
-            choice, index = self._first[key]
+            choice, index = self._outputs[key]
             before, after = self._images(choice, index, cache)
             pair = (before, after.resize(before.size))
             questions[key, "followed"] = Question(pair, wordings.edit_followed_in_a_word(choice.instruction))
@@ -152,7 +162,7 @@ class EditRewardBench:
         row_of = {row["key"]: row for row in rows}
         return [
             (choice, *(_score(row_of[output], choice.dimension) for output in choice.outputs))  # type: ignore[misc]
-            for choice in self.data.items
+            for choice in self.data.items.values()
             if all(output in row_of for output in choice.outputs)
         ]
 

@@ -131,7 +131,7 @@ def read_edits(
     edits = [edit for edit in edits if edit.language in languages]
     if not edits:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return Dataset(tuple(evenly_spread(edits, limit)), refused, fingerprint(texts), rows)
+    return Dataset({edit.key: edit for edit in evenly_spread(edits, limit)}, refused, fingerprint(texts), rows)
 
 
 def _edit(number: int, row: Mapping[str, Any]) -> Edit:
@@ -150,39 +150,33 @@ def _input(rows: Rows, edit: Edit) -> Image:
     return ImageCache(rows.folder).decode(cell, name=f"row {edit.number + 1}, input_image")
 
 
+@dataclass(eq=False)
 class GeditBench:
     """The benchmark over the edits of a folder."""
+
+    data: Dataset[Edit, Rows]
+    images: Path
+    """The folder that holds `fullset/`."""
+    judge: PacoReward
+    rubric: Rubric
+    made_by: Mapping[str, Any]
+    """What names the images in the settings."""
+    workers: int
+    """Ratings at a time."""
 
     title = "GEdit-Bench"
     columns = tuple(f"{subset} {figure}" for subset in SUBSETS for figure in FIGURES)
     source, published = paper_table("gedit")
 
-    def __init__(
-        self,
-        data: Dataset[Edit, Rows],
-        images: Path,
-        *,
-        judge: PacoReward,
-        rubric: Rubric,
-        made_by: Mapping[str, Any],
-        workers: int = 1,
-    ) -> None:
-        """
-        Args:
-            images: the folder that holds `fullset/`.
-            made_by: what names the images in the settings.
-            workers: ratings at a time; a judge in this process takes one.
-        """
-        self.data, self.images, self.refused = data, images, data.refused
-        self.judge, self.rubric, self.made_by, self.workers = judge, rubric, made_by, workers
-        self._edits = {edit.key: edit for edit in data.items}
-        count = len({edit.task for edit in data.items})
+    @property
+    def notes(self) -> Sequence[str]:
+        count = len({edit.task for edit in self.data.items.values()})
         fewer = "" if count == TASK_TYPES else f" The published figures are over {TASK_TYPES} task types."
-        self.notes: tuple[str, ...] = (
+        return [
             "SC, PQ and O = √(SC · PQ) of each edit, from 0 to 10; mean per task type, then over the "
             f"{count} task types. -I is the intersection subset.{fewer} The published rows were rated by another model "
-            "with VIEScore's own words: compare with care. Intervals are 95 %, bootstrapped over edits.",
-        )
+            "with VIEScore's own words: compare with care. Intervals are 95 %, bootstrapped over edits."
+        ]
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -193,11 +187,11 @@ class GeditBench:
             "pictures": dict(self.made_by),  # the key of the first edition: its results stay valid
         }
 
-    def items(self) -> Mapping[str, Sequence[str]]:
-        return {edit.key: [edit.instruction] for edit in self.data.items}
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        images = [self._images_of(self._edits[key]) for key in keys]  # in order: the table is read forward
+        images = [self._images_of(self.data.items[key]) for key in keys]  # in order: the table is read forward
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self._rate, keys, images))
 
@@ -210,14 +204,14 @@ class GeditBench:
         try:
             return {
                 "key": key,
-                **rate(self.judge.judge, self.rubric, *images, instruction=self._edits[key].instruction),
+                **rate(self.judge.judge, self.rubric, *images, instruction=self.data.items[key].instruction),
             }
         except UnratedError as fault:
             return {"key": key, "error": str(fault)}
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         """SC, PQ, O of each subset: macro means over the task types that are there."""
-        edits = [self._edits[row["key"]] for row in rows]
+        edits = [self.data.items[row["key"]] for row in rows]
         figure_N3 = np.array([figures_of(row) for row in rows])
         task_N = np.unique([edit.task for edit in edits], return_inverse=True)[1]
         member_NS = np.array([[subset in edit.subsets for subset in SUBSETS] for edit in edits])
@@ -229,7 +223,7 @@ class GeditBench:
         return bootstrap([row["key"] for row in rows], statistic)
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        return grouped("By task type", self.columns, rows, lambda row: self._edits[row["key"]].task, self.figures)
+        return grouped("By task type", self.columns, rows, lambda row: self.data.items[row["key"]].task, self.figures)
 
 
 def _macro_mean(figure_N3: Floats, task_N: Indices) -> Floats:
@@ -258,13 +252,13 @@ def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward,
 
 def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Writes this shard's input images to `sources/` and generates the missing edits."""
-    source = image_source(options, edits=True)
-    for edit in data.items[shard.index :: shard.count]:
+    source, edits = image_source(options, edits=True), list(data.items.values())
+    for edit in edits[shard.index :: shard.count]:
         if not (out / edit.source).is_file():
             write_atomic(out / edit.source, png_bytes(_input(data.source, edit)))
     jobs = [
         ImageJob(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
-        for edit in data.items
+        for edit in edits
     ]
     generate_missing(jobs, out, source, shard=shard, progress=advance)
 

@@ -32,11 +32,12 @@ class BadItemError(ValueError):
     """An item of the benchmark's own data that cannot be used: a missing image, a damaged one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dataset(Generic[Item, Source]):
     """The wanted items of a benchmark's published data."""
 
-    items: tuple[Item, ...]
+    items: Mapping[str, Item]
+    """By their keys, in order."""
     refused: Mapping[str, str]
     """Records that were left out on request, and why."""
     fingerprint: str
@@ -84,9 +85,6 @@ def check_filled(row: Mapping[str, Any], columns: Sequence[str], *, schema: str)
     missing = [name for name in columns if row.get(name) in (None, "", [])]
     if missing:
         raise ValueError(f"no {', '.join(missing)}; {schema}")
-
-
-# --- rows --------------------------------------------------------------------------------------------------------
 
 
 def open_rows(source: Path) -> Rows:
@@ -165,9 +163,6 @@ def _parquet(path: Path) -> Any:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: no whole parquet file ({' '.join(str(error).split())[:120]})") from None
-
-
-# --- images ------------------------------------------------------------------------------------------------------
 
 
 class ImageCache:

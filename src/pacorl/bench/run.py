@@ -151,12 +151,12 @@ def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractC
 def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> Mapping[str, str]:
     """Item → what it shares with the training data, of a run that is named or that the measured adapter lies in."""
     if options.trained:
-        return leaks.trained_on(benchmark.items(), options.trained)
+        return leaks.trained_on(benchmark.texts(), options.trained)
     adapter = Path(options.subject_adapter)
     folders = [adapter, *adapter.resolve().parents[:RUN_LEVELS]] if options.subject_adapter else []
     folder = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
     try:
-        return leaks.trained_on(benchmark.items(), folder) if folder else {}
+        return leaks.trained_on(benchmark.texts(), folder) if folder else {}
     except ValueError as error:
         # Nobody asked for this comparison, so it must not stop the run.
         notice(f"not compared with what the adapter was trained on: {error}")
@@ -192,7 +192,7 @@ def run(
         if journal.torn:
             notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
         row_of = read_results(out)  # of every process: shards may have been cut otherwise in an earlier run
-        own_keys = list(benchmark.items())[shard.index :: shard.count]
+        own_keys = list(benchmark.texts())[shard.index :: shard.count]
         keys = [key for key in own_keys if key not in row_of or "error" in row_of[key]]
         for start in range(0, len(keys), batch):
             chunk = keys[start : start + batch]
@@ -266,7 +266,7 @@ def read_results(out: Path) -> dict[str, Row]:
 
 def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str]) -> Outcome:
     """The figures of everything that all processes have measured; each item counts once."""
-    keys, row_of = list(benchmark.items()), read_results(out)
+    keys, row_of = list(benchmark.texts()), read_results(out)
     rows = [row_of[key] for key in keys if key in row_of]
     good = [row for row in rows if "error" not in row]
     errors = {row["key"]: str(row["error"]) for row in rows if "error" in row}
@@ -284,10 +284,10 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
     main = Table(benchmark.title, benchmark.columns, tuple(lines), source=benchmark.source, notes=benchmark.notes)
     return Outcome(
         folder=out,
-        wanted=len(keys) + len(benchmark.refused),
+        wanted=len(keys) + len(benchmark.data.refused),
         measured=len(good),
         missing={key: why for key, why in errors.items() if key not in skipped},
-        skipped=dict(benchmark.refused) | skipped,
+        skipped=dict(benchmark.data.refused) | skipped,
         trained_on={key: shared for key, shared in trained_on.items() if key in leaked},
         tables=(main, *(benchmark.breakdowns(good) if good else ())),
     )

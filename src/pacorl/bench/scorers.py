@@ -1,7 +1,7 @@
 """Who scores for a benchmark: a judge, a reward such as CLIP-I or DreamSim, or a file of scores.
 
-A `PairScorer` says how well candidates fit a reference, a `TextScorer` how well images show texts. Any reward may be
-either, by its name and `key=value` arguments, as a config has them.
+A `PairScorer` says how well candidates fit a reference, a `TextScorer` how well images show texts; `settings` is what
+their scores depend on. Any reward may be either, by its name and `key=value` arguments, as a config has them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from pacorl.bench.items import BadItemError
 from pacorl.core import questions as wordings
@@ -39,9 +39,6 @@ class Score:
 
     value: float | None
     error: str = ""
-
-
-# --- rewards -----------------------------------------------------------------------------------------------------
 
 
 def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
@@ -87,9 +84,6 @@ def score_of(value: float | None, name: str) -> Score:
     return Score(value) if value is not None and isfinite(value) else Score(None, f"{name} gave no score")
 
 
-# --- pairs -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A reference, its candidates, and the order that people gave them."""
@@ -102,16 +96,6 @@ class Ranked:
     category: str = ""
     prompt: str = ""
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
-class PairScorer(Protocol):
-    """Scores every candidate of several items; higher fits better."""
-
-    def settings(self) -> Mapping[str, Any]:
-        """What the scores depend on."""
-
-    def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
-        """One list per item, one score per candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +141,16 @@ class RewardPairs:
     def scores(self, items: Sequence[Ranked], open_image: OpenImage) -> list[list[Score]]:
         texts = [item.prompt for item in items for _ in item.candidates]
         prompts = [Prompt(id=number, text=text, theme=text, grid=PAIR) for number, text in enumerate(texts)]
-        images = [
-            _joined(open_image(item.reference), open_image(name), item.key)
-            for item in items
-            for name in item.candidates
-        ]
+        images = []
+        for item in items:
+            reference = open_image(item.reference)
+            for candidate in map(open_image, item.candidates):
+                if reference.size != candidate.size:
+                    sizes = f"{reference.size} and {candidate.size}"
+                    raise BadItemError(f"{item.key}: reference and candidate are {sizes} pixels")
+                images.append(join([reference, candidate], PAIR))
         values = iter(self.reward(prompts, images))
         return [[score_of(next(values), self.name) for _ in item.candidates] for item in items]
-
-
-def _joined(reference: Image, candidate: Image, key: str) -> Image:
-    if reference.size != candidate.size:
-        raise BadItemError(f"{key}: reference and candidate are {reference.size} and {candidate.size} pixels")
-    return join([reference, candidate], PAIR)
 
 
 class ScoreFile:
@@ -212,17 +193,8 @@ def _score_row(row: Mapping[str, Any], *, where: str) -> tuple[tuple[str, ...], 
     return (row["folder"], reference, *names), [float(score) for score in scores]
 
 
-# --- texts -------------------------------------------------------------------------------------------------------
-
-
-class TextScorer(Protocol):
-    """Says how well images show texts."""
-
-    def settings(self) -> Mapping[str, Any]:
-        """What the scores depend on."""
-
-    def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
-        """One score per image and its text."""
+PairScorer = JudgePairs | RewardPairs | ScoreFile
+"""Scores every candidate of several items; higher fits better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +224,7 @@ class RewardTexts:
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
         prompts = [Prompt(id=number, text=text, theme=text, panels=(text,)) for number, text in enumerate(texts)]
         return [score_of(value, self.name) for value in self.reward(prompts, images)]
+
+
+TextScorer = JudgeTexts | RewardTexts
+"""Scores each image and its text: how well it shows it."""

@@ -11,6 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from pacorl.bench.items import Dataset
 from pacorl.core.ranking import Interval
 from pacorl.io.documents import read_object
 
@@ -37,15 +38,17 @@ class Benchmark(Protocol):
     """What the published rows stand in, e.g. `arXiv 2512.04784, Tab. 2`."""
     published: Published
     """The paper's rows: one figure per column, or fewer if the last columns are ours alone."""
-    refused: Mapping[str, str]
-    """Items of the data that were left out on request, and why."""
-    notes: tuple[str, ...]
-    """Lines under the main table."""
+    data: Dataset[Any, Any]
+    """The items, and the records that were left out."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Lines under the main table."""
 
     def settings(self) -> Mapping[str, Any]:
         """What the results depend on, as JSON: the data, who judges, what is asked."""
 
-    def items(self) -> Mapping[str, Sequence[str]]:
+    def texts(self) -> Mapping[str, Sequence[str]]:
         """Every wanted item, in order → the texts and ids by which a model that was trained on it would know it."""
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -78,7 +81,7 @@ class Table:
     lines: tuple[Line, ...]
     source: str = ""
     """What the published rows stand in, e.g. `arXiv 2512.04784, Tab. 2`."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for line in self.lines:

@@ -54,7 +54,11 @@ WEIGHTS = (0.2, 0.3, 0.5)
 """Of aesthetics, alignment and consistency."""
 
 SOURCE, T2IS = paper_table("t2is")
-T2IS_GEMMA = paper_table("t2is_gemma")[1]
+# Only consistency and the average depend on the judge: a row of Gemma's begins as Qwen's does.
+PUBLISHED: Published = {f"{name} (judge: Qwen2.5-VL-7B)": figures for name, figures in T2IS.items()} | {
+    f"{name} (judge: Gemma-3-4B)": (*T2IS[name][:4], *figures) for name, figures in paper_table("t2is_gemma")[1].items()
+}
+COLUMNS: tuple[str, ...] = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{n}, all cases" for n in CONSISTENT))
 NOTE = (
     "Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. Consistency leaves out cases whose "
     "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
@@ -115,7 +119,7 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
     if not items:
         raise ValueError(f"{folder / CASES} holds no cases")
     digest = fingerprint([cases, criteria, alignment])
-    return Dataset(tuple(evenly_spread(items, limit)), refused, digest, folder)
+    return Dataset({case.id: case for case in evenly_spread(items, limit)}, refused, digest, folder)
 
 
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:
@@ -193,7 +197,7 @@ def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard:
     """Generates the missing grid images into `sheets/` and cuts them into `images/`."""
     source = image_source(options, edits=False, panel=options.panel_size)
     records = prompts_by_case(options.prompts) if options.prompts else {}
-    jobs = [_job(case, options, records) for case in data.items]
+    jobs = [_job(case, options, records) for case in data.items.values()]
 
     def cut(job: ImageJob, image: Image) -> None:
         for number, panel in enumerate(split(image, job.prompt.grid), start=1):
@@ -205,46 +209,26 @@ def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard:
 # --- scoring -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class T2isBench:
     """The benchmark over the images of a folder."""
 
-    title = "T2IS-Bench"
-    columns: tuple[str, ...] = (
-        "Aesthetics",
-        *ALIGNED,
-        *CONSISTENT,
-        "Average",
-        *(f"{name}, all cases" for name in CONSISTENT),
-    )
-    source = SOURCE
-    # Only consistency and the average depend on the judge: a row of Gemma's begins as Qwen's does.
-    published: Published = {f"{name} (judge: Qwen2.5-VL-7B)": figures for name, figures in T2IS.items()} | {
-        f"{name} (judge: Gemma-3-4B)": (*T2IS[name][:4], *figures) for name, figures in T2IS_GEMMA.items()
-    }
-    notes: tuple[str, ...] = (NOTE,)
+    data: Dataset[Case, Path]
+    images: Path
+    """The folder of `{case}_{number:04d}` images."""
+    judge: PacoReward
+    made_by: Mapping[str, Any]
+    """What names the images in the settings."""
+    alignment: TextScorer | None
+    aesthetics: RewardTexts | None = None
+    """A reward of single images."""
+    aesthetics_scale: float = 1.0
+    """Brings its scores to 0..1."""
 
-    def __init__(
-        self,
-        data: Dataset[Case, Path],
-        images: Path,
-        *,
-        judge: PacoReward,
-        alignment: TextScorer | None,
-        aesthetics: RewardTexts | None = None,
-        aesthetics_scale: float = 1.0,
-        made_by: Mapping[str, Any],
-    ) -> None:
-        """
-        Args:
-            images: the folder of `{case}_{number:04d}` images.
-            aesthetics: a reward of single images.
-            aesthetics_scale: brings its scores to 0..1.
-            made_by: what names the images in the settings.
-        """
-        self.data, self.images, self.refused = data, images, data.refused
-        self.judge, self.made_by = judge, made_by
-        self.alignment, self.aesthetics, self.aesthetics_scale = alignment, aesthetics, aesthetics_scale
-        self._cases = {case.id: case for case in data.items}
+    title = "T2IS-Bench"
+    columns = COLUMNS
+    source, published = SOURCE, PUBLISHED
+    notes = (NOTE,)
 
     def settings(self) -> Mapping[str, Any]:
         settings: dict[str, Any] = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
@@ -254,11 +238,11 @@ class T2isBench:
             settings |= {"aesthetics": self.aesthetics.name, "aesthetics_scale": self.aesthetics_scale}
         return settings
 
-    def items(self) -> Mapping[str, Sequence[str]]:
-        return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items}
+    def texts(self) -> Mapping[str, Sequence[str]]:
+        return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        return [self._measure(self._cases[key]) for key in keys]
+        return [self._measure(self.data.items[key]) for key in keys]
 
     def _measure(self, case: Case) -> Row:
         cache = ImageCache(self.images)
@@ -333,7 +317,7 @@ class T2isBench:
         return grouped("By category", self.columns, rows, self._category, self.figures)
 
     def _category(self, row: Row) -> str:
-        return self._cases[row["key"]].category or "no category"
+        return self.data.items[row["key"]].category or "no category"
 
 
 class _UnscoredError(Exception):
@@ -367,9 +351,6 @@ def _ratio(sum_N2: Floats) -> float:
 
 def _mean(column: Floats) -> float:
     return float(column.mean()) if len(column) else float("nan")
-
-
-# --- the table's entry -------------------------------------------------------------------------------------------
 
 
 def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
