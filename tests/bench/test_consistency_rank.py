@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench.consistency_rank import ConsistencyRank, read_rank_data
 from pacorl.bench.run import run
 from pacorl.bench.scorers import JudgePairs, RewardPairs, ScoreFile
+from pacorl.bench.table import BenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
@@ -75,7 +76,7 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
 
 def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
     bench = ConsistencyRank(read_rank_data(rank_folder), JudgePairs(PacoReward(tiny, name="tiny")))
-    outcome = run(bench, tmp_path / "run", name="tiny")
+    outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="tiny"))
     lines = outcome.tables[1].lines
     assert [line.name for line in lines] == ["Character (3)", "Story (3)"]
     parts = [line.cells[0] for line in lines]
@@ -129,7 +130,7 @@ def test_a_file_that_lacks_scores_leaves_items_missing(rank_folder: Path, tmp_pa
 
 def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> None:
     bench = ConsistencyRank(read_rank_data(rank_folder), RewardPairs(JpegSize(), name="jpeg_size"))
-    outcome = run(bench, tmp_path / "run", name="jpeg_size")
+    outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="jpeg_size"))
     assert outcome.complete
     (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
     assert len(set(row["scores"])) > 1

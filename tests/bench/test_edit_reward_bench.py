@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from pacorl.bench.edit_reward_bench import DIMENSIONS, EditRewardBench, read_edit_data
 from pacorl.bench.run import run
+from pacorl.bench.table import BenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.io.images import open_image
 from pacorl.judges.local import LocalJudge
@@ -81,7 +82,7 @@ class Even:
 
 def test_ties_are_wrong_strictly_and_right_otherwise(edit_reward_folder: Path, tmp_path: Path) -> None:
     bench = EditRewardBench(read_edit_data(edit_reward_folder), PacoReward(Even(), name="even"))
-    cells = run(bench, tmp_path / "run", name="even").tables[0].lines[0].cells
+    cells = run(bench, tmp_path / "run", BenchmarkOptions(name="even")).tables[0].lines[0].cells
     assert [cell.mean for cell in cells] == [0.0] * 3 + [1.0] * 3  # type: ignore[union-attr]
 
 
@@ -135,6 +136,6 @@ def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "data.parquet", rows)
     bench = EditRewardBench(read_edit_data(tmp_path), PacoReward(Even(), name="even"))
     with pytest.raises(ValueError, match=r"row 1, output_images\[1\]: not an image"):
-        run(bench, tmp_path / "run", name="even")
-    outcome = run(bench, tmp_path / "run", name="even", skip_bad=True)
+        run(bench, tmp_path / "run", BenchmarkOptions(name="even"))
+    outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="even", skip_bad=True))
     assert list(outcome.skipped) == ["0_b"]

@@ -13,9 +13,11 @@ import pytest
 from pacorl.bench.items import BadItemError, Dataset, parse_records
 from pacorl.bench.run import read_results, run
 from pacorl.bench.suite import Line, Row, Table, cell_text
+from pacorl.bench.table import BenchmarkOptions
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.data.records import evenly_spread
 from pacorl.engine.image_queue import Shard
+from pacorl.io.documents import write_jsonl
 
 
 class Numbers:
@@ -58,12 +60,13 @@ class Numbers:
 
 
 KEYS = ["a", "bb", "ccc", "dddd", "eeeee"]
+HERE = BenchmarkOptions(name="here")
 
 
 def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> None:
     bench = Numbers(KEYS)
-    first = run(bench, tmp_path, name="here", batch=2)
-    again = run(bench, tmp_path, name="here", batch=2)
+    first = run(bench, tmp_path, BenchmarkOptions(name="here", batch=2))
+    again = run(bench, tmp_path, BenchmarkOptions(name="here", batch=2))
     assert bench.asked == KEYS
     assert first == again
     assert first.complete
@@ -77,11 +80,11 @@ def _ends(value: Interval | float | None) -> tuple[float | None, float | None]:
 
 
 def test_a_half_written_line_is_dropped_with_notice_and_measured_again(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, name="here")
+    run(Numbers(KEYS), tmp_path, HERE)
     path = tmp_path / "results.jsonl"
     path.write_bytes(path.read_bytes()[:-7])
     bench, notices = Numbers(KEYS), []
-    outcome = run(bench, tmp_path, name="here", notice=notices.append)
+    outcome = run(bench, tmp_path, HERE, notice=notices.append)
     assert bench.asked == ["eeeee"]
     assert len(notices) == 1
     assert "half-written" in notices[0]
@@ -90,10 +93,10 @@ def test_a_half_written_line_is_dropped_with_notice_and_measured_again(tmp_path:
 
 
 def test_an_item_that_stands_twice_counts_once(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, name="here")
+    run(Numbers(KEYS), tmp_path, HERE)
     path = tmp_path / "results.jsonl"
     path.write_text(path.read_text() * 3 + '{"key": "a", "error": "later, and worse"}\n')
-    outcome = run(Numbers(KEYS), tmp_path, name="here")
+    outcome = run(Numbers(KEYS), tmp_path, HERE)
     assert outcome.measured == 5
     mean = outcome.tables[0].lines[0].cells[0]
     assert isinstance(mean, Interval)
@@ -101,31 +104,31 @@ def test_an_item_that_stands_twice_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, name="here")
+    run(Numbers(KEYS), tmp_path, HERE)
     path = tmp_path / "results.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], '{"key": "b', *lines[2:]]) + "\n")
     with pytest.raises(ValueError, match=r"results\.jsonl:2: not valid JSON"):
-        run(Numbers(KEYS), tmp_path, name="here")
+        run(Numbers(KEYS), tmp_path, HERE)
     path.write_text("\n".join([lines[0], "[1, 2]"]) + "\n")
     with pytest.raises(ValueError, match=r"results\.jsonl:2: no result"):
         read_results(tmp_path)
 
 
 def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
-    outcome = run(Numbers(KEYS, silent=["bb"]), tmp_path, name="here")
+    outcome = run(Numbers(KEYS, silent=["bb"]), tmp_path, HERE)
     assert outcome.missing == {"bb": "it fell silent"}
     assert not outcome.complete
     bench = Numbers(KEYS)
-    assert run(bench, tmp_path, name="here").complete
+    assert run(bench, tmp_path, HERE).complete
     assert bench.asked == ["bb"]
 
 
 def test_bad_items_stop_the_run_unless_they_may_be_left_out(tmp_path: Path) -> None:
     with pytest.raises(BadItemError, match=r"bb\.png is missing; --skip-bad"):
-        run(Numbers(KEYS, bad=["bb"]), tmp_path, name="here", batch=5)
+        run(Numbers(KEYS, bad=["bb"]), tmp_path, BenchmarkOptions(name="here", batch=5))
     bench = Numbers(KEYS, bad=["bb"])
-    outcome = run(bench, tmp_path, name="here", batch=5, skip_bad=True)
+    outcome = run(bench, tmp_path, BenchmarkOptions(name="here", batch=5, skip_bad=True))
     assert outcome.skipped == {"bb": "bb.png is missing"}
     assert sorted(bench.asked) == ["a", "ccc", "dddd", "eeeee"]
     assert outcome.measured == 4
@@ -133,13 +136,13 @@ def test_bad_items_stop_the_run_unless_they_may_be_left_out(tmp_path: Path) -> N
 
 def test_shards_share_the_work_and_their_results(tmp_path: Path) -> None:
     first, second = Numbers(KEYS), Numbers(KEYS)
-    half = run(first, tmp_path, name="here", shard=Shard.parse("0/2"))
+    half = run(first, tmp_path, BenchmarkOptions(name="here", shard="0/2"))
     assert not half.complete
     assert "Incomplete: 3 of 5" in half.remarks[0]
-    whole = run(second, tmp_path, name="here", shard=Shard.parse("1/2"))
+    whole = run(second, tmp_path, BenchmarkOptions(name="here", shard="1/2"))
     assert (first.asked, second.asked) == (["a", "ccc", "eeeee"], ["bb", "dddd"])
     assert whole.complete
-    assert run(Numbers(KEYS), tmp_path / "alone", name="here").tables == whole.tables
+    assert run(Numbers(KEYS), tmp_path / "alone", HERE).tables == whole.tables
 
 
 def test_a_shard_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
@@ -150,31 +153,33 @@ def test_a_shard_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
 def test_two_processes_do_not_write_one_shard(tmp_path: Path) -> None:
     class Nested(Numbers):
         def measure(self, keys: Sequence[str]) -> list[Row]:
-            run(Numbers(KEYS), tmp_path, name="other")
+            run(Numbers(KEYS), tmp_path, BenchmarkOptions(name="other"))
             return super().measure(keys)
 
     with pytest.raises(ValueError, match="another process writes results"):
-        run(Nested(KEYS), tmp_path, name="here")
+        run(Nested(KEYS), tmp_path, HERE)
 
 
 def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
-    run(Numbers(KEYS), tmp_path, name="here")
+    run(Numbers(KEYS), tmp_path, HERE)
     other = Numbers(KEYS)
     other.setting = "two"
     with pytest.raises(ValueError, match="setting was 'one' and is 'two'"):
-        run(other, tmp_path, name="here")
+        run(other, tmp_path, HERE)
 
 
 def test_a_limit_may_be_raised_later(tmp_path: Path) -> None:
-    run(Numbers(evenly_spread(KEYS, 2)), tmp_path, name="here")
+    run(Numbers(evenly_spread(KEYS, 2)), tmp_path, HERE)
     bench = Numbers(KEYS)
-    assert run(bench, tmp_path, name="here").measured == 5
+    assert run(bench, tmp_path, HERE).measured == 5
     assert bench.asked == ["bb", "dddd", "eeeee"]
-    assert run(Numbers(evenly_spread(KEYS, 2)), tmp_path, name="here").measured == 2
+    assert run(Numbers(evenly_spread(KEYS, 2)), tmp_path, HERE).measured == 2
 
 
 def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_path: Path) -> None:
-    outcome = run(Numbers(KEYS), tmp_path, name="here", trained_on={"a": "a", "bb": "bb"})
+    write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a"}, {"prompt": "BB."}])
+    (tmp_path / "config.yaml").write_text(f"prompts:\n  train: {tmp_path / 'train.jsonl'}\n")
+    outcome = run(Numbers(KEYS), tmp_path / "bench", BenchmarkOptions(name="here", trained=tmp_path))
     names = [line.name for line in outcome.tables[0].lines]
     assert names == ["here", "here, without what it was trained on", "Somebody"]
     rest = outcome.tables[0].lines[1].cells[0]
@@ -184,7 +189,7 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
 
 
 def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
-    outcome = run(Numbers(KEYS), tmp_path, name="here | there")
+    outcome = run(Numbers(KEYS), tmp_path, BenchmarkOptions(name="here | there"))
     text, page = (tmp_path / "table.md").read_text(), (tmp_path / "table.html").read_text()
     assert "| Somebody | published † | 0.500 | – |" in text
     assert "† Published in nowhere, Tab. 0; not measured here." in text

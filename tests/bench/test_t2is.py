@@ -17,6 +17,7 @@ from pacorl.bench import t2is
 from pacorl.bench.run import run
 from pacorl.bench.scorers import JudgeTexts, RewardTexts
 from pacorl.bench.t2is import T2IS, T2isBench, average, prompts_by_case, read_cases
+from pacorl.bench.table import BenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.ranking import Interval
@@ -128,7 +129,7 @@ def test_zero_valued_cases_are_left_out_as_released_and_kept_beside(t2is_folder:
         held[other]["Style"] = [{"Line": "One kind of line."}]  # judged .5
     path.write_text(json.dumps(held))
     bench = bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images"))
-    (line, *_) = run(bench, tmp_path / "run", name="here").tables[0].lines
+    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(name="here")).tables[0].lines
     cells = dict(zip(bench.columns, line.cells, strict=True))
     assert _mean(cells["Style"]) == 0.5
     assert _mean(cells["Style, all cases"]) == pytest.approx(1 / 3)
@@ -144,7 +145,7 @@ def test_pictures_of_others_and_no_alignment(t2is_folder: Path, tmp_path: Path) 
     images = finished(t2is_folder, tmp_path / "images")
     aesthetics = RewardTexts(JpegSize(), "jpeg_size")
     bench = bench_over(t2is_folder, images, alignment=None, aesthetics=aesthetics)
-    (line, *_) = run(bench, tmp_path / "run", name="here").tables[0].lines
+    (line, *_) = run(bench, tmp_path / "run", BenchmarkOptions(name="here")).tables[0].lines
     cells = dict(zip(bench.columns, line.cells, strict=True))
     assert _mean(cells["Entity"]) != _mean(cells["Entity"])
     assert _mean(cells["Identity"]) == 0.5
@@ -251,7 +252,11 @@ def test_a_judges_training_is_compared_by_the_themes_that_it_was_asked(tmp_path:
 
 
 def test_results_are_kept_raw(t2is_folder: Path, tmp_path: Path) -> None:
-    run(bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images")), tmp_path / "run", name="here")
+    run(
+        bench_over(t2is_folder, finished(t2is_folder, tmp_path / "images")),
+        tmp_path / "run",
+        BenchmarkOptions(name="here"),
+    )
     (row, *_) = read_jsonl(tmp_path / "run" / "results.jsonl")
     assert set(row) == {"key", "alignment", "consistency", "aesthetics"}
     assert len(row["alignment"]) == 4

@@ -72,8 +72,7 @@ class RankOptions(BenchmarkOptions):
 def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Ranked, Path]:
     """Reads and checks the folder: files there, candidates distinct, each order a permutation of its candidates.
 
-    Raises:
-        ValueError: if items are wrong; it lists them. With `skip_bad` they are left out and named in `refused`.
+    Raises ValueError listing the items that are wrong; with `skip_bad` they are left out and named in `refused`.
     """
     for name in (IMAGES, PROMPTS, RANKS):
         if not (folder / name).exists():
@@ -170,12 +169,12 @@ class ConsistencyRank:
         return [float(getattr(agreement, name)) for name in MEASURES]
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        if not any(self.data.items[row["key"]].category for row in rows):
-            return []
-        return grouped("By category", self.columns, rows, self._category, self.figures)
+        def category(row: Row) -> str:
+            return self.data.items[row["key"]].category
 
-    def _category(self, row: Row) -> str:
-        return self.data.items[row["key"]].category or "no category"
+        if not any(map(category, rows)):
+            return []
+        return grouped("By category", self.columns, rows, category, self.figures)
 
 
 def _row(item: Ranked, scores: Sequence[Score]) -> Row:

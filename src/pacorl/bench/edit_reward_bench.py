@@ -71,8 +71,7 @@ Judged = tuple[Choice, float, float]
 def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Choice, Rows]:
     """Reads the texts of the table.
 
-    Raises:
-        ValueError: if rows are none of EditReward-Bench's; it lists them, or with `skip_bad` leaves them out.
+    Raises ValueError listing the rows that are none of EditReward-Bench's; with `skip_bad` they are left out.
     """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)

@@ -112,8 +112,7 @@ def read_edits(
 ) -> Dataset[Edit, Rows]:
     """Reads the texts of the table.
 
-    Raises:
-        ValueError: if rows are none of GEdit-Bench's; it lists them, or with `skip_bad` leaves them out.
+    Raises ValueError listing the rows that are none of GEdit-Bench's; with `skip_bad` they are left out.
     """
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
@@ -191,14 +190,13 @@ class GeditBench:
         return {edit.key: [edit.instruction] for edit in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
-        images = [self._images_of(self.data.items[key]) for key in keys]  # in order: the table is read forward
+        cache, images = ImageCache(self.images), []
+        for edit in (self.data.items[key] for key in keys):  # before the threads: the table is read forward
+            if not (self.images / edit.file).is_file():
+                raise BadItemError(f"{self.images / edit.file} is missing")
+            images.append((_input(self.data.source, edit), cache.open(edit.file)))
         with ThreadPoolExecutor(self.workers) as pool:
             return list(pool.map(self._rate, keys, images))
-
-    def _images_of(self, edit: Edit) -> tuple[Image, Image]:
-        if not (self.images / edit.file).is_file():
-            raise BadItemError(f"{self.images / edit.file} is missing")
-        return _input(self.data.source, edit), ImageCache(self.images).open(edit.file)
 
     def _rate(self, key: str, images: tuple[Image, Image]) -> Row:
         try:
@@ -217,24 +215,18 @@ class GeditBench:
         member_NS = np.array([[subset in edit.subsets for subset in SUBSETS] for edit in edits])
 
         def statistic(drawn: Indices) -> Floats:
-            subsets = [drawn[member_NS[drawn, subset]] for subset in range(len(SUBSETS))]
-            return np.concatenate([_macro_mean(figure_N3[subset], task_N[subset]) for subset in subsets])
+            means = np.full((len(SUBSETS), len(FIGURES)), np.nan)
+            for subset in range(len(SUBSETS)):
+                rows_of = drawn[member_NS[drawn, subset]]
+                by_task = [figure_N3[rows_of][task_N[rows_of] == task].mean(0) for task in np.unique(task_N[rows_of])]
+                if by_task:
+                    means[subset] = np.stack(by_task).mean(0)
+            return means.reshape(-1)
 
         return bootstrap([row["key"] for row in rows], statistic)
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         return grouped("By task type", self.columns, rows, lambda row: self.data.items[row["key"]].task, self.figures)
-
-
-def _macro_mean(figure_N3: Floats, task_N: Indices) -> Floats:
-    """(3,): the mean per task type, then over those that are there."""
-    if not len(figure_N3):
-        return np.full(len(FIGURES), np.nan)
-    means = np.stack([figure_N3[task_N == task].mean(0) for task in np.unique(task_N)])
-    return np.asarray(means.mean(0), dtype=np.float64)
-
-
-# --- the table's entry -------------------------------------------------------------------------------------------
 
 
 def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward, out: Path) -> GeditBench:

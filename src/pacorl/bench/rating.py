@@ -109,10 +109,7 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     if not isinstance(document, dict):
         raise UnreadableError(f"it holds no JSON object: {answer[:60]!r}")
     scores = document.get("score")
-    if not isinstance(scores, list) or len(scores) != 2 or not all(_on_scale(score, scale) for score in scores):
+    # By type: a bool is an int to Python, and no score.
+    if not isinstance(scores, list) or [type(s) in (int, float) and 0 <= s <= scale for s in scores] != [True, True]:
         raise UnreadableError(f"'score' must be two numbers from 0 to {scale:g}, it is {json.dumps(scores)[:60]}")
     return [float(score) * 10 / scale for score in scores], str(document.get("reasoning", ""))[:500]
-
-
-def _on_scale(score: Any, scale: float) -> bool:
-    return isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= scale

@@ -112,30 +112,21 @@ def run_benchmark(
     spec = BENCHMARKS.named(name)
     items = spec.read(data, options)
     out = options.out or Path("runs") / "bench" / name
-    # Without --shard, torchrun's rank: one command then serves one process and many.
-    rank = Shard(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-    shard = Shard.parse(options.shard) if options.shard else rank
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
-            spec.generate(items, options, out, shard, advance)
+            spec.generate(items, options, out, _shard(options), advance)
     if getattr(options, "generate_only", False):
         return None
     with opened_judge(options, all_spellings=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
-        leaked = _leaked(benchmark, options, notice)  # before judging, because it can fail and costs nothing
-        with progress("judging") as advance:
-            outcome = run(
-                benchmark,
-                out,
-                name=options.name or options.subject,
-                batch=options.batch,
-                shard=shard,
-                trained_on=leaked,
-                skip_bad=options.skip_bad,
-                progress=advance,
-                notice=notice,
-            )
+        outcome = run(benchmark, out, options, progress=progress, notice=notice)
     return replace(outcome, note=reward.note if reward else "")
+
+
+def _shard(options: BenchmarkOptions) -> Shard:
+    """Without --shard, torchrun's rank: one command then serves one process and many."""
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    return Shard.parse(options.shard) if options.shard else Shard(int(rank), int(world_size))
 
 
 def opened_judge(options: BenchmarkOptions, *, all_spellings: bool) -> AbstractContextManager[PacoReward | None]:
@@ -166,40 +157,32 @@ def _leaked(benchmark: Benchmark, options: BenchmarkOptions, notice: Notice) -> 
 def run(
     benchmark: Benchmark,
     out: Path,
+    options: BenchmarkOptions,
     *,
-    name: str,
-    batch: int = 16,
-    shard: Shard = Shard(),
-    trained_on: Mapping[str, str] | None = None,
-    skip_bad: bool = False,
-    progress: Advance = lambda done, total: None,
+    progress: Progress = lambda activity: nullcontext(lambda done, total: None),
     notice: Notice = lambda line: None,
 ) -> Outcome:
     """Measures what is not measured yet and writes the tables.
 
-    Args:
-        name: the measured row's.
-        trained_on: item → what it shares with the training data (see `data.leaks`); such items get a second row
-            without them.
-        skip_bad: leave out items whose data cannot be used instead of stopping.
-
     Raises:
         ValueError: if `out` holds results of other settings, or another process writes this shard.
     """
+    # Before judging, because it can fail and costs nothing.
+    trained_on, shard = _leaked(benchmark, options, notice), _shard(options)
     _claim(out, benchmark.settings())
-    with _sole_writer(out / f".{shard.file}.lock"):
+    with _sole_writer(out / f".{shard.file}.lock"), progress("judging") as advance:
         journal = Journal(out / shard.file)
         if journal.torn:
             notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
         row_of = read_results(out)  # of every process: shards may have been cut otherwise in an earlier run
         own_keys = list(benchmark.texts())[shard.index :: shard.count]
         keys = [key for key in own_keys if key not in row_of or "error" in row_of[key]]
-        for start in range(0, len(keys), batch):
-            chunk = keys[start : start + batch]
-            for row in _measured(benchmark, chunk, skip_bad=skip_bad):
+        for start in range(0, len(keys), options.batch):
+            chunk = keys[start : start + options.batch]
+            for row in _measured(benchmark, chunk, skip_bad=options.skip_bad):
                 journal.add(row)
-            progress(start + len(chunk), len(keys))
-    outcome = _gather(benchmark, out, name=name, trained_on=trained_on or {})
+            advance(start + len(chunk), len(keys))
+    outcome = _gather(benchmark, out, name=options.name or options.subject, trained_on=trained_on)
     _write_tables(outcome, title=benchmark.title)
     return outcome
 

@@ -163,5 +163,7 @@ def grouped(
     groups: dict[str, list[Member]] = {}
     for member in members:
         groups.setdefault(group_of(member), []).append(member)
-    lines = [Line(f"{name} ({len(group)})", tuple(figures(group))) for name, group in sorted(groups.items())]
+    lines = [
+        Line(f"{name or 'no category'} ({len(group)})", tuple(figures(group))) for name, group in sorted(groups.items())
+    ]
     return [Table(title, columns, tuple(lines))] if lines else []

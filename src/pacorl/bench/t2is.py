@@ -109,8 +109,7 @@ def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence
 def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Case, Path]:
     """Reads and checks the three files.
 
-    Raises:
-        ValueError: if cases do not fit together; it lists them, or with `skip_bad` leaves them out.
+    Raises ValueError listing the cases that do not fit together; with `skip_bad` they are left out.
     """
     fix = "give the folder of ChengyouJia/T2IS-Bench as published"
     cases, criteria, alignment = (read_object(folder / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
@@ -245,18 +244,27 @@ class T2isBench:
         return [self._measure(self.data.items[key]) for key in keys]
 
     def _measure(self, case: Case) -> Row:
-        cache = ImageCache(self.images)
-        stems = [f"{case.id}_{number:04d}" for number in range(1, len(case.captions) + 1)]
-        images = [cache.open(_file_of(self.images, stem)) for stem in stems]
+        images = self._open(case)
         try:
-            return {
-                "key": case.id,
-                "alignment": self._aligned(case, images),
-                "consistency": self._consistent(case, images),
-                "aesthetics": self._aesthetic(case, images),
-            }
+            alignment, consistency = self._aligned(case, images), self._consistent(case, images)
+            aesthetics = _values(self.aesthetics.scores(images, case.captions)) if self.aesthetics else []
+            scaled = [value * self.aesthetics_scale for value in aesthetics]
+            return {"key": case.id, "alignment": alignment, "consistency": consistency, "aesthetics": scaled}
         except _UnscoredError as fault:
             return {"key": case.id, "error": str(fault)}
+
+    def _open(self, case: Case) -> list[Image]:
+        cache, images = ImageCache(self.images), []
+        for number in range(1, len(case.captions) + 1):
+            stem = f"{case.id}_{number:04d}"
+            # Finished images of others come in any format.
+            file = next(
+                (f"{stem}{suffix}" for suffix in IMAGE_TYPES if (self.images / f"{stem}{suffix}").is_file()), ""
+            )
+            if not file:
+                raise BadItemError(f"{self.images / stem}.png is missing")
+            images.append(cache.open(file))
+        return images
 
     def _aligned(self, case: Case, images: Sequence[Image]) -> list[dict[str, float]]:
         """Per image: dimension → mean over its texts."""
@@ -292,10 +300,6 @@ class T2isBench:
             by_dimension.setdefault(dimension, []).append(fmean(p_yes_of_pairs))
         return {dimension: fmean(means) for dimension, means in by_dimension.items()}
 
-    def _aesthetic(self, case: Case, images: Sequence[Image]) -> list[float]:
-        scores = self.aesthetics.scores(images, case.captions) if self.aesthetics else []
-        return [value * self.aesthetics_scale for value in _values(scores)]
-
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         aesthetic_N2 = _sums(row["aesthetics"] for row in rows)
         aligned_DN2 = [
@@ -304,7 +308,8 @@ class T2isBench:
         consistent_ND = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
 
         def statistic(drawn: Indices) -> Floats:
-            aesthetic, *alignment = (_ratio(sum_N2[drawn]) for sum_N2 in (aesthetic_N2, *aligned_DN2))
+            sums = [sum_N2[drawn].sum(0) for sum_N2 in (aesthetic_N2, *aligned_DN2)]
+            aesthetic, *alignment = (float(total / count) if count else float("nan") for total, count in sums)
             columns = consistent_ND[drawn].T
             # Leaving out 0 is how the released evaluation leaves out cases without criteria in a dimension.
             released = [_mean(column[column > 0]) for column in columns]
@@ -314,10 +319,9 @@ class T2isBench:
         return bootstrap([row["key"] for row in rows], statistic)
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
-        return grouped("By category", self.columns, rows, self._category, self.figures)
-
-    def _category(self, row: Row) -> str:
-        return self.data.items[row["key"]].category or "no category"
+        return grouped(
+            "By category", self.columns, rows, lambda row: self.data.items[row["key"]].category, self.figures
+        )
 
 
 class _UnscoredError(Exception):
@@ -332,21 +336,9 @@ def _values(scores: Sequence[Score]) -> list[float]:
     return [score.value for score in scores if score.value is not None]
 
 
-def _file_of(folder: Path, stem: str) -> str:
-    file = next((f"{stem}{suffix}" for suffix in IMAGE_TYPES if (folder / f"{stem}{suffix}").is_file()), None)
-    if file is None:
-        raise BadItemError(f"{folder / stem}.png is missing")
-    return file
-
-
 def _sums(cases: Iterable[Sequence[float]]) -> Floats:
     """(cases, 2): the sum over a case's images, and over how many."""
     return np.array([[sum(scores), len(scores)] for scores in cases])
-
-
-def _ratio(sum_N2: Floats) -> float:
-    total, count = sum_N2.sum(0)
-    return float(total / count) if count else float("nan")
 
 
 def _mean(column: Floats) -> float:
