@@ -29,7 +29,7 @@ from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges import open_judge
 from pacorl.judges.judge import BackendOptions, Judge, close_judge
-from pacorl.report import write_report
+from pacorl.report.page import write_report
 from pacorl.train.trainer import train_policy
 from pacorl.types import Prompt, Question
 

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from pacorl.core.ranking import Interval
-from pacorl.report import data_url, pair_matrix_svg, write_report
 from pacorl.report.curves import BUCKETS, Chart, charts, thinned
 from pacorl.report.figures import (
     DARK_RAMP,
@@ -20,18 +19,20 @@ from pacorl.report.figures import (
     amount,
     change,
     colour,
+    data_url,
     duration,
     interval_svg,
     label,
     luminance,
     padded,
+    pair_matrix_svg,
     readable_on,
     show,
     tag,
     ticks,
 )
 from pacorl.report.folder import Sample, read_run
-from pacorl.report.page import Pair, choose, match, spread
+from pacorl.report.page import Pair, choose, match, spread, write_report
 from pacorl.report.results import Result, compared
 
 EVIL = "<script>alert('\"&')</script>"

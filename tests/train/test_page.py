@@ -13,7 +13,7 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts
 from pacorl.data.records import save_prompts
 from pacorl.quickstart import recipe
-from pacorl.report import write_report
+from pacorl.report.page import write_report
 from pacorl.train import trainer
 from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.types import Size

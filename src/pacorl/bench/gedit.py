@@ -71,10 +71,6 @@ class GeditOptions(GeneratorBenchmarkOptions):
         if not self.judge and not self.generate_only:
             raise ValueError("name who rates the edits with --judge, e.g. https://api.openai.com/v1, and --judge-model")
 
-    @property
-    def languages(self) -> Sequence[str]:
-        return [self.language] if self.language else LANGUAGES
-
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -108,7 +104,7 @@ class Edit:
 
 
 def read_edits(
-    source: Path, *, languages: Sequence[str] = LANGUAGES, limit: int | None = None, skip_bad: bool = False
+    source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None, skip_bad: bool = False
 ) -> Dataset[Edit, Rows]:
     """Reads the texts of the table.
 
@@ -261,7 +257,7 @@ SPEC = BenchmarkSpec(
     options=GeditOptions,
     benchmark=GeditBench,
     read=lambda data, options: read_edits(
-        data, languages=options.languages, limit=options.limit, skip_bad=options.skip_bad
+        data, [options.language] if options.language else LANGUAGES, limit=options.limit, skip_bad=options.skip_bad
     ),
     build=_build,
     generate=_generate,

@@ -25,7 +25,7 @@ from pacorl.data import leaks
 from pacorl.engine.image_queue import Shard
 from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, sole_holder, write_atomic
-from pacorl.report import render
+from pacorl.report.page import render
 from pacorl.score.reward import PacoReward
 
 RUN_LEVELS = 3

@@ -58,7 +58,7 @@ def train_policy(
         print(plan.to_json()) if as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
     from pacorl.engine.runtime import destroy_process_group, use_cores
-    from pacorl.report import write_report
+    from pacorl.report.page import write_report
     from pacorl.train import trainer
 
     use_cores()
@@ -119,7 +119,7 @@ def quickstart(
 
 def report(run: Path = typer.Argument(help="A run's folder.")) -> None:
     """Build a run's page again."""
-    from pacorl.report import write_report
+    from pacorl.report.page import write_report
 
     typer.echo(write_report(run))
 

@@ -14,8 +14,8 @@ from PIL import Image
 from pacorl.generate.sets import GeneratedImage
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
-from pacorl.report import pair_matrix_svg, render
-from pacorl.report.figures import show
+from pacorl.report.figures import pair_matrix_svg, show
+from pacorl.report.page import render
 
 
 @dataclass(frozen=True, slots=True)

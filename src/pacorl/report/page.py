@@ -21,7 +21,7 @@ from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
 from pacorl.report import figures
 from pacorl.report.curves import charts, line_chart_svg
-from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show
+from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show, unit_axis
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.results import alarms, compared, facts, is_monitored, provenance, results, seconds
 
@@ -65,11 +65,13 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(figures, name) for name in ("label", "amount", "change", "duration")}
+    environment.globals |= {name: getattr(figures, name) for name in ("MEANINGS", "interval_svg")}
     return environment
 
 
 def _contents(run: RunFolder) -> dict[str, object]:
     name, spent = run.path.resolve().name, seconds(run)
+    rows = results(run.summary) or compared(run.samples)
     pairs, unmatched = match(run.samples)
     sets = choose(pairs)
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
@@ -83,7 +85,8 @@ def _contents(run: RunFolder) -> dict[str, object]:
         "verdict": [str(line) for line in run.summary.get("verdict") or ()],
         "alarms": alarms(run),
         "monitored": is_monitored(run),
-        "results": results(run.summary) or compared(run.samples),
+        "results": rows,
+        "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
         "seconds": spent,
         "shares": shares_svg(spent) if spent else Markup(""),
         "training_images": training_images(run.training_images, count=TRAINING_IMAGES),

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 
 from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, sign_meaning
 from pacorl.core.ranking import Interval, bootstrap
-from pacorl.report.figures import MEANINGS, amount, duration, interval_svg, label, unit_axis
+from pacorl.report.figures import MEANINGS, amount, duration, label
 from pacorl.report.folder import Record, RunFolder, Sample, number, numbers
 
 DRAWS = 1000
@@ -33,29 +32,10 @@ class Result:
     """Paired: the same prompts and seeds on both sides."""
 
     @property
-    def title(self) -> str:
-        return label(self.name)
-
-    @property
-    def meaning(self) -> str:
-        return MEANINGS.get(self.name, "")
-
-    @property
     def sure(self) -> bool:
         """Whether the difference's interval lies on one side of 0; without an interval nothing is sure."""
-        interval = self.difference
-        if interval is None or interval.low is None or interval.high is None:
-            return False
-        return interval.low > 0 or interval.high < 0
-
-    @property
-    def unit(self) -> bool:
-        """Whether the plot's axis runs from 0 to 1."""
-        return unit_axis(self.before, self.after)
-
-    @property
-    def plot(self) -> Markup:
-        return interval_svg(self.before, self.after)
+        low, high = (self.difference.low, self.difference.high) if self.difference else (None, None)
+        return low is not None and high is not None and (low > 0 or high < 0)
 
 
 def results(summary: Record) -> list[Result]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pacorl.io.files import write_atomic
-from pacorl.report import pair_matrix_svg, render
-from pacorl.report.figures import ShownImage, data_url, show
+from pacorl.report.figures import ShownImage, data_url, pair_matrix_svg, show
+from pacorl.report.page import render
 from pacorl.score.scores import PairScore, Scores
 
 if TYPE_CHECKING:

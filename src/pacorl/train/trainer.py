@@ -46,7 +46,7 @@ from pacorl.io.documents import read_jsonl
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import Judge, counts_of
 from pacorl.lora.adapters import FusedLora, MovingAverage, OldPolicy, fuse_lora
-from pacorl.report import write_report
+from pacorl.report.page import write_report
 from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
 from pacorl.train.checkpoint import Resume, TrainedWeights, restore, save_run, starting_point
