@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacorl.config.base import dump, load
-from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES, Endpoint, ObjectiveSpec, Step
 from pacorl.core.sde import Transition, log_prob
 
@@ -38,21 +36,7 @@ def batch(spec: ObjectiveSpec, prediction: Tensor, advantage_B: Tensor, *, used_
 
 
 @SPECS
-def test_a_config_names_it_and_keeps_its_settings(
-    spec: ObjectiveSpec, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    name = spec.options().name
-    assert OBJECTIVES[name] is spec, "the options' name is not the table's"
-    run = load(PolicyRun, None, [f"objective.name={name}", "objective.inner_epochs=3"])
-    assert type(run.objective) is spec.options
-    path = tmp_path_factory.mktemp("dumped") / "run.yaml"
-    path.write_text(dump(run))
-    assert load(PolicyRun, path) == run
-
-
-@SPECS
 def test_every_setting_says_what_it_is(spec: ObjectiveSpec) -> None:
-    assert spec.options.__doc__
     assert spec.loss.__doc__
     assert "\n" in spec.loss.__doc__, "cite the paper and the equation"
 

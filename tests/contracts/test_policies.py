@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from toy_world import toy_config
 
-from pacorl.config.base import ConfigError, dump, load
+from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.generator import Generator
@@ -84,17 +84,9 @@ def job(kind: str, tmp_path: Path) -> Job:
 
 
 @KINDS
-def test_a_config_names_it_and_keeps_its_settings(kind: str, tmp_path: Path) -> None:
-    spec = POLICIES[kind]
-    assert spec.kind == kind, "the options' kind is not the table's"
-    run = load(PolicyRun, None, [f"model.kind={kind}", "model.dtype=float32"])
-    assert type(run.model) is spec.options
-    assert run.generator is spec
-    path = tmp_path / "run.yaml"
-    path.write_text(dump(run))
-    assert load(PolicyRun, path) == run
-    assert spec.options.__doc__
-    assert spec.policy.__doc__
+def test_it_says_what_it_is(kind: str) -> None:
+    assert POLICIES[kind].kind == kind, "the options' kind is not the table's"
+    assert POLICIES[kind].policy.__doc__
 
 
 @KINDS
