@@ -1,4 +1,4 @@
-"""What tiny twins of the released models are made of: the same classes, built offline from config.
+"""Models from their configs alone: tiny twins of the released ones, and any model without weights on the meta device.
 
 Tokenizers are trained on the texts they are given; weights are random until `python -m tools.tiny` trains them. A
 generator's whole twin stands in its policy's file; the judge's is here. Sizes are in `docs/tiny.md`.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from pacorl.io.documents import parse_json, read_object, read_text
 
@@ -30,6 +31,7 @@ PRIVATE_USE = 0xE000
 
 CHAT_TEMPLATE = read_text(Path(__file__).with_name("chat_template.jinja")).rstrip("\n")
 """Qwen2.5-VL's own, without its tools and videos."""
+META = torch.device("meta")
 QWEN_SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
@@ -51,6 +53,15 @@ def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
         return getattr(diffusers, options["_class_name"]).from_config(options)
     (architecture,) = options.pop("architectures")
     return getattr(transformers, architecture)(transformers.AutoConfig.for_model(options.pop("model_type"), **options))
+
+
+def model_on_meta(config: Mapping[str, Any], *, dtype: torch.dtype) -> nn.Module:
+    """A frozen model without weights, from its config as `model_of` takes it; `dtype` is the parameters'."""
+    with META:
+        model: nn.Module = model_of(config)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.requires_grad_(False).eval()
 
 
 def tiny_vae() -> AutoencoderKL:
@@ -120,9 +131,6 @@ def tiny_t5(tokenizer: PreTrainedTokenizerBase) -> Any:
     )
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.5)
     return model
-
-
-# --- tokenizers ------------------------------------------------------------------------------------------------
 
 
 def clip_tokenizer_of(texts: Sequence[str]) -> PreTrainedTokenizerBase:

@@ -22,11 +22,10 @@ from pacorl.plan import components, memory, sources
 from pacorl.plan.plan import Plan, plan_policy, print_plan
 from pacorl.policies import POLICIES
 from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
-from pacorl.policies.meta import META, model_on_meta
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import PolicyOptions
 from pacorl.quickstart import recipe
-from pacorl.twins import tiny_judge
+from pacorl.twins import META, model_on_meta, tiny_judge
 from pacorl.types import Conditioning, Prompt, Size
 
 RECIPE = Path(__file__).parents[2] / "configs" / "flux_t2is_1gpu.yaml"

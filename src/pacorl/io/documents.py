@@ -28,11 +28,7 @@ Item = TypeVar("Item")
 
 
 def read_text(path: Path, *, fix: str = "") -> str:
-    """Read a UTF-8 file; a byte order mark is dropped.
-
-    Raises:
-        ValueError: the file cannot be read, or a line is not UTF-8.
-    """
+    """Read a UTF-8 file; a byte order mark is dropped."""
     try:
         return path.read_text(encoding="utf-8-sig")  # Windows' editors begin UTF-8 files with a mark
     except UnicodeDecodeError as error:
@@ -52,30 +48,22 @@ def read_object(path: Path, *, fix: str = "") -> dict[str, Any]:
     return _checked_object(read_json(path, fix=fix), f"{path}: it must hold a JSON object", fix)
 
 
-def read_yaml(path: Path, *, fix: str = "") -> Any:
+def read_yaml(path: Path) -> Any:
     """Read a YAML document of any kind; None if it is empty."""
-    return parse_yaml(read_text(path, fix=fix), name=str(path))
+    return parse_yaml(read_text(path), name=str(path))
 
 
-def read_jsonl(path: Path, *, fix: str = "") -> list[dict[str, Any]]:
-    """Read the objects of a JSONL file; blank lines are passed over.
-
-    Raises:
-        ValueError: the file is missing, or a line is not a JSON object.
-    """
-    return read_records(path, dict, fix=fix or "run the step that makes it first, or name another file")
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a JSONL file; blank lines are passed over."""
+    return read_records(path, dict, fix="run the step that makes it first, or name another file")
 
 
 def read_records(
     path: Path, parse: Callable[[dict[str, Any]], Item], *, kind: str = "record", fix: str = ""
 ) -> list[Item]:
-    """Read a JSONL file, one parsed object a line.
+    """Read a JSONL file, one parsed object a line; a ValueError of `parse` gets file and line in front.
 
-    Args:
-        path: the file.
-        parse: makes an item of a line's object; its ValueErrors get file and line in front.
-        kind: what an object is called in messages.
-        fix: what to do if the file cannot be read.
+    Messages call an object `kind`.
     """
     items = []
     for number, line in text_lines(path, fix=fix):
@@ -109,11 +97,7 @@ def read_keyed(path: Path, *, key: str) -> dict[str, dict[str, Any]]:
 
 
 def text_field(record: Mapping[str, Any], key: str) -> str:
-    """A record's text; empty if it is absent or null.
-
-    Raises:
-        ValueError: it is of another type.
-    """
+    """A record's text; empty if it is absent or null, a ValueError if it is of another type."""
     value = record.get(key)
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{key!r} must be a text, got {value!r}")

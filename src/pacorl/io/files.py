@@ -18,9 +18,6 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
-
-
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file whole: readers see the old one or the new one, and so does the machine after a power cut."""
     with replacing(path) as temporary:
@@ -63,9 +60,6 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-# --- locking ---------------------------------------------------------------------------------------------------
-
-
 class LockedError(ValueError):
     """Another process holds a lock; `holder` is what it wrote about itself."""
 
@@ -103,9 +97,6 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
         yield
 
 
-# --- weights ---------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def safetensors_errors(name: object) -> Iterator[None]:
     """Within the block, a damaged file of weights is a ValueError that names what was read."""
@@ -115,9 +106,6 @@ def safetensors_errors(name: object) -> Iterator[None]:
         yield
     except SafetensorError as error:  # names no file, and is no ValueError
         raise ValueError(f"{name}: its weights are damaged or cut off ({error}); fetch or copy them again") from None
-
-
-# --- names -----------------------------------------------------------------------------------------------------
 
 
 def safe_name(name: str) -> str:

@@ -40,9 +40,6 @@ class ImageError(ValueError):
     """An image that cannot be used; the message names it and says why."""
 
 
-# --- opening ---------------------------------------------------------------------------------------------------
-
-
 def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read a file, or the bytes of one, as an upright RGB image.
 
@@ -89,28 +86,25 @@ def upright_size(path: Path) -> Size:
         return Size(image.width, image.height) if sideways else Size(image.height, image.width)
 
 
-def check_readable(paths: Iterable[Path], *, threads: int = 8) -> None:
+def check_readable(paths: Iterable[Path]) -> None:
     """Open every image once. Raises ImageError that lists those that cannot be used, each with its reason."""
-    with ThreadPoolExecutor(threads) as pool:
-        faults = [fault for fault in pool.map(_fault_of, dict.fromkeys(paths)) if fault]
+
+    def fault_of(path: Path) -> str:
+        try:
+            open_image(path)
+        except ImageError as error:
+            return str(error)
+        except OSError as error:
+            return f"{path}: {error.strerror or error}"
+        return ""
+
+    # In threads: Pillow's decoders let go of the interpreter.
+    with ThreadPoolExecutor(8) as pool:
+        faults = [fault for fault in pool.map(fault_of, dict.fromkeys(paths)) if fault]
     if faults:
         shown = "".join(f"\n  {fault}" for fault in faults[:SHOWN_FAULTS])
         more = f"\n  and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
         raise ImageError(f"{len(faults)} image(s) cannot be used; mend them or take their records out:{shown}{more}")
-
-
-def _fault_of(path: Path) -> str:
-    """Why an image cannot be used; empty if it can."""
-    try:
-        open_image(path)
-    except ImageError as error:
-        return str(error)
-    except OSError as error:
-        return f"{path}: {error.strerror or error}"
-    return ""
-
-
-# --- pixels ----------------------------------------------------------------------------------------------------
 
 
 def as_rgb(image: Image.Image, name: str) -> Image.Image:
@@ -146,9 +140,6 @@ def check_shape(image: Image.Image, name: str) -> None:
         raise ImageError(
             f"{name}: {image.width}x{image.height} is too long; one side may be {MAX_ASPECT} times the other"
         )
-
-
-# --- PNG -------------------------------------------------------------------------------------------------------
 
 
 def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> bytes:

@@ -51,7 +51,7 @@ def is_url(source: object) -> bool:
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 
-def open_source(source: Path | str, *, name: str = "", allow_private: bool | None = None) -> Image:
+def open_source(source: Path | str, *, allow_private: bool | None = None) -> Image:
     """Read a file, or fetch an http(s) URL, as an upright RGB image.
 
     Raises:
@@ -59,8 +59,8 @@ def open_source(source: Path | str, *, name: str = "", allow_private: bool | Non
         OSError: a file cannot be read at all.
     """
     if isinstance(source, str) and is_url(source):
-        return fetch_image(source, name=name, allow_private=allow_private)
-    return open_image(source, name=name)
+        return fetch_image(source, allow_private=allow_private)
+    return open_image(source)
 
 
 def fetch_image(
@@ -125,17 +125,22 @@ def _checked(url: str) -> SplitResult:
     return target
 
 
-# --- one hop ---------------------------------------------------------------------------------------------------
-
-
 def _get(target: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> bytes | str:
     """One request: the body, or the URL that has it instead."""
     host, secure = (target.hostname or "").encode("idna").decode(), target.scheme.lower() == "https"
     port = target.port or (443 if secure else 80)
     path = (target.path or "/") + (f"?{target.query}" if target.query else "")
     connection = http.client.HTTPConnection(host, port)
-    opened = _connected(_address(host, port, deadline, allowed=allowed), port, deadline)
-    with opened as raw, contextlib.closing(connection):
+    addresses = _resolved(host, port, deadline)
+    # Every one that the host resolves to must be allowed: which of them a client takes is up to the attacker.
+    for address in addresses:
+        if not allowed(address):
+            raise _FetchError(
+                f"{host} is {address}, which is not a public address; give a public URL, {FILE_INSTEAD} "
+                f"({PRIVATE_VARIABLE}=1 allows private ones)"
+            )
+    # The checked address itself: a name would be resolved again, and perhaps to another one.
+    with _connected(addresses[0], port, deadline) as raw, contextlib.closing(connection):
         connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
         # The request line is ASCII; what a person copied may hold letters of any script.
         connection.putrequest("GET", quote(path, safe=PRINTABLE), skip_accept_encoding=True)
@@ -199,21 +204,6 @@ def _remaining(deadline: float) -> float:
     if seconds <= 0:
         raise TimeoutError
     return seconds
-
-
-# --- addresses -------------------------------------------------------------------------------------------------
-
-
-def _address(host: str, port: int, deadline: float, *, allowed: Allowed) -> str:
-    """The address to connect to; every one that the host resolves to must be allowed."""
-    addresses = _resolved(host, port, deadline)
-    for address in addresses:
-        if not allowed(address):
-            raise _FetchError(
-                f"{host} is {address}, which is not a public address; give a public URL, {FILE_INSTEAD} "
-                f"({PRIVATE_VARIABLE}=1 allows private ones)"
-            )
-    return addresses[0]
 
 
 def _resolved(host: str, port: int, deadline: float) -> list[str]:

@@ -120,10 +120,8 @@ def start_from(transformer: nn.Module, source: str | Path, *, rank: int, alpha: 
     """Put a saved adapter's weights into the one that is to be trained on.
 
     Args:
-        transformer: The model, with an adapter that `add_lora` made.
+        transformer: The model, with an adapter of `rank` and `alpha` that `add_lora` made.
         source: An adapter in any form, as `adapter_file` takes it.
-        rank: Of the adapter that is trained.
-        alpha: Likewise.
         base: The model that is trained, by name or folder.
 
     Raises:
@@ -162,11 +160,7 @@ def _check_shape(lora: Lora, source: object, *, rank: int, alpha: int) -> None:
 
 
 def load_lora(transformer: nn.Module, source: str | Path) -> None:
-    """Put a saved adapter on a model; ranks, α and modules are the adapter's own.
-
-    Args:
-        transformer: The model, without an adapter.
-        source: An adapter in any form, as `adapter_file` takes it.
+    """Put a saved adapter, in any form that `adapter_file` takes, on a model; ranks, α and modules are its own.
 
     Raises:
         ValueError: There is none, it does not fit, or it is of a kind that plain LoRA is not (DoRA, rank-stabilised).

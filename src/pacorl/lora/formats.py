@@ -132,10 +132,7 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
 
 
 def read_lora(source: str | Path) -> Lora:
-    """Read an adapter of an image generator, in any of the forms above.
-
-    Args:
-        source: As `adapter_file` takes it.
+    """Read an adapter of an image generator, in any of the forms above; `source` is as `adapter_file` takes it.
 
     Raises:
         ValueError: There is no adapter, its files say no α, or it is more than plain LoRA (DoRA, weights of the text
@@ -149,8 +146,15 @@ def read_lora(source: str | Path) -> Lora:
     if any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in tensors):
         # The converter folds α in, so that what the metadata says of α is no longer true.
         tensors, metadata = _converted(file, tensors), {}
-    is_peft = file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors)
-    config = _peft_config(file) if is_peft else _config_in(file, metadata)
+    if file.name == PEFT_WEIGHTS or any(name.startswith(PEFT_PREFIX) for name in tensors):
+        path = file.parent / PEFT_CONFIG
+        if not path.is_file():
+            raise ValueError(
+                f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too"
+            )
+        config = _checked(read_object(path, fix="fetch the adapter again"), path)
+    else:
+        config = _checked(_config_in(file, metadata), file)
     state, alphas = _plain(file, tensors)
     lora = Lora(state, _alphas(file, state, alphas, config), base=str(config.get("base_model_name_or_path") or ""))
     return _unfolded(lora, metadata)
@@ -183,20 +187,12 @@ def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
     return state, alphas
 
 
-def _peft_config(file: Path) -> dict[str, Any]:
-    """adapter_config.json beside a file."""
-    path = file.parent / PEFT_CONFIG
-    if not path.is_file():
-        raise ValueError(f"{file} has PEFT's names and no {PEFT_CONFIG} beside it, which says its α; fetch that too")
-    return _checked(read_object(path, fix="fetch the adapter again"), path)
-
-
 def _config_in(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """What diffusers wrote of the adapter's config into the file's metadata; empty if it did not."""
     with blamed_on(f"{file}: {METADATA} in its metadata"):
         entries = parse_json(metadata.get(METADATA, "{}"))
     prefix = "transformer."
-    return _checked({key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}, file)
+    return {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
 
 
 def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -264,7 +260,10 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                     f"{file}: {name} has {len(value)} rows, and diffusers' converter splits FLUX.1's {FLUX_LINEAR1} "
                     "only"
                 )
-        tensors = {_downwards(name): value for name, value in tensors.items()}
+        # By down for A and up for B the converter tells FLUX's foreign files from diffusers' own; PEFT's are left.
+        renames = {".lora_A.": ".lora_down.", ".lora_B.": ".lora_up.", ".default.": "."}
+        for old, new in renames.items():
+            tensors = {n if n.startswith(PEFT_PREFIX) else n.replace(old, new): t for n, t in tensors.items()}
     try:
         state: dict[str, Tensor] = loader.lora_state_dict(dict(tensors))
     except (ValueError, KeyError, AssertionError, AttributeError, NotImplementedError) as error:
@@ -273,29 +272,13 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _downwards(name: str) -> str:
-    """A name with down for A and up for B, by which diffusers tells FLUX's foreign files; but for PEFT's own."""
-    if name.startswith(PEFT_PREFIX):
-        return name
-    return name.replace(".lora_A.", ".lora_down.").replace(".lora_B.", ".lora_up.").replace(".default.", ".")
-
-
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
 def save_lora(
     folder: Path, state: Mapping[str, Tensor], *, rank: int, alpha: int, targets: Sequence[str], base: str = ""
 ) -> None:
-    """Write an adapter of one rank and one α, as `write_lora` does.
-
-    Args:
-        folder: Made if it is not there.
-        state: Weights by plain names.
-        rank: Of all modules.
-        alpha: Of all modules.
-        targets: The suffixes of the modules' names, as PEFT's `target_modules`.
-        base: The model that it was trained on, by name or folder.
-    """
+    """Write an adapter of one rank and one α, its weights by plain names, as `write_lora` does."""
     modules = [name.removesuffix(".lora_A.weight") for name in state if ".lora_A." in name]
     assert all(len(state[f"{module}.lora_A.weight"]) == rank for module in modules)
     write_lora(folder, Lora(dict(state), dict.fromkeys(modules, float(alpha)), base), targets=targets)
@@ -304,10 +287,7 @@ def save_lora(
 def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None:
     """Write an adapter as PEFT reads it and, in a second file, as diffusers and ComfyUI do.
 
-    Args:
-        folder: Made if it is not there.
-        lora: The adapter.
-        targets: PEFT's `target_modules`; by default the modules' own names.
+    `targets` are PEFT's `target_modules`, the ends of names; by default the modules' own names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.contiguous().cpu() for name, value in lora.state.items()}

@@ -17,9 +17,9 @@ from pacorl.judges.judge import InProcessOptions
 from pacorl.lora.adapters import add_lora, fused_bytes
 from pacorl.plan import memory
 from pacorl.plan.sources import clip_encoders, clip_parts
-from pacorl.policies.meta import META, model_on_meta
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import Parts
+from pacorl.twins import META, model_on_meta
 from pacorl.types import Grid, Prompt, Size
 
 Phase = Literal["encode", "sample", "decode", "score", "train"]

@@ -21,10 +21,10 @@ from pacorl.engine.logbook import check_trackers
 from pacorl.io.images import check_readable
 from pacorl.plan import sources
 from pacorl.plan.sources import Checkpoint, MissingFile
-from pacorl.policies.meta import META, model_on_meta
 from pacorl.train_judge.data import Collator, check_answers
 from pacorl.train_judge.model import parameter_counts, processor_of, source_of, tune
 from pacorl.train_judge.trainer import micro_batches, processes, training_arguments
+from pacorl.twins import META, model_on_meta
 from pacorl.types import Comparison
 
 PACO_HOME = "X-GenGroup/PaCo-Dataset"

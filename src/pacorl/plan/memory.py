@@ -22,8 +22,8 @@ from pacorl.core.sampling import Sampler
 from pacorl.core.sde import log_prob
 from pacorl.engine.rollout import transition_at
 from pacorl.lora.adapters import adapter_off
-from pacorl.policies.meta import META
 from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.twins import META
 from pacorl.types import Size
 
 

@@ -18,8 +18,7 @@ from pacorl.judges import JUDGE, JUDGES
 from pacorl.judges.judge import BackendOptions, InProcessOptions
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.policies import POLICIES
-from pacorl.policies.meta import WITHOUT_WEIGHTS
-from pacorl.policies.policy import Parts, PolicySpec
+from pacorl.policies.policy import WITHOUT_WEIGHTS, Parts, PolicySpec
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
 from pacorl.rewards.reward import Reward

@@ -102,9 +102,6 @@ def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:
     return torch.stack([torch.full_like(row, image), row, col], -1).reshape(-1, 3)
 
 
-# --- the twin --------------------------------------------------------------------------------------------------
-
-
 def tiny_flux_transformer(
     *, width: int = 128, heads: int = 4, double_blocks: int = 2, single_blocks: int = 4
 ) -> FluxTransformer2DModel:

@@ -52,11 +52,21 @@ class KontextPolicy(FluxPolicy):
         Raises:
             ValueError: There is not one source, or no shape fits it; the message names prompt and source.
         """
+        from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
         (path,) = self.source_paths(prompt)
-        step = self.token_pixels
-        shape = _preferred_shape(upright_size(path), path, step=step)
+        source, step = upright_size(path), self.token_pixels
+        # The pipeline first cuts the source to whole tokens, and so may choose another shape than the exact aspect's.
+        rows, cols = (max(1, side // step) for side in (source.height, source.width))
+        _, width, height = min((abs(cols / rows - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+        stretch = source.width / source.height * height / width
+        if max(stretch, 1 / stretch) > MAX_STRETCH:
+            raise ValueError(
+                f"source {path} is {source}, and the nearest shape that FLUX.1-Kontext knows is {Size(height, width)}: "
+                "it would be distorted; crop or pad it"
+            )
         scale = math.sqrt(size.height * size.width / PREFERRED_AREA)
-        return Size(*(max(1, round(side * scale / step)) * step for side in (shape.height, shape.width)))
+        return Size(*(max(1, round(side * scale / step)) * step for side in (height, width)))
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         # The generated tokens come first, so that the source's velocity, which nothing reads, is cut off behind them.
@@ -68,22 +78,6 @@ class KontextPolicy(FluxPolicy):
             ids_N3=torch.cat([image_ids(*grid), image_ids(*grid, image=1)]),
         )
         return predicted[:, : x_BNC.shape[1]]
-
-
-def _preferred_shape(source: Size, path: Path, *, step: int) -> Size:
-    """The pipeline's choice among the shapes that Kontext was trained on, by the source's size in whole tokens."""
-    from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
-
-    # The pipeline first cuts the source to whole tokens, and so may choose another shape than the exact aspect's.
-    rows, cols = (max(1, side // step) for side in (source.height, source.width))
-    _, width, height = min((abs(cols / rows - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
-    stretch = source.width / source.height * height / width
-    if max(stretch, 1 / stretch) > MAX_STRETCH:
-        raise ValueError(
-            f"source {path} is {source}, and the nearest shape that FLUX.1-Kontext knows is {Size(height, width)}: "
-            "it would be distorted; crop or pad it"
-        )
-    return Size(height, width)
 
 
 def tiny_kontext(flux: Any) -> FluxKontextPipeline:

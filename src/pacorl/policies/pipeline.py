@@ -162,7 +162,15 @@ class PipelinePolicy:
 
     def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
         """Per text what `encode_texts` gives, on the CPU; with a negative prompt also `negative_…`, equal for all."""
-        self._warn_of_long(texts)
+        if self.t5:
+            limit, tokenizer = self.options.max_sequence_length, getattr(self.pipeline, f"tokenizer_{self.t5}")
+            lengths = [len(tokenizer(text, truncation=False).input_ids) for text in texts]
+            if max(lengths, default=0) > limit:
+                warnings.warn(
+                    f"{sum(length > limit for length in lengths)} of {len(texts)} prompts have more than "
+                    f"model.max_sequence_length = {limit} tokens (up to {max(lengths)}); their ends are not read",
+                    stacklevel=3,
+                )
         encoded: list[dict[str, Tensor]] = []
         # Each prompt that CLIP truncates to its 77 tokens would be printed.
         with quiet("diffusers", "transformers"):
@@ -178,18 +186,6 @@ class PipelinePolicy:
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """What the transformer reads of a batch of texts: name → (B, …)."""
         raise NotImplementedError
-
-    def _warn_of_long(self, texts: Sequence[str]) -> None:
-        if not self.t5:
-            return
-        limit, tokenizer = self.options.max_sequence_length, getattr(self.pipeline, f"tokenizer_{self.t5}")
-        lengths = [len(tokenizer(text, truncation=False).input_ids) for text in texts]
-        if max(lengths, default=0) > limit:
-            warnings.warn(
-                f"{sum(length > limit for length in lengths)} of {len(texts)} prompts have more than "
-                f"model.max_sequence_length = {limit} tokens (up to {max(lengths)}); their ends are not read",
-                stacklevel=4,
-            )
 
     def encode_image(self, image: Image, size: Size) -> Tensor:
         """An image, resized to `size` as the pipeline resizes it, as scaled tokens (1, N, C) on the CPU."""

@@ -9,6 +9,7 @@ To add a generator, write one file with its options, its policy and its spec, an
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 Parts = Mapping[str, Mapping[str, Any]]
 """Component of a checkpoint → its config.json."""
+WITHOUT_WEIGHTS = frozenset({"scheduler", "processor"})
+"""Components of a pipeline that have a config and no weights."""
+CLASS_KEYS = ("_class_name", "architectures", "model_type")
+"""What says in a config.json of which class the component is."""
 
 
 class Policy(Protocol):
@@ -280,7 +285,18 @@ class PolicySpec:
             configs: Of the components; the published ones if left out.
             record_sizes: As for `load`.
         """
-        from pacorl.policies.meta import pipeline_on_meta
+        import diffusers
+        import torch
 
-        pipeline = pipeline_on_meta(self, configs or self.parts, dtype=options.dtype)
-        return self.policy(pipeline, options, record_sizes=record_sizes)
+        from pacorl.twins import model_of, model_on_meta
+
+        configs = configs or self.parts
+        components: dict[str, Any] = {"scheduler": model_of(self.parts["scheduler"])}
+        for name in configs.keys() - WITHOUT_WEIGHTS:
+            # The published class: a checkpoint's config.json may leave its own out.
+            classes = {key: self.parts[name][key] for key in CLASS_KEYS if key in self.parts[name]}
+            components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
+        components |= self.policy.components_on_meta(configs)
+        pipeline = getattr(diffusers, self.pipeline)
+        absent = [name for name in inspect.signature(pipeline).parameters if name not in components]
+        return self.policy(pipeline(**components, **dict.fromkeys(absent)), options, record_sizes=record_sizes)

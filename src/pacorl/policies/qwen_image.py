@@ -90,7 +90,7 @@ class QwenEditPolicy(PipelinePolicy):
 
     @property
     def latent_channels(self) -> int:
-        return int(self.pipeline.vae.config.z_dim)
+        return int(self.pipeline.vae.config.z_dim)  # this VAE's name for it
 
     def check_size(self, size: Size) -> None:
         check_area(size, step=SIDE)
@@ -170,15 +170,16 @@ class QwenEditPolicy(PipelinePolicy):
                 "a batch holds edits whose sources differ in number or shape, and Qwen-Image generates one shape at a "
                 "time; let sampling.batch and evaluation.batch divide the samples of one prompt, or set them to 1"
             )
-        tensors = {
-            name: torch.cat([c.tensors[name] for c in conditionings])
-            for name in conditionings[0].tensors
-            if "tokens" not in name
-        }
+        batch: dict[str, Tensor] = {}
         for name in conditionings[0].tensors:
+            rows = [conditioning.tensors[name] for conditioning in conditionings]
             if "tokens" in name:
-                tensors |= _padded(name, [c.tensors[name] for c in conditionings])
-        return Conditioning(tensors).to(self.device)
+                lengths = [len(row[0]) for row in rows]
+                rows = [F.pad(row, (0, 0, 0, max(lengths) - row.shape[1])) for row in rows]
+                if min(lengths) < max(lengths):  # the pipelines too drop a mask that hides nothing
+                    batch[f"{name}_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+            batch[name] = torch.cat(rows)
+        return Conditioning(batch).to(self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         tensors = conditioning.tensors
@@ -257,18 +258,6 @@ def sides_for(area: int, path: Path) -> Size:
         )
     return size
 
-
-def _padded(name: str, tokens: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Texts (1, L, D) padded with zeros to one length, with a mask if any of them is."""
-    lengths = [text.shape[1] for text in tokens]
-    longest = max(lengths)
-    batch = torch.cat([F.pad(text, (0, 0, 0, longest - text.shape[1])) for text in tokens])
-    if min(lengths) == longest:
-        return {name: batch}  # the pipelines too drop a mask that hides nothing
-    return {name: batch, f"{name}_mask": (torch.arange(longest)[None] < torch.tensor(lengths)[:, None]).long()}
-
-
-# --- the twins -------------------------------------------------------------------------------------------------
 
 # The pipelines cut off the first 64 tokens of their template, counted with Qwen's own tokenizer, in which each of these
 # words is one token. They stand here often enough to become one in a tiny tokenizer too.

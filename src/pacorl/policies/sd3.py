@@ -97,9 +97,6 @@ class SD3Policy(PipelinePolicy):
         return {"tokens": tokens, "pooled": (config.pooled_projection_dim,)}
 
 
-# --- the twin --------------------------------------------------------------------------------------------------
-
-
 def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
     """A whole Stable Diffusion 3.5 pipeline in small; its tokenizers know the words of `texts`."""
     from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
