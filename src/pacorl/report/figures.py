@@ -33,20 +33,16 @@ LIGHT_RAMP: tuple[Rgb, ...] = ((242, 238, 229), (176, 211, 207), (70, 150, 152),
 DARK_RAMP: tuple[Rgb, ...] = ((40, 42, 44), (33, 76, 80), (42, 133, 135), (126, 217, 208))
 """P(Yes) from 0 to 1, the colours between by straight lines; the more consistent a pair, the more ink it gets."""
 
-CELL = 44
+CELL = 44  # of a pair matrix, in the units of its view box
 
 PIXEL_ART_BELOW = 200 * 200
 """An image of fewer pixels is kept lossless and shown with hard pixel edges."""
-
 LADDER = ((1024, 88), (768, 86), (768, 76), (512, 76), (384, 66))
 """(longer side in pixels, JPEG quality), tried in turn until an image fits its budget; the last is always taken."""
-
 BUDGET = 200_000
 """Bytes of one data URL: a page of 36 images stays under 8 MB."""
-
 COLUMN = 384
 """CSS pixels of an image beside another; small ones grow by the largest whole factor that fits."""
-
 WIDE = 1.8
 """An image at least so much wider than high is shown at twice the column."""
 
@@ -117,18 +113,18 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def padded(values: Iterable[float], *, share: float = 0.08) -> tuple[float, float]:
+def padded(values: Iterable[float]) -> tuple[float, float]:
     """The ends of the values with some air; zero is taken in if it is near, one value gets a range of its own."""
     numbers = list(values)
     low, high = min(numbers), max(numbers)
-    air = (high - low) * share or abs(high) * share or 1.0
+    air = (high - low) * 0.08 or abs(high) * 0.08 or 1.0
     reach = 0.4 * max(abs(low), abs(high))
     return (0.0 if 0 <= low <= reach else low - air), (0.0 if -reach <= high <= 0 and low < 0 else high + air)
 
 
-def ticks(low: float, high: float, *, count: int = 5) -> list[float]:
-    """About `count` round values (1, 2, 2.5 or 5 times a power of ten apart) between two ends."""
-    rough = (high - low) / count
+def ticks(low: float, high: float) -> list[float]:
+    """About five round values (1, 2, 2.5 or 5 times a power of ten apart) between two ends."""
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     # The tolerances keep a tick that rounding has put just beyond its step or its end.
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
@@ -277,8 +273,8 @@ def show(image: Image.Image) -> ShownImage:
     return ShownImage(url=data_url(image), width=width, height=height, pixel_art=pixel_art)
 
 
-def data_url(image: Image.Image, *, budget: int = BUDGET) -> str:
-    """The image as a data URL of about `budget` bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
+def data_url(image: Image.Image) -> str:
+    """The image as a data URL of about BUDGET bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
     image = image.convert("RGB")
     if image.width * image.height < PIXEL_ART_BELOW:
         return f"data:image/png;base64,{_base64(image, 'PNG')}"
@@ -287,7 +283,7 @@ def data_url(image: Image.Image, *, budget: int = BUDGET) -> str:
         size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
         resized = image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
         encoded = _base64(resized, "JPEG", quality=quality)
-        if len(encoded) <= budget:
+        if len(encoded) <= BUDGET:
             break
     return f"data:image/jpeg;base64,{encoded}"
 

@@ -72,6 +72,8 @@ def _environment() -> jinja2.Environment:
 def _contents(run: RunFolder) -> dict[str, object]:
     name, spent = run.path.resolve().name, seconds(run)
     rows = results(run.summary) or compared(run.samples)
+    training_epochs = list(run.training_images)
+    shown_epochs = [training_epochs[index] for index in spread(len(training_epochs), count=TRAINING_IMAGES)]
     pairs, unmatched = match(run.samples)
     sets = choose(pairs)
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
@@ -89,7 +91,7 @@ def _contents(run: RunFolder) -> dict[str, object]:
         "all_unit_axes": all(unit_axis(row.before, row.after) for row in rows),
         "seconds": spent,
         "shares": shares_svg(spent) if spent else Markup(""),
-        "training_images": training_images(run.training_images, count=TRAINING_IMAGES),
+        "training_images": {epoch: show(_open(run.training_images[epoch])) for epoch in shown_epochs},
         "charts": {
             group: [(chart, line_chart_svg(chart)) for chart in members] for group, members in charts(run).items()
         },
@@ -208,12 +210,6 @@ def choose(pairs: Sequence[Pair], *, count: int = SHOWN) -> list[Set]:
 def spread(length: int, *, count: int) -> list[int]:
     """At most `count` distinct indices of a sequence, evenly spread from its first to its last."""
     return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
-
-
-def training_images(paths: Mapping[int, Path], *, count: int) -> dict[int, ShownImage]:
-    """At most `count` of the training images by epoch, evenly spread over the run."""
-    epochs = list(paths)
-    return {epochs[index]: show(_open(paths[epochs[index]])) for index in spread(len(epochs), count=count)}
 
 
 def _sides(pair: Pair) -> list[Side]:

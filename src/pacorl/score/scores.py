@@ -150,22 +150,23 @@ def read_criteria(values: Sequence[str]) -> dict[str, str]:
     Raises ValueError if a file is no such JSON.
     """
     criteria: dict[str, str] = {}
-    for value in values:
-        criteria |= _criteria_file(Path(value)) if value.endswith(".json") else {value: value}
-    return criteria
-
-
-def _criteria_file(path: Path) -> dict[str, str]:
-    document = read_json(path)
-    document = document.get("criteria", document) if isinstance(document, dict) else document
-    criteria: dict[str, str] = {}
-    for dimension, entry in document.items() if isinstance(document, dict) else ():
-        for name, text in (entry if isinstance(entry, dict) else {"": entry}).items():
-            if not isinstance(text, str) or not text:
-                raise ValueError(f"{path}: criterion {dimension}.{name} is {text!r}, not a text")
-            criteria[" / ".join(filter(None, (dimension, name)))] = text
-    if not criteria:
-        raise ValueError(f'{path}: holds no criteria; write {{"Identity": {{"Hat": "The same hat in all images."}}}}')
+    for path_or_text in values:
+        if not path_or_text.endswith(".json"):
+            criteria[path_or_text] = path_or_text
+            continue
+        document = read_json(Path(path_or_text))
+        # A whole T2IS record is taken too, for its criteria.
+        document = document.get("criteria", document) if isinstance(document, dict) else {}
+        of_file: dict[str, str] = {}
+        for dimension, entry in document.items() if isinstance(document, dict) else ():
+            for name, text in (entry if isinstance(entry, dict) else {"": entry}).items():
+                if not isinstance(text, str) or not text:
+                    raise ValueError(f"{path_or_text}: criterion {dimension}.{name} is {text!r}, not a text")
+                of_file[" / ".join(filter(None, (dimension, name)))] = text
+        if not of_file:
+            example = '{"Identity": {"Hat": "The same hat in all images."}}'
+            raise ValueError(f"{path_or_text}: holds no criteria; write {example}")
+        criteria |= of_file
     return criteria
 
 
