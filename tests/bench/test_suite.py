@@ -12,7 +12,7 @@ import pytest
 
 from pacorl.bench.items import BadItemError, Dataset, parse_records
 from pacorl.bench.run import read_results, run
-from pacorl.bench.suite import Line, Row, Table, cell_text
+from pacorl.bench.suite import Line, PaperTable, Row, Table, cell_text
 from pacorl.bench.table import BenchmarkOptions
 from pacorl.core.ranking import Interval, bootstrap
 from pacorl.data.records import evenly_spread
@@ -24,9 +24,8 @@ class Numbers:
     """Measures the length of each key, so that what was asked can be counted."""
 
     title = "Numbers"
-    columns: tuple[str, ...] = ("Mean", "Twice")
-    source = "nowhere, Tab. 0"
-    published: Mapping[str, Sequence[float | None]] = {"Somebody": (0.5,)}
+    columns = ("Mean", "Twice")
+    paper: PaperTable | None = PaperTable("nowhere, Tab. 0", {"Somebody": (0.5,)})
     notes = ()
     data = Dataset[str, None]({}, {}, "", None)
 
@@ -201,6 +200,13 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
     assert [row["source"] for row in held["tables"][0]["rows"]] == ["measured", "published, not measured here"]
     assert held["complete"] is True
     assert outcome.tables[0].markdown.startswith("## Numbers")
+
+
+def test_a_benchmark_that_no_paper_has_figures_of_stands_alone(tmp_path: Path) -> None:
+    bench = Numbers(KEYS)
+    bench.paper = None
+    assert [line.name for line in run(bench, tmp_path, HERE).tables[0].lines] == ["here"]
+    assert "†" not in (tmp_path / "table.md").read_text()
 
 
 def test_cells() -> None:

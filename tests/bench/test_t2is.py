@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from pacorl.bench import t2is
 from pacorl.bench.run import run
 from pacorl.bench.scorers import JudgeTexts, RewardTexts
-from pacorl.bench.t2is import T2IS, T2isBench, average, prompts_by_case, read_cases
+from pacorl.bench.t2is import TAB_3, T2isBench, average, prompts_by_case, read_cases
 from pacorl.bench.table import BenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
@@ -35,9 +35,9 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["t2is", *[str(argument) for argument in arguments]])
 
 
-@pytest.mark.parametrize("name", T2IS)
+@pytest.mark.parametrize("name", TAB_3.rows)
 def test_the_ten_published_averages_are_reproduced(name: str) -> None:
-    aesthetics, *parts, published = T2IS[name]
+    aesthetics, *parts, published = TAB_3.rows[name]
     assert round(average(aesthetics, parts[:3], parts[3:]), 3) == pytest.approx(published, abs=0.0011)
 
 

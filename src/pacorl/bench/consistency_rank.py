@@ -142,7 +142,7 @@ class ConsistencyRank:
 
     title = "ConsistencyRank"
     columns = tuple(MEASURES.values())
-    source, published = paper_table("consistency_rank")
+    paper = paper_table("consistency_rank")
     notes = (NOTE,)
 
     def settings(self) -> Mapping[str, Any]:

@@ -102,7 +102,7 @@ class EditRewardBench:
 
     title = "EditReward-Bench"
     columns = tuple(f"{title}{ties}" for ties in ("", " (≥)") for title in TITLES.values())
-    source, published = paper_table("edit_reward_bench")
+    paper = paper_table("edit_reward_bench")
 
     @property
     def notes(self) -> Sequence[str]:

@@ -161,7 +161,7 @@ class GeditBench:
 
     title = "GEdit-Bench"
     columns = tuple(f"{subset} {figure}" for subset in SUBSETS for figure in FIGURES)
-    source, published = paper_table("gedit")
+    paper = paper_table("gedit")
 
     @property
     def notes(self) -> Sequence[str]:

@@ -262,9 +262,10 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
     width = len(benchmark.columns)
     lines += [
         Line(paper_name, (*figures, *(None,) * (width - len(figures))), published=True)
-        for paper_name, figures in benchmark.published.items()
+        for paper_name, figures in (benchmark.paper.rows if benchmark.paper else {}).items()
     ]
-    main = Table(benchmark.title, benchmark.columns, tuple(lines), source=benchmark.source, notes=benchmark.notes)
+    source = benchmark.paper.source if benchmark.paper else ""
+    main = Table(benchmark.title, benchmark.columns, tuple(lines), source=source, notes=benchmark.notes)
     return Outcome(
         folder=out,
         wanted=len(keys) + len(benchmark.data.refused),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pacorl.bench.items import Dataset
 from pacorl.core.ranking import Interval
@@ -17,9 +17,6 @@ from pacorl.io.documents import read_object
 
 Row = dict[str, Any]
 """One item's raw result: `key`, and what was judged, or `error` with the reason why nothing was."""
-Published = Mapping[str, Sequence[float | None]]
-"""Rows of a paper's table: name → figures."""
-
 PUBLISHED = Path(__file__).with_name("published.json")
 MARK = "†"
 MINUS = "\N{MINUS SIGN}"
@@ -27,19 +24,40 @@ MINUS = "\N{MINUS SIGN}"
 Member = TypeVar("Member")
 
 
-class Benchmark(Protocol):
-    """Items with keys, a measurement per item, and the figures of many."""
+class PaperTable(NamedTuple):
+    """A table that a paper prints."""
 
-    title: str
-    """The heading of the tables."""
-    columns: tuple[str, ...]
-    """The names of the figures."""
     source: str
-    """What the published rows stand in, e.g. `arXiv 2512.04784, Tab. 2`."""
-    published: Published
-    """The paper's rows: one figure per column, or fewer if the last columns are ours alone."""
-    data: Dataset[Any, Any]
-    """The items, and the records that were left out."""
+    """What it stands in, e.g. `arXiv 2512.04784, Tab. 2`."""
+    rows: Mapping[str, Sequence[float | None]]
+    """Name → one figure per column, or fewer if the last columns are ours alone."""
+
+
+def paper_table(name: str) -> PaperTable:
+    """A table of published.json."""
+    table = read_object(PUBLISHED)[name]
+    return PaperTable(table["source"], {row: tuple(figures) for row, figures in table["rows"].items()})
+
+
+class Benchmark(Protocol):
+    """Items with keys, a measurement per item, figures of many; title, columns and paper are the class's own."""
+
+    # Properties, so that an entry may be a frozen dataclass and its constants need no annotations.
+    @property
+    def title(self) -> str:
+        """The heading of the tables."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The names of the figures."""
+
+    @property
+    def paper(self) -> PaperTable | None:
+        """Published rows to stand beside the measured one, if there are any."""
+
+    @property
+    def data(self) -> Dataset[Any, Any]:
+        """The items, and the records that were left out."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -77,7 +95,7 @@ class Table:
     """Rows under named columns."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     lines: tuple[Line, ...]
     source: str = ""
     """What the published rows stand in, e.g. `arXiv 2512.04784, Tab. 2`."""
@@ -146,15 +164,9 @@ def _plain(cell: Interval | float | None) -> Any:
     return None if isnan(cell.mean) else {"mean": cell.mean, "low": cell.low, "high": cell.high}
 
 
-def paper_table(name: str) -> tuple[str, Published]:
-    """What a table of the paper is, and its rows; see published.json."""
-    table = read_object(PUBLISHED)[name]
-    return table["source"], {row: tuple(figures) for row, figures in table["rows"].items()}
-
-
 def grouped(
     title: str,
-    columns: tuple[str, ...],
+    columns: Sequence[str],
     members: Iterable[Member],
     group_of: Callable[[Member], str],
     figures: Callable[[Sequence[Member]], Sequence[Interval]],

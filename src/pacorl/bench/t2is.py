@@ -25,7 +25,7 @@ import numpy as np
 from pacorl.bench.items import BadItemError, Dataset, ImageCache, fingerprint, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.sources import PANEL, described, image_source
-from pacorl.bench.suite import Published, Row, Table, grouped, paper_table
+from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
 from pacorl.bench.table import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.config.options import inherited, option
 from pacorl.core import questions as wordings
@@ -53,12 +53,14 @@ PAIR_SIDE = 512
 WEIGHTS = (0.2, 0.3, 0.5)
 """Of aesthetics, alignment and consistency."""
 
-SOURCE, T2IS = paper_table("t2is")
+TAB_3, GEMMA = paper_table("t2is"), paper_table("t2is_gemma")
 # Only consistency and the average depend on the judge: a row of Gemma's begins as Qwen's does.
-PUBLISHED: Published = {f"{name} (judge: Qwen2.5-VL-7B)": figures for name, figures in T2IS.items()} | {
-    f"{name} (judge: Gemma-3-4B)": (*T2IS[name][:4], *figures) for name, figures in paper_table("t2is_gemma")[1].items()
-}
-COLUMNS: tuple[str, ...] = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{n}, all cases" for n in CONSISTENT))
+PAPER = PaperTable(
+    TAB_3.source,
+    {f"{name} (judge: Qwen2.5-VL-7B)": figures for name, figures in TAB_3.rows.items()}
+    | {f"{name} (judge: Gemma-3-4B)": (*TAB_3.rows[name][:4], *figures) for name, figures in GEMMA.rows.items()},
+)
+COLUMNS = ("Aesthetics", *ALIGNED, *CONSISTENT, "Average", *(f"{n}, all cases" for n in CONSISTENT))
 NOTE = (
     "Average = .2 · aesthetics + .3 · mean alignment + .5 · mean consistency. Consistency leaves out cases whose "
     "mean is 0, as the released evaluation does; “all cases” counts every case that has criteria in the dimension. "
@@ -226,7 +228,7 @@ class T2isBench:
 
     title = "T2IS-Bench"
     columns = COLUMNS
-    source, published = SOURCE, PUBLISHED
+    paper = PAPER
     notes = (NOTE,)
 
     def settings(self) -> Mapping[str, Any]:
