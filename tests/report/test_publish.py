@@ -50,6 +50,25 @@ def test_a_card_holds_config_data_figures_and_licence(run: Path) -> None:
     assert "checkpoint: black-forest-labs/FLUX.1-dev" in text
 
 
+def test_without_a_summary_the_last_evaluation_is_what_was_measured(run: Path) -> None:
+    (run / "summary.json").unlink()
+    lines = [
+        {"kind": "evaluation", "epoch": 1, "step": 4, "accuracy": 0.5, "seconds/evaluation": 2.0},
+        {
+            "kind": "evaluation",
+            "epoch": 2,
+            "step": 8,
+            "accuracy": 0.75,
+            "seconds/evaluation": 2.0,
+            "monitor/blank": 0.0,
+        },
+        {"kind": "train", "epoch": 2, "step": 9, "loss": 0.1},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = (write_card(run) / "README.md").read_text()
+    assert "| last evaluation |  |\n| --- | --- |\n| accuracy | 0.750 |\n\n" in text
+
+
 def test_a_card_says_nothing_of_the_machine(run: Path) -> None:
     text = (write_card(run) / "README.md").read_text()
     assert "/home" not in text

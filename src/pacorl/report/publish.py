@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pacorl.core.metric_names import ALARM, MONITOR, SECONDS, current_name
 from pacorl.io.documents import dump_yaml, read_jsonl, read_object, read_yaml
 from pacorl.io.files import write_atomic
 from pacorl.policies import POLICIES
+from pacorl.report.folder import numbers
 
 CARD = "README.md"
 FOLDERS = ("adapter", "merged")
@@ -105,9 +107,11 @@ def _measured(run: Path) -> Iterator[str]:
     heads: tuple[str, ...] = ("", *sides)
     if not rows:
         lines = read_jsonl(log) if log.is_file() else []
-        scores = [{k: v for k, v in line.items() if "eval" in k and isinstance(v, int | float)} for line in lines]
-        newest = next((line for line in reversed(scores) if line), {})
-        heads, rows = ("last evaluation", ""), [(name, _figure(value)) for name, value in newest.items()]
+        newest = numbers(next((line for line in reversed(lines) if line.get("kind") == "evaluation"), {}))
+        # How long it took and what the monitor saw is about the run; a card is about the adapter.
+        apart = ("epoch", "step", SECONDS, MONITOR, ALARM)
+        heads = ("last evaluation", "")
+        rows = [(name, _figure(value)) for name, value in newest.items() if not current_name(name).startswith(apart)]
     if rows:
         yield "## Measured"
         yield _table(heads, rows)
