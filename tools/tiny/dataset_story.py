@@ -177,6 +177,7 @@ def reasons(first: Panel, second: Panel, *, says_yes: bool) -> dict[str, str]:
         return f"Both show {a}." if a == b else f"The {name} differs: {a} and {b}."
 
     shared = shared_attributes(first, second)
+    # Told a label that the images contradict, a real model argues for what it sees; `explain` must then flag the pair.
     yes = says_yes if 0 < shared < len(KEPT) else shared > 0
     return {
         "answer": "Yes" if yes else "No",
@@ -240,6 +241,7 @@ def _in_words(name: str, interval: Mapping[str, float]) -> str:
 
 def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]:
     """One epoch of the quickstart's recipe on the dataset's own prompts, by a judge behind HTTP; its figures."""
+    # So little that it takes seconds: it shows that the judge's answers arrive, not how far they lead.
     overrides = [
         f"out={out}", f"seed={seed}", "epochs=1", "trackers=[]",
         f"prompts.train={prompts}", "prompts.evaluation=tiny:test", "prompts.evaluation_limit=2",

@@ -47,6 +47,7 @@ def policy_failures(checkpoint: Path, *, count: int) -> list[Image.Image]:
     panels = []
     for steps in (1, 2):
         sampler = Sampler(size=Size(64, 64), steps=steps)
+        # The word is part of the seeds: another one gives other images than the committed judge met.
         seeds = [seed_of("junk", steps, prompt.id) for prompt in prompts]
         grids = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=seeds, batch=24)
         panels += [panel for prompt, grid in zip(prompts, grids, strict=True) for panel in split(grid, prompt.grid)]

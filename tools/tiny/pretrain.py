@@ -139,10 +139,11 @@ def pretrain_vae(out: Path, *, share: float) -> None:
     pixels = {size: panel_pixels(size) for size in PANEL_SIZES}
     stage = Stage([vae], lr=2e-3, steps=steps, log=out / "log.jsonl", ema=0.995)
     for step in range(steps):
+        # Every fourth batch is of 128 px grids, a quarter as many: each has four times the pixels.
         size, count = (PANEL_SIZES[0], batch) if step % 4 else (PANEL_SIZES[1], batch // 4)
         panels = pixels[size][torch.randint(len(pixels[size]), (count, 4))]
         grids = tile(panels)
-        if step % 2:
+        if step % 2:  # the generator learns from latents that are put together, policies decode whole grids
             code = vae.encode(panels.flatten(0, 1)).latent_dist
             latents = tile(code.sample().unflatten(0, (count, 4)))
         else:
@@ -163,6 +164,7 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 
 def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
     """Endless (prompt text, panels) of training characters, as a teacher shows them who redraws attributes."""
+    # Sorted, since a set of texts has another order in each process, and a seed would draw other subjects.
     subjects = sorted({panel.kept for panel in training_panels()})
     while True:
         panels = characters.set_of(rng.choice(subjects), GRID.count, rng)
@@ -195,6 +197,7 @@ def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
     rng = random.Random(0)
     out.mkdir(parents=True, exist_ok=True)
     pipeline = tiny_flux(characters.vocabulary(), vae=vae)
+    # The autoencoder has no attention: a grid's latents are its panels' latents, and each panel is encoded once.
     latents = {size: panel_latents(vae, size) for size in PANEL_SIZES}
     index = {panel: number for number, panel in enumerate(characters.all_panels())}
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
@@ -217,6 +220,7 @@ def pretrain_generator(out: Path, *, vae: AutoencoderKL, share: float) -> None:
 def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tensor) -> Tensor:
     """The flow matching loss of whole grids, text encoders included."""
     batch, tokens, _ = clean_BNC.shape
+    # Padding is attended to, so that guidance and length are part of what is learned.
     side, length = math.isqrt(tokens), TRAINED_WITH["max_sequence_length"]
 
     def read(tokenizer: Any, max_length: int) -> Tensor:
@@ -237,6 +241,7 @@ def generator_loss(pipeline: FluxPipeline, texts: Sequence[str], clean_BNC: Tens
         )[0]
         return predicted
 
+    # The same noise hides less of a larger image (arXiv 2403.03206, section 5.3.2): 128 px grids get more of it.
     return flow_matching_loss(velocity, clean_BNC, shift=1.5 if side <= 8 else 3.0)
 
 

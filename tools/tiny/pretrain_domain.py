@@ -198,6 +198,7 @@ def early_generators(vae: AutoencoderKL, steps: Sequence[int], *, seed: int) -> 
     modules = [pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2]
     optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()], lr=2e-3, betas=(0.9, 0.99))
     teacher = imperfect_sets(random.Random(seed), redraw=WORDS.redraw)
+    # A loop of its own, without schedule or average: what matters is how images look long before anything is learned.
     for step in range(max(steps) + 1):
         if step in steps:
             yield copy.deepcopy(pipeline)  # a policy freezes what it is given
@@ -226,7 +227,7 @@ def random_adapter(transformer: torch.nn.Module, targets: Sequence[str], *, spre
     torch.manual_seed(seed)
     add_lora(transformer, rank=16, alpha=32, targets=targets)
     for name, parameter in transformer.named_parameters():
-        if "lora_B" in name:
+        if "lora_B" in name:  # it starts at zero, and the adapter changes nothing
             torch.nn.init.normal_(parameter.data, std=spread)
 
 

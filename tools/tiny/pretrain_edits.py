@@ -20,13 +20,13 @@ from torch import Tensor
 from pacorl.core import questions
 from pacorl.data import characters
 from pacorl.data.character_edits import Edit, character_edits, draw_edit, write_edits
-from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
+from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split, with_another
 from pacorl.policies.flux import TRAINED_WITH
 from pacorl.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.types import Conditioning, Size
 from tools.tiny.pretrain import Stage, flow_matching_loss, panel_latents, publish, training_panels
-from tools.tiny.pretrain_judge import ImageBank, TrainingExample, changed, differences, other_value, training_examples
+from tools.tiny.pretrain_judge import ImageBank, TrainingExample, changed, differences, training_examples
 
 PIXELS = 32
 """Sides of sources and edits: a panel of a 64-pixel grid."""
@@ -78,7 +78,7 @@ def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:
     out.mkdir(parents=True, exist_ok=True)
     pipeline = tiny_kontext(FluxPipeline.from_pretrained(start, dtype=torch.float32))
     policy = KONTEXT.over(pipeline, **TRAINED_WITH)
-    pipeline.transformer.requires_grad_(True).train()
+    pipeline.transformer.requires_grad_(True).train()  # a policy freezes what it is given
     # Text encoders and VAE stay as they are, so every text and panel is encoded once.
     with torch.no_grad():
         texts = dict(zip(INSTRUCTIONS, policy.encoded_texts(INSTRUCTIONS), strict=True))
@@ -134,7 +134,7 @@ def _attempt(edit: Edit, rng: random.Random) -> Panel:
     """What an editor might make of it: followed or not, the rest kept or not, each as often."""
     panel = edit.after if rng.random() < 0.5 else edit.before
     if panel is edit.before and rng.random() < 0.5:
-        panel = replace(panel, **{edit.attribute: other_value(edit.after, edit.attribute, rng)})
+        panel = with_another(edit.after, edit.attribute, rng)  # changed, but to what nobody asked for
     if rng.random() < 0.5:
         return panel
     return changed(panel, edit.others, rng.choices((1, 2, 3), weights=(6, 3, 1))[0], rng)

@@ -23,7 +23,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from pacorl import twins
 from pacorl.core import questions
 from pacorl.data import characters
-from pacorl.data.characters import KEPT, VALUES, Panel, Split
+from pacorl.data.characters import KEPT, VALUES, Panel, Split, with_another
 from pacorl.io.processor import load_processor
 from tools.tiny.negatives import draw_negatives, to_images
 from tools.tiny.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
@@ -128,6 +128,7 @@ def _pair_example(first: Panel, pool: Sequence[Panel], rng: random.Random, bank:
     if draw < 0.57:
         answer = f"Yes. Both show {first.subject}."
     else:
+        # Few differences, and often in shape alone: from panels at random, colours would be enough to be right.
         second = changed(second, KEPT, rng.choices((1, 2, 3), weights=(3, 3, 2))[0], rng)
         if rng.random() < 0.35:
             second = changed(_new_scene(first, rng), (SUBTLE,), 1, rng)
@@ -185,11 +186,9 @@ def _new_scene(panel: Panel, rng: random.Random) -> Panel:
 
 def changed(panel: Panel, names: Sequence[str], count: int, rng: random.Random) -> Panel:
     """The panel with other values of `count` attributes of `names`."""
-    return replace(panel, **{name: other_value(panel, name, rng) for name in rng.sample(names, count)})
-
-
-def other_value(panel: Panel, name: str, rng: random.Random) -> str:
-    return rng.choice([value for value in VALUES[name] if value != getattr(panel, name)])
+    for name in rng.sample(names, count):
+        panel = with_another(panel, name, rng)
+    return panel
 
 
 def differences(first: Panel, second: Panel, names: Sequence[str] = KEPT) -> str:
@@ -274,7 +273,7 @@ def _loss(
     logits, labels, answered = output.logits[:, :-1], inputs["input_ids"][:, 1:], answered[:, 1:]
     loss_per_token = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
     decides = torch.tensor([example.decides for example in examples])
-    first = answered & (answered.cumsum(1) == 1)
+    first = answered & (answered.cumsum(1) == 1)  # the decision's token
     reasoned = answered & ~(first & decides[:, None])
     reasons = (loss_per_token * reasoned).sum(1) / reasoned.sum(1)
     decided = DECISION_SHARE * loss_per_token[first] + (1 - DECISION_SHARE) * reasons
@@ -310,6 +309,7 @@ def collate(
         "input_ids": ids,
         "attention_mask": attended,
         "pixel_values": bank.patches[images].flatten(0, 1).float(),
+        # One frame of 4×4 patches: the processor made every image of 32 px.
         "image_grid_thw": torch.tensor([[1, 4, 4]]).repeat(len(images), 1),
         "mm_token_type_ids": (ids == processor.image_token_id).int(),
     }
