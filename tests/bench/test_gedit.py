@@ -68,6 +68,7 @@ def scores_of(images: list[Image.Image]) -> list[int]:
 class _Handler(BaseHTTPRequestHandler):
     rater: Rater
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *args: Any) -> None: ...
 

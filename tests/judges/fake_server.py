@@ -74,6 +74,8 @@ class Handler(BaseHTTPRequestHandler):
 
     fake: FakeServer
     protocol_version = "HTTP/1.1"
+    # Head and body are two writes, and the second would wait 40 ms until the first is acknowledged.
+    disable_nagle_algorithm = True
 
     def log_message(self, *args: Any) -> None:
         pass
