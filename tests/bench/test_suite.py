@@ -87,7 +87,7 @@ def test_a_half_written_line_is_dropped_with_notice_and_measured_again(tmp_path:
     assert bench.asked == ["eeeee"]
     assert len(notices) == 1
     assert "half-written" in notices[0]
-    assert (outcome.measured, outcome.wanted) == (5, 5)
+    assert (outcome.measured, outcome.total) == (5, 5)
     assert len(path.read_text().splitlines()) == 5
 
 

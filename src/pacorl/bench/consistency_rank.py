@@ -87,7 +87,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
         for name in (item.reference, *item.candidates):
             if not inside(folder / IMAGES, name).is_file():
                 raise ValueError(f"{folder / IMAGES / name} is missing")
-        keys.add(item.key)
+        keys.add(item.key)  # last: a record that is left out does not make the next one a repetition
         return item
 
     records = {f"{folder / RANKS}, record {number}": (row,) for number, row in enumerate(read_jsonl(folder / RANKS), 1)}
@@ -113,6 +113,7 @@ def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> R
         raise ValueError(f"folder {folder!r} has no record in {PROMPTS}")
     prompt = prompts[folder]
     return Ranked(
+        # A reference is ranked several times, with other candidates each time.
         key=f"{folder}/{reference}: {' '.join(candidates)}",
         folder=folder,
         reference=f"{folder}/{reference}",
@@ -165,6 +166,7 @@ class ConsistencyRank:
         true = [item.candidates.index(name) for name in item.best_first]
         if len(row["scores"]) != len(true):
             raise BadItemError(f"{item.key}: {len(row['scores'])} scores are stored for {len(true)} candidates")
+        # The raw scores are stored, so that other ties or measures need no second run of a judge.
         agreement = rank_agreement(order_of(row["scores"]), true)
         return [float(getattr(agreement, name)) for name in MEASURES]
 

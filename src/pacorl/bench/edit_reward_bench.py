@@ -132,7 +132,7 @@ class EditRewardBench:
         for key in keys:
             choice, index = self._outputs[key]
             before, after = self._images(choice, index, cache)
-            pair = (before, after.resize(before.size))
+            pair = (before, after.resize(before.size))  # as the released evaluation does
             questions[key, "followed"] = Question(pair, wordings.edit_followed_in_a_word(choice.instruction))
             questions[key, "consistent"] = Question(pair, wordings.edit_consistent_in_a_word(choice.instruction))
         answers = ask(self.judge.judge, questions)
@@ -189,14 +189,12 @@ def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
         size = shape[0] * shape[1]
         counts = np.bincount(cell_N[drawn], minlength=size).astype(float)
         sums = np.stack([np.bincount(cell_N[drawn], right_N2[drawn, rule], size).astype(float) for rule in (0, 1)])
-        share = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0).reshape(2, *shape)
-        # A draw may lack a task type altogether: the mean is over those it has. (nanmean warns if it has none.)
-        present = ~np.isnan(share)
-        present_D = present.sum(1).astype(float)
-        mean = np.full(present_D.shape, np.nan)
-        np.divide(np.where(present, share, 0.0).sum(1), present_D, out=mean, where=present_D > 0)
-        return mean.reshape(-1)
+        share = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0).reshape(2, *shape)
+        # A draw may lack a task type: the mean is over those it has, and 0 / 0, which is NaN, if it has none.
+        with np.errstate(invalid="ignore"):
+            return np.asarray(share.sum(1) / (counts > 0).reshape(shape).sum(0)).reshape(-1)
 
+    # Rows of one instruction share their images, so they are drawn together.
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 

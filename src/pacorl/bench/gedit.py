@@ -134,6 +134,7 @@ def _edit(number: int, row: Mapping[str, Any]) -> Edit:
     language, task = str(row["instruction_language"]), safe_name(str(row["task_type"]))
     if language not in LANGUAGES:
         raise ValueError(f"instruction_language {language!r} is none of {', '.join(LANGUAGES)}")
+    # `safe_name`: task and key become folders and files.
     key = f"{language}/{task}/{safe_name(str(row['key']))}"
     # Mirrors of the table hold the flag as a bool, a number or a word.
     intersection = str(row["Intersection_exist"]).lower() in ("true", "1")
@@ -241,6 +242,7 @@ def _build(data: Dataset[Edit, Rows], options: GeditOptions, reward: PacoReward,
 def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard: Shard, advance: Advance) -> None:
     """Writes this shard's input images to `sources/` and generates the missing edits."""
     source, edits = image_source(options, edits=True), list(data.items.values())
+    # A generator reads files, and each image's recipe names them; the table holds bytes.
     for edit in edits[shard.index :: shard.count]:
         if not (out / edit.source).is_file():
             write_atomic(out / edit.source, png_bytes(_input(data.source, edit)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -77,6 +77,7 @@ def parse_records(
 
 def fingerprint(rows: Sequence[Any]) -> str:
     """What tells one data set from another: a digest of its texts."""
+    # Of the content and not of the path: results stay valid if the data are moved.
     return hashlib.sha256(json.dumps(list(rows), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -89,35 +90,19 @@ def check_filled(row: Mapping[str, Any], columns: Sequence[str], *, schema: str)
 
 def open_rows(source: Path) -> Rows:
     """A folder of parquet files, one such file, or a JSONL. Raises ValueError if there is nothing of the kind."""
-    if source.is_file() and source.suffix == ".jsonl":
-        return JsonRows(source)
-    files = [source] if source.suffix == ".parquet" and source.is_file() else sorted(source.rglob("*.parquet"))
-    if files:
-        return ParquetRows(source if source.is_dir() else source.parent, files)
-    lists = sorted(source.glob("*.jsonl"))
-    if len(lists) == 1:
-        return JsonRows(lists[0])
-    raise ValueError(f"{source}: holds no parquet files and not one JSONL; download the data set, e.g. `hf download`")
+    if source.is_file() and source.suffix in (".jsonl", ".parquet"):
+        return Rows(source.parent, [source])
+    # By name, which is the order of the hub's shards (train-00000-of-00002.parquet): row numbers depend on it.
+    files, lists = sorted(source.rglob("*.parquet")), sorted(source.glob("*.jsonl"))
+    if not files and len(lists) != 1:
+        raise ValueError(
+            f"{source}: holds no parquet files and not one JSONL; download the data set, e.g. `hf download`"
+        )
+    return Rows(source if files else lists[0].parent, files or lists)
 
 
-class JsonRows:
-    """A JSONL; images are paths beside it."""
-
-    def __init__(self, path: Path) -> None:
-        self.folder = path.parent
-        self._rows = read_jsonl(path)
-
-    def texts(self, columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Every row, these columns only."""
-        return [{name: row.get(name) for name in columns} for row in self._rows]
-
-    def row(self, number: int) -> Mapping[str, Any]:
-        """One whole row."""
-        return self._rows[number]
-
-
-class ParquetRows:
-    """Parquet files, in the order of their names."""
+class Rows:
+    """The rows of some files; images are inside them, or paths in `folder`."""
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
         self.folder, self.files = folder, files
@@ -127,14 +112,18 @@ class ParquetRows:
     def texts(self, columns: Sequence[str]) -> list[dict[str, Any]]:
         """Every row, these columns only."""
         rows: list[dict[str, Any]] = []
-        for table in map(_parquet, self.files):
+        for file in self.files:
+            if file.suffix == ".jsonl":
+                rows += [{name: row.get(name) for name in columns} for row in read_jsonl(file)]
+                continue
+            table = _parquet(file)
             # A mirror may lack a column, or have it in some of its files only; `check_filled` tells of it by row.
             present = [name for name in columns if name in table.schema_arrow.names]
             rows += [dict.fromkeys(columns) | row for row in table.read(columns=present).to_pylist()]
         return rows
 
     def row(self, number: int) -> Mapping[str, Any]:
-        """One whole row; a number below the last one reads from the first file again."""
+        """One whole row; a number below the last one may read from the first file again."""
         if number < self._start or not self._batch:
             self._batches, self._start, self._batch = self._read(), 0, []
         while number >= self._start + len(self._batch):
@@ -142,15 +131,16 @@ class ParquetRows:
         return self._batch[number - self._start]
 
     def _read(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """(number of its first row, rows) of every batch."""
+        """(number of its first row, rows) of every batch; a JSONL holds paths, and is one batch."""
         start = 0
         for file in self.files:
-            for batch in _parquet(file).iter_batches(batch_size=ROWS_AT_A_TIME):
-                yield start, batch.to_pylist()
-                start += batch.num_rows
-
-
-Rows = JsonRows | ParquetRows
+            if file.suffix == ".jsonl":
+                batches: Iterable[list[dict[str, Any]]] = [read_jsonl(file)]
+            else:
+                batches = (batch.to_pylist() for batch in _parquet(file).iter_batches(batch_size=ROWS_AT_A_TIME))
+            for batch in batches:
+                yield start, batch
+                start += len(batch)
 
 
 def _parquet(path: Path) -> Any:
@@ -175,12 +165,13 @@ class ImageCache:
     def open(self, name: str) -> Image:
         """The image of that name. Raises BadItemError naming the file if there is none that can be used."""
         if name not in self._opened:
-            path = inside(self.folder, name)
+            path = inside(self.folder, name)  # names come out of the data, and may lead anywhere
             self._opened[name] = _open(path, name=str(path))
         return self._opened[name]
 
     def decode(self, cell: Any, *, name: str) -> Image:
         """A table's cell: `{bytes, path}` as `datasets` writes it, bytes, or a path inside the folder."""
+        # Bytes first: beside them, the path is only what the file was called on the machine that wrote the table.
         content = cell.get("bytes") if isinstance(cell, Mapping) else cell
         if isinstance(content, bytes):
             return _open(content, name=name)

@@ -59,6 +59,7 @@ def read_rubric(path: Path = RUBRIC) -> Rubric:
     scale = texts.get("scale", 10)
     if not isinstance(scale, int | float) or not scale > 0:
         raise ValueError(f"{path}: 'scale' must be a number above 0, got {scale!r}")
+    # Of the file's whole text: two wordings of a rubric are two benchmarks.
     return Rubric(texts["semantics"], texts["quality"], float(scale), hashlib.sha256(content.encode()).hexdigest()[:16])
 
 
@@ -101,6 +102,7 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     Raises:
         UnreadableError: there is no such object, or a score lies off the scale: a wrong score must not become a figure.
     """
+    # Models wrap the object in words, or in a code fence.
     start, end = answer.find("{"), answer.rfind("}")
     try:
         document = parse_json(answer[start : end + 1]) if 0 <= start < end else None

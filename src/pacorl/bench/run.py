@@ -40,7 +40,8 @@ class Outcome:
     """What a run has measured so far, over all of its processes."""
 
     folder: Path
-    wanted: int
+    total: int
+    """Items that there are to measure."""
     measured: int
     missing: Mapping[str, str]
     """Items without a judgement, and why; another run tries them again."""
@@ -54,13 +55,13 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        return self.measured + len(self.skipped) == self.wanted
+        return self.measured + len(self.skipped) == self.total
 
     @property
     def summary(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
-            "wanted": self.wanted,
+            "wanted": self.total,
             "measured": self.measured,
             "complete": self.complete,
             "missing": dict(self.missing),
@@ -72,7 +73,7 @@ class Outcome:
     @property
     def remarks(self) -> list[str]:
         """What a reader of the tables must know."""
-        lines = [] if self.complete else [f"Incomplete: {self.measured} of {self.wanted} items are measured."]
+        lines = [] if self.complete else [f"Incomplete: {self.measured} of {self.total} items are measured."]
         for items, fate in ((self.missing, "without a judgement"), (self.skipped, "left out, unusable")):
             if items:
                 lines.append(f"{len(items)} items {fate}, such as {_first(items)}.")
@@ -110,8 +111,9 @@ def run_benchmark(
         ValueError: if name, data or options cannot be used, or the run's folder holds results of other settings.
     """
     spec = BENCHMARKS.named(name)
-    items = spec.read(data, options)
+    items = spec.read(data, options)  # first of all: faulty data are told before a model is loaded
     out = options.out or Path("runs") / "bench" / name
+    # A judge's benchmark has neither of these options.
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
             spec.generate(items, options, out, _shard(options), advance)
@@ -189,6 +191,7 @@ def run(
 
 def _claim(out: Path, settings: Mapping[str, Any]) -> None:
     """Makes `out` the folder of these settings. Raises ValueError if it is another's, naming what differs."""
+    # As JSON has them: a tuple or a path in memory would differ from what was stored of it.
     path, requested = out / "settings.json", as_read_back(settings)
     if not path.is_file():
         write_json(path, requested)
@@ -236,6 +239,7 @@ def read_results(out: Path) -> dict[str, Row]:
     """
     rows: dict[str, Row] = {}
     for path in sorted(out.glob("results*.jsonl")):
+        # Bytes: a half-written line may end within a letter.
         whole_lines = path.read_bytes().rpartition(b"\n")[0]
         for number, line in enumerate(whole_lines.split(b"\n") if whole_lines else [], start=1):
             with blamed_on(f"{path}:{number}"):
@@ -249,6 +253,7 @@ def read_results(out: Path) -> dict[str, Row]:
 
 def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[str, str]) -> Outcome:
     """The figures of everything that all processes have measured; each item counts once."""
+    # Read again, because other processes have measured in the meantime.
     keys, row_of = list(benchmark.texts()), read_results(out)
     rows = [row_of[key] for key in keys if key in row_of]
     good = [row for row in rows if "error" not in row]
@@ -268,7 +273,7 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
     main = Table(benchmark.title, benchmark.columns, tuple(lines), source=source, notes=benchmark.notes)
     return Outcome(
         folder=out,
-        wanted=len(keys) + len(benchmark.data.refused),
+        total=len(keys) + len(benchmark.data.refused),
         measured=len(good),
         missing={key: why for key, why in errors.items() if key not in skipped},
         skipped=dict(benchmark.data.refused) | skipped,
@@ -287,7 +292,7 @@ def _write_tables(outcome: Outcome, *, title: str) -> None:
         name=outcome.folder.resolve().name,
         remarks=outcome.remarks,
         tables=outcome.tables,
-        facts=[(f"{outcome.measured}", "measured"), (f"{outcome.wanted}", "wanted")],
+        facts=[(f"{outcome.measured}", "measured"), (f"{outcome.total}", "wanted")],
     )
     write_atomic(outcome.folder / "table.html", page)
     write_json(outcome.folder / "summary.json", outcome.summary)

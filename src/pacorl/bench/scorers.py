@@ -55,7 +55,7 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
     from pacorl.rewards.reward import Loads
 
     config = RewardConfig(name=kind, args=dict(_argument(text) for text in arguments))
-    check_rewards([config], key="scorer")
+    check_rewards([config], key="scorer")  # names and types of arguments, before weights are loaded
     device = "cuda" if torch.cuda.is_available() else "cpu"
     (reward,) = build_rewards([config], judge=_NoJudge(), device=device).values()
     if isinstance(reward, Loads):
@@ -114,6 +114,7 @@ class JudgePairs:
             self.judge.judge,
             [[open_image(item.reference), *map(open_image, item.candidates)] for item in items],
             [self._texts(item) for item in items],
+            # The reference first, as the released evaluation asks: a judge's answers depend on the order.
             pairs=lambda count: [(0, candidate) for candidate in range(1, count)],
         )
         verdicts = [[mean_over_dimensions(by_text) for by_text in pairs.values()] for pairs in answers]
@@ -145,6 +146,7 @@ class RewardPairs:
         for item in items:
             reference = open_image(item.reference)
             for candidate in map(open_image, item.candidates):
+                # A grid has panels of one size, and to resize one of the two would be to score another image.
                 if reference.size != candidate.size:
                     sizes = f"{reference.size} and {candidate.size}"
                     raise BadItemError(f"{item.key}: reference and candidate are {sizes} pixels")
@@ -175,6 +177,7 @@ class ScoreFile:
         return [self._of(item) for item in items]
 
     def _of(self, item: Ranked) -> list[Score]:
+        # The released results name files without their folder, which is a key of its own.
         scores = self._scores.get((item.folder, *(Path(name).name for name in (item.reference, *item.candidates))))
         if scores is None:
             return [Score(None, f"{self.path} has no scores of it")] * len(item.candidates)

@@ -52,7 +52,7 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
 
 def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict[str, Any]:
     """What the images depend on, for their recipes and the results' settings; an adapter by its content."""
-    if options.images:
+    if options.images:  # nothing else is known of them
         return {"images": str(options.images)}
     given_options = {name: value for name, value in options.policy_options.items() if value is not None}
     guidance = given_options.pop("guidance_scale", None)

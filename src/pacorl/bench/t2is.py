@@ -170,6 +170,7 @@ def _alignment(record: Any, count: int) -> tuple[dict[str, tuple[str, ...]], ...
 
 def prompts_by_case(path: Path) -> dict[str, Prompt]:
     """Case → prompt, from T2IS records that name the case they were written for as `original_idx`."""
+    # Read twice: a Prompt does not carry the `original_idx` of its record.
     pairs = zip(read_jsonl(path), load_prompts(path), strict=True)
     prompts = {str(row["original_idx"]): prompt for row, prompt in pairs if row.get("original_idx")}
     if not prompts:
@@ -240,6 +241,7 @@ class T2isBench:
         return settings
 
     def texts(self) -> Mapping[str, Sequence[str]]:
+        # By id too: a training record names the case that it was written for, in words of its own.
         return {case.id: [case.instruction, *case.captions, id_text(case.id)] for case in self.data.items.values()}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
@@ -316,6 +318,7 @@ class T2isBench:
             # Leaving out 0 is how the released evaluation leaves out cases without criteria in a dimension.
             released = [_mean(column[column > 0]) for column in columns]
             every = [_mean(column[~np.isnan(column)]) for column in columns]
+            # Without aesthetics the average is NaN: one of two parts would not be comparable with the paper's.
             return np.array([aesthetic, *alignment, *released, average(aesthetic, alignment, released), *every])
 
         return bootstrap([row["key"] for row in rows], statistic)

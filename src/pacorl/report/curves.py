@@ -31,6 +31,7 @@ REWARDS, EVALUATION, HACKING, HEALTH, JUDGE, TIME, MORE = GROUPS = (
     "More",
 )
 
+# The first pattern that matches counts: `reward/X/mean` must stand before `reward/.+`.
 RULES: tuple[tuple[str, str, str], ...] = (
     (r"reward/(?P<line>.+)/mean", REWARDS, ""),
     (r"reward/(?P<line>.+)/cv", REWARDS, "Spread of rewards (std ÷ mean)"),
@@ -124,6 +125,7 @@ def _rule_of(key: str) -> tuple[int, str, str, str]:
 def _band(series: Mapping[str, Points], key: str) -> list[tuple[float, float, float]]:
     """One standard deviation around a reward's mean, if the run wrote both."""
     spread = dict(series.get(key.removesuffix("/mean") + "/std", []) if key.endswith("/mean") else [])
+    # At the points that are drawn of the mean: a band with all points would not follow its line.
     both = [(epoch, mean, spread.get(epoch)) for epoch, mean in thinned(series[key])]
     return [(epoch, mean - std, mean + std) for epoch, mean, std in both if mean is not None and std is not None]
 
@@ -227,6 +229,7 @@ def _extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     values += [end for _, low, high in chart.band for end in (low, high)]
     first, last = min(epochs), max(epochs)
     whole = chart.group == EVALUATION and all(0 <= value <= 1 for value in values)
+    # One epoch has no width, and a scale needs one.
     return (first, last if last > first else first + 1), (0.0, 1.0) if whole else padded(values)
 
 

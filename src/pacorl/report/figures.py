@@ -223,7 +223,7 @@ def _cell(value: float | None, row: int, col: int) -> Markup:
 def colour(ramp: Sequence[Rgb], value: float) -> Rgb:
     """The colour of `value`, clamped to 0..1."""
     position = min(max(value, 0.0), 1.0) * (len(ramp) - 1)
-    below = min(int(position), len(ramp) - 2)
+    below = min(int(position), len(ramp) - 2)  # the last colour belongs to the last stretch
     red, green, blue = (
         round(a + (b - a) * (position - below)) for a, b in zip(ramp[below], ramp[below + 1], strict=True)
     )
@@ -275,7 +275,7 @@ def show(image: Image.Image) -> ShownImage:
 
 def data_url(image: Image.Image) -> str:
     """The image as a data URL of about BUDGET bytes at most: PNG below PIXEL_ART_BELOW, else JPEG."""
-    image = image.convert("RGB")
+    image = image.convert("RGB")  # JPEG has no transparency, and a page no use for it
     if image.width * image.height < PIXEL_ART_BELOW:
         return f"data:image/png;base64,{_base64(image, 'PNG')}"
     for side, quality in LADDER:

@@ -85,6 +85,7 @@ def read_run(run: Path) -> RunFolder:
     for location, record in _lines(metrics):
         if record.get("kind") in {"epoch", "evaluation"} and number(record.get("epoch")) is None:
             raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
+        # Logs of earlier versions hold earlier names, and their pages can be built again.
         records.append({current_name(key): value for key, value in record.items()})
     return RunFolder(
         path=run,
@@ -138,6 +139,7 @@ def _sample(record: Record, folder: Path, location: str) -> Sample:
 
 def _by_epoch(run: Path, pattern: str) -> dict[int, Path]:
     epochs = {path.stem.rpartition("-")[2]: path for path in (run / "samples").glob(pattern)}
+    # As numbers: an epoch beyond the padding of its file's name would come too early.
     return dict(sorted((int(epoch), path) for epoch, path in epochs.items() if epoch.isdecimal()))
 
 

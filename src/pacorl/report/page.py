@@ -60,7 +60,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pacorl.report"),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined,  # a misspelt name is a fault, and no empty text
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -85,7 +85,7 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dic
     header: dict[str, Any] = {"license": licence or base_licence}
     if licence_name and not licence:
         header["license_name"] = licence_name
-    if base not in ("", "tiny"):
+    if base not in ("", "tiny"):  # the hub links the base, and has none of this name
         header["base_model"] = base
     header["library_name"] = ("peft" if is_judge else "diffusers") if is_adapter else "transformers"
     return header | {"tags": ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]}
@@ -137,6 +137,7 @@ def _benchmark(folder: Path) -> Iterator[str]:
         raise ValueError(f"{path} is missing; name a folder of `pacorl benchmark`")
     document = read_object(path)
     table = document["tables"][0]
+    # The paper's rows are not this adapter's.
     measured = [row for row in table["rows"] if row["source"] == "measured"]
     yield f"## {table['title']}"
     yield _table(("", *table["columns"]), [(row["name"], *map(_figure, row["values"].values())) for row in measured])

@@ -105,6 +105,7 @@ def write_page(
         verdict=[*filter(None, [note]), *summary(scores)],
         facts=[(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs"), (judge, "judge")],
         cards=cards,
+        # One pair, or a column of them, says more as a number.
         matrix=pair_matrix_svg(scores.matrix) if not scores.ranking and len(cards) > 2 else "",
         scores=scores,
         has_gap=any(pair.order_gap is not None for pair in scores.pairs),
@@ -124,7 +125,7 @@ def _role(scores: Scores, image: int) -> str:
 
 
 def _thumbnail(image: Image) -> str:
-    small = image.copy()
+    small = image.copy()  # `thumbnail` works in place, and the caller's image is not ours
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     return data_url(small)
 

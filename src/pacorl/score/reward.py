@@ -77,7 +77,7 @@ class PacoReward:
     @property
     def note(self) -> str:
         """What a reader of the scores must know of the judge; empty for most."""
-        if self.name == "tiny":
+        if self.name == "tiny":  # its own words: who tries pacorl first meets this judge
             return TINY_NOTE
         domain = getattr(self.judge, "domain", None)
         if domain is None:

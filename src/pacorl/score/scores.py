@@ -100,7 +100,7 @@ class Scores:
     def odd_one_out(self) -> OddOneOut | None:
         """Of three images or more, the one whose pairs score lowest."""
         means = {image: mean for image in range(len(self.names)) if (mean := self.mean_of(image)) is not None}
-        if len(self.names) < 3 or not means:
+        if len(self.names) < 3 or not means:  # of two, neither is the odd one
             return None
         odd = min(means, key=lambda image: means[image])
         among_others = [pair.p_yes for pair in self.pairs if odd not in (pair.first, pair.second)]
@@ -109,6 +109,7 @@ class Scores:
     @property
     def ranked(self) -> tuple[PairScore, ...]:
         """The pairs, best first; those without a score last."""
+        # 0 is a score, and None is none: they must not meet in the order.
         return tuple(sorted(self.pairs, key=lambda pair: (pair.p_yes is None, -(pair.p_yes or 0.0))))
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class Scores:
 
     def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
         optional = {"order_gap": pair.order_gap, "error": pair.error, "reasons": pair.reasons}
-        if pair.declined:
+        if pair.declined:  # only a judge with a domain can decline
             optional["declined"] = True
         return {
             "images": [self.names[pair.first], self.names[pair.second]],
@@ -196,6 +197,7 @@ def panels_of(name: str, image: Image, grid: Grid) -> tuple[tuple[str, ...], tup
     """The panels of a grid image, named by their numbers."""
     panels = split(image, grid)
     for number, panel in enumerate(panels, 1):
+        # The image may be large enough, and its panels not.
         check_shape(panel, f"panel {number} of {name}")
     return tuple(f"{name}[{number}]" for number in range(1, grid.count + 1)), tuple(panels)
 
