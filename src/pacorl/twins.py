@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 TINY = read_object(Path(__file__).with_name("twins.json"))
 """The twins' models, each as its config.json; vocabularies are not among them."""
-LATENT_CHANNELS: int = TINY["vae"]["latent_channels"]
 TEXT_WIDTH: int = TINY["t5"]["d_model"]
 PRIVATE_USE = 0xE000
 """The first code point that no text has a letter at."""
@@ -39,12 +38,7 @@ QWEN_SPECIAL_TOKENS = (
 
 
 def model_of(config: Mapping[str, Any], **overrides: Any) -> Any:
-    """A model with random weights.
-
-    Args:
-        config: As its config.json: with `_class_name` (diffusers), or `model_type` and `architectures` (transformers).
-        overrides: Of entries of the config.
-    """
+    """A model with random weights from its config.json, which names the class as diffusers or transformers save it."""
     import diffusers
     import transformers
 

@@ -43,7 +43,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="disk full"):
         fail()
-    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert path.read_text() == "old"
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from pacorl.io.images import ImageError, as_rgb, check_readable, open_image
 
-PICTURE = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
+GRADIENT = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
 
 
 def written(image: Image.Image, kind: str = "png", **options: Any) -> bytes:
@@ -30,8 +30,8 @@ def bomb(side: int) -> bytes:
 
 def test_a_file_and_its_bytes_are_the_same_image(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    path.write_bytes(written(PICTURE))
-    assert open_image(path).tobytes() == open_image(path.read_bytes()).tobytes() == PICTURE.tobytes()
+    path.write_bytes(written(GRADIENT))
+    assert open_image(path).tobytes() == open_image(path.read_bytes()).tobytes() == GRADIENT.tobytes()
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "RGBA", "LA", "YCbCr"])
@@ -61,7 +61,7 @@ def test_transparency_lies_on_white(mode: str) -> None:
 def test_exif_orientation_is_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side
-    assert open_image(written(PICTURE, "jpeg", exif=exif)).size == (30, 40)
+    assert open_image(written(GRADIENT, "jpeg", exif=exif)).size == (30, 40)
 
 
 @pytest.mark.parametrize("kind", ["gif", "png", "tiff", "webp"])
@@ -71,13 +71,13 @@ def test_several_frames_are_refused(kind: str) -> None:
         open_image(written(frames[0], kind, save_all=True, append_images=frames[1:]), name="move.gif")
 
 
-def test_a_gif_of_one_frame_is_a_picture() -> None:
-    assert open_image(written(PICTURE, "gif")).size == PICTURE.size
+def test_a_gif_of_one_frame_is_an_image() -> None:
+    assert open_image(written(GRADIENT, "gif")).size == GRADIENT.size
 
 
-def test_a_phones_photo_with_a_second_picture_is_one_picture() -> None:
-    data = written(PICTURE, "mpo", save_all=True, append_images=[PICTURE])
-    assert open_image(data).size == PICTURE.size
+def test_a_phones_photo_with_a_second_image_is_one_image() -> None:
+    data = written(GRADIENT, "mpo", save_all=True, append_images=[GRADIENT])
+    assert open_image(data).size == GRADIENT.size
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif", "bmp"])
@@ -104,7 +104,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(side: int) -> Non
 
 def test_the_limit_can_be_set() -> None:
     with pytest.raises(ImageError, match="40x30 is too large; an image may have 1,000 pixels"):
-        open_image(written(PICTURE), max_pixels=1000)
+        open_image(written(GRADIENT), max_pixels=1000)
 
 
 @pytest.mark.parametrize(("size", "message"), [((1, 1), "too small"), ((3, 100), "too small"), ((2000, 8), "too long")])
@@ -125,9 +125,9 @@ def test_a_missing_file_is_an_oserror(tmp_path: Path) -> None:
 
 def test_all_unusable_images_are_listed_with_their_reasons(tmp_path: Path) -> None:
     good, cut, moving, gone = (tmp_path / name for name in ("a.png", "cut.png", "moving.gif", "gone.png"))
-    good.write_bytes(written(PICTURE))
-    cut.write_bytes(written(PICTURE)[:-60])
-    moving.write_bytes(written(PICTURE, "gif", save_all=True, append_images=[PICTURE.rotate(90)]))
+    good.write_bytes(written(GRADIENT))
+    cut.write_bytes(written(GRADIENT)[:-60])
+    moving.write_bytes(written(GRADIENT, "gif", save_all=True, append_images=[GRADIENT.rotate(90)]))
     check_readable([good, good])
     with pytest.raises(ImageError, match=r"3 image\(s\) cannot be used") as caught:
         check_readable([cut, good, moving, gone, cut])
@@ -148,8 +148,8 @@ def reopened(image: Image.Image, kind: str, **options: object) -> Image.Image:
     return Image.open(buffer)
 
 
-def test_an_rgb_picture_stays_itself() -> None:
-    assert as_rgb(PICTURE, "x") is PICTURE
+def test_an_rgb_image_stays_itself() -> None:
+    assert as_rgb(GRADIENT, "x") is GRADIENT
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])

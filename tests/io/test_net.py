@@ -31,8 +31,8 @@ class Site(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.requests.append((self.path, dict(self.headers)))  # type: ignore[attr-defined]
-        kind, _, rest = self.path.removeprefix("/").partition("/")
-        getattr(self, f"serve_{kind}", self.serve_missing)(rest)
+        kind, _, argument = self.path.removeprefix("/").partition("/")
+        getattr(self, f"serve_{kind}", self.serve_missing)(argument)
 
     def answer(self, status: int, body: bytes = b"", **headers: object) -> None:
         self.send_response(status)
@@ -41,35 +41,35 @@ class Site(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def serve_image(self, rest: str) -> None:
-        self.answer(200, png(rest.partition("?")[0] or "red"))
+    def serve_image(self, argument: str) -> None:
+        self.answer(200, png(argument.partition("?")[0] or "red"))
 
-    def serve_page(self, rest: str) -> None:
+    def serve_page(self, argument: str) -> None:
         self.answer(200, b"<html>an image viewer</html>")
 
-    def serve_missing(self, rest: str) -> None:
+    def serve_missing(self, argument: str) -> None:
         self.answer(404)
 
-    def serve_hops(self, rest: str) -> None:
-        count = int(rest)
+    def serve_hops(self, argument: str) -> None:
+        count = int(argument)
         self.answer(302, Location=f"/hops/{count - 1}" if count > 1 else "/image/blue", Set_Cookie="a=b")
 
-    def serve_to(self, rest: str) -> None:
-        self.answer(301, Location=rest)
+    def serve_to(self, argument: str) -> None:
+        self.answer(301, Location=argument)
 
-    def serve_large(self, rest: str) -> None:
+    def serve_large(self, argument: str) -> None:
         """A body without a length, of as many bytes as are asked for."""
         self.send_response(200)
         self.end_headers()
         with self.lenient():
-            self.wfile.write(bytes(int(rest)))
+            self.wfile.write(bytes(int(argument)))
 
-    def serve_claims(self, rest: str) -> None:
+    def serve_claims(self, argument: str) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", rest)
+        self.send_header("Content-Length", argument)
         self.end_headers()
 
-    def serve_drip(self, rest: str) -> None:
+    def serve_drip(self, argument: str) -> None:
         """A byte now and then, each well within any timeout of a read."""
         self.send_response(200)
         self.end_headers()
@@ -119,9 +119,9 @@ def anything(address: str) -> bool:
 def test_an_image_is_fetched_without_credentials_or_cookies(site: ThreadingHTTPServer) -> None:
     image = fetch_image(at(site, "hops/3"), allow_private=True)
     assert (image.getpixel((0, 0)), image.mode) == ((0, 0, 255), "RGB")
-    asked = site.requests[-4:]  # type: ignore[attr-defined]
-    assert [path for path, _ in asked] == ["/hops/3", "/hops/2", "/hops/1", "/image/blue"]
-    for _, headers in asked:
+    requests = site.requests[-4:]  # type: ignore[attr-defined]
+    assert [path for path, _ in requests] == ["/hops/3", "/hops/2", "/hops/1", "/image/blue"]
+    for _, headers in requests:
         assert {"Cookie", "Authorization", "Referer"}.isdisjoint(headers)
         assert headers["Host"] == f"{LOOPBACK}:{site.server_address[1]}"
 

@@ -46,7 +46,7 @@ WRITERS = {"json": write_json, "jinja": write_jinja, "tokenizer": write_tokenize
 
 
 @pytest.mark.parametrize(
-    ("files", "taken"),
+    ("files", "winner"),
     [
         (["json"], "json"),
         (["jinja"], "jinja"),
@@ -56,11 +56,11 @@ WRITERS = {"json": write_json, "jinja": write_jinja, "tokenizer": write_tokenize
         (["jinja", "tokenizer"], "jinja"),
     ],
 )
-def test_the_template_is_the_one_that_transformers_takes(checkpoint: Path, files: list[str], taken: str) -> None:
+def test_the_template_is_the_one_that_transformers_takes(checkpoint: Path, files: list[str], winner: str) -> None:
     for name in files:
         WRITERS[name](checkpoint)
     processor = load_processor(checkpoint)
-    assert processor.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=False) == f"{taken}: Same?"
+    assert processor.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=False) == f"{winner}: Same?"
     document, _ = ProcessorMixin.get_processor_dict(checkpoint)  # AutoProcessor's own search, files of tokenizers aside
     assert document.get("chat_template", processor.tokenizer.chat_template) == processor.chat_template
 

@@ -41,11 +41,11 @@ def trained(transformer: nn.Module, seed: int = 0) -> nn.Module:
 @torch.no_grad()
 def output(flux: FluxPolicy, transformer: nn.Module) -> torch.Tensor:
     conditioning = ConditioningCache(flux).batch(character_prompts("dev", 1), SIZE)
-    own, flux.transformer = flux.transformer, transformer
+    original, flux.transformer = flux.transformer, transformer
     try:
         return flux.velocity(flux.noise([0], SIZE), torch.tensor([0.6]), conditioning, SIZE)
     finally:
-        flux.transformer = own
+        flux.transformer = original
 
 
 def test_a_new_adapter_changes_nothing_and_a_trained_one_does(flux: FluxPolicy) -> None:
@@ -82,12 +82,12 @@ def test_diffusers_reads_what_is_saved(flux: FluxPolicy, tmp_path: Path) -> None
     save_lora(tmp_path, adapter_state(transformer), rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
     expected = output(flux, transformer)
     pipeline = flux.pipeline
-    own, pipeline.transformer = pipeline.transformer, fresh(flux)
+    original, pipeline.transformer = pipeline.transformer, fresh(flux)
     try:
         pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
         torch.testing.assert_close(output(flux, pipeline.transformer), expected)
     finally:
-        pipeline.transformer = own
+        pipeline.transformer = original
 
 
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "pytorch_lora_weights.safetensors"])
@@ -120,13 +120,13 @@ def test_a_target_that_matches_nothing_is_refused(flux: FluxPolicy) -> None:
         add_lora(fresh(flux), rank=4, alpha=4, targets=["attn.to_q", "img_mlp.net.2"])
 
 
-def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp_path: Path) -> None:
-    """What training paints with, and what diffusers' own pipeline paints after loading the export."""
+def test_the_image_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp_path: Path) -> None:
+    """What training generates with, and what diffusers' own pipeline generates after loading the export."""
     transformer = trained(fresh(flux))
     save_lora(tmp_path, adapter_state(transformer), rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
     prompts, pipeline = character_prompts("dev", 1), flux.pipeline
     sampler = Sampler(size=SIZE, steps=3)
-    own = pipeline.transformer
+    original = pipeline.transformer
     try:
         flux.transformer = transformer
         cache = ConditioningCache(flux)
@@ -135,7 +135,7 @@ def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp
         pipeline.load_lora_weights(tmp_path, weight_name="pytorch_lora_weights.safetensors")
         pipeline.set_progress_bar_config(disable=True)
         settings = {"height": SIZE.height, "width": SIZE.width, "guidance_scale": flux.options.guidance_scale}
-        painted = pipeline(
+        generated = pipeline(
             prompts[0].text,
             num_inference_steps=3,
             max_sequence_length=flux.options.max_sequence_length,
@@ -151,8 +151,8 @@ def test_the_picture_is_the_same_through_load_lora_weights(flux: FluxPolicy, tmp
             **settings,
         ).images
     finally:
-        pipeline.transformer = flux.transformer = own
-    pixels = [np.asarray(image, dtype=np.int16) for image in (painted, expected, base)]
+        pipeline.transformer = flux.transformer = original
+    pixels = [np.asarray(image, dtype=np.int16) for image in (generated, expected, base)]
     assert np.abs(pixels[0] - pixels[1]).max() <= 1  # of 255
     assert np.abs(pixels[2] - pixels[1]).max() > 8, "the adapter changes nothing here, so nothing is compared"
 
@@ -177,13 +177,13 @@ def test_the_released_form_is_a_start(flux: FluxPolicy, tmp_path: Path) -> None:
     from peft import PeftModel
 
     checkpoint = released(tmp_path / "checkpoint-80", fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
-    own = fresh(flux)
-    add_lora(own, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
+    model = fresh(flux)
+    add_lora(model, rank=RANK, alpha=ALPHA, targets=LORA_TARGETS)
     for source in (checkpoint, checkpoint / "lora"):
-        set_adapter_state(own, {name: torch.zeros_like(value) for name, value in adapter_state(own).items()})
-        start_from(own, source, rank=RANK, alpha=ALPHA, base="org/FLUX.1-dev")
+        set_adapter_state(model, {name: torch.zeros_like(value) for name, value in adapter_state(model).items()})
+        start_from(model, source, rank=RANK, alpha=ALPHA, base="org/FLUX.1-dev")
         expected = output(flux, PeftModel.from_pretrained(fresh(flux), checkpoint / "lora"))
-        torch.testing.assert_close(output(flux, own), expected)
+        torch.testing.assert_close(output(flux, model), expected)
 
 
 @pytest.mark.parametrize(
@@ -198,25 +198,25 @@ def test_a_start_that_does_not_fit_names_what_would(
     flux: FluxPolicy, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     checkpoint = released(tmp_path, fresh(flux), base_model_name_or_path="org/FLUX.1-dev")
-    own = trained(fresh(flux))
-    before = {name: value.clone() for name, value in adapter_state(own).items()}
+    model = trained(fresh(flux))
+    before = {name: value.clone() for name, value in adapter_state(model).items()}
     with pytest.raises(ValueError, match=message):
-        start_from(own, checkpoint, **{"rank": RANK, "alpha": ALPHA, "base": "org/FLUX.1-dev"} | settings)
-    assert all(torch.equal(before[name], value) for name, value in adapter_state(own).items())
+        start_from(model, checkpoint, **{"rank": RANK, "alpha": ALPHA, "base": "org/FLUX.1-dev"} | settings)
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(model).items())
 
 
 def test_a_start_for_fewer_modules_names_them(flux: FluxPolicy, tmp_path: Path) -> None:
     """The released adapter of Qwen-Image-Edit has attention only, for example."""
-    own = trained(fresh(flux))
-    state = {name: value for name, value in adapter_state(own).items() if ".attn." in name}
+    model = trained(fresh(flux))
+    state = {name: value for name, value in adapter_state(model).items() if ".attn." in name}
     save_lora(tmp_path, state, rank=RANK, alpha=ALPHA, targets=["attn.to_q"])
     with pytest.raises(
         ValueError, match=r"no weights for \d+ of the \d+ .*set adapter\.targets=\[attn\.add_k_proj, "
     ) as caught:
-        start_from(own, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
-    named = str(caught.value).partition("targets=[")[2].rstrip("]").split(", ")
+        start_from(model, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
+    targets = str(caught.value).partition("targets=[")[2].rstrip("]").split(", ")
     other = fresh(flux)
-    add_lora(other, rank=RANK, alpha=ALPHA, targets=named)
+    add_lora(other, rank=RANK, alpha=ALPHA, targets=targets)
     start_from(other, tmp_path, rank=RANK, alpha=ALPHA, base="tiny")
 
 

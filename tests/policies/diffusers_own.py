@@ -7,7 +7,7 @@ from typing import Any
 
 def diffusers_own(pipeline: Any) -> Any:
     """The pipeline with a new transformer of the same weights, on which a policy has set nothing."""
-    given = pipeline.transformer
-    transformer = type(given).from_config(given.config).eval()
-    transformer.load_state_dict(given.state_dict())
+    source = pipeline.transformer
+    transformer = type(source).from_config(source.config).eval()
+    transformer.load_state_dict(source.state_dict())
     return type(pipeline)(**{**pipeline.components, "transformer": transformer})

@@ -29,9 +29,9 @@ def test_without_noise_the_loop_is_the_pipeline(flux: FluxPolicy, steps: int, si
     ).images
     with torch.no_grad():
         conditioning = ConditioningCache(flux).batch(prompts, size)
-        found = denoise(flux, seeds, conditioning=conditioning, sigmas=flux.sigmas(steps, size), size=size)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert found.std() > 0.1
+        latents = denoise(flux, seeds, conditioning=conditioning, sigmas=flux.sigmas(steps, size), size=size)
+    torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5)
+    assert latents.std() > 0.1
 
 
 def test_decoding_is_the_pipelines(flux: FluxPolicy) -> None:

@@ -65,9 +65,9 @@ def test_without_noise_the_loop_is_the_pipeline(
         generator=[torch.Generator().manual_seed(seed) for seed in range(2)],
         output_type="latent",
     ).images
-    found = loop(kontext, prompts, size)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert found.std() > 0.1
+    latents = loop(kontext, prompts, size)
+    torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5)
+    assert latents.std() > 0.1
 
 
 @pytest.mark.slow
@@ -82,12 +82,12 @@ def test_at_its_own_size_the_pipeline_needs_no_help(tmp_path: Path) -> None:
         block_out_channels=(4, 4, 4, 4),
         norm_num_groups=2,
         layers_per_block=1,
-        latent_channels=tiny.LATENT_CHANNELS,
+        latent_channels=tiny.TINY["vae"]["latent_channels"],
         mid_block_add_attention=False,
         shift_factor=0.1,
     )
     flux = tiny_flux(vocabulary(), vae=vae)
-    # As published: the tiny one's shift is for pictures of 64 px, and at 1024 leaves no sigma apart from 1 in fp32.
+    # As published: the tiny one's shift is for images of 64 px, and at 1024 leaves no sigma apart from 1 in fp32.
     flux.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0)
     flux.transformer = tiny_flux_transformer(width=32, heads=1, double_blocks=1, single_blocks=1)
     for parameter in flux.transformer.parameters():
@@ -151,7 +151,7 @@ def test_a_photo_s_orientation_counts(kontext: KontextPolicy, tmp_path: Path) ->
     assert size.height > size.width
 
 
-def test_what_cannot_be_painted_is_refused(kontext: KontextPolicy, tmp_path: Path) -> None:
+def test_what_cannot_be_generated_is_refused(kontext: KontextPolicy, tmp_path: Path) -> None:
     strip = source_image(tmp_path / "strip.png", height=40, width=200)
     with pytest.raises(ValueError, match=r"strip\.png is 40x200, and the nearest shape .* is 672x1568"):
         kontext.size_of(edit(strip), Size(512, 512))
@@ -170,5 +170,5 @@ def test_flux_weights_are_no_kontext(kontext: KontextPolicy, tmp_path: Path) -> 
         KONTEXT.from_pretrained(tmp_path / "flux")
     kontext.pipeline.save_pretrained(tmp_path / "kontext")
     loaded = KONTEXT.from_pretrained(tmp_path / "kontext", max_sequence_length=48)
-    own = kontext.transformer.state_dict()
-    assert all(torch.equal(value, own[name]) for name, value in loaded.transformer.state_dict().items())
+    saved = kontext.transformer.state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in loaded.transformer.state_dict().items())

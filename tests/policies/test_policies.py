@@ -13,8 +13,8 @@ from pacorl.policies import POLICIES, kind_of
 def test_a_kind_has_its_own_weights_unless_told_otherwise(kind: str) -> None:
     """The released recipe for Kontext names FLUX.1-dev."""
     assert configs.load(PolicyRun, None, [f"model.kind={kind}"]).model.checkpoint == POLICIES[kind].published
-    named = configs.load(PolicyRun, None, [f"model.kind={kind}", "model.checkpoint=lab/own"])
-    assert named.model.checkpoint == "lab/own"
+    run = configs.load(PolicyRun, None, [f"model.kind={kind}", "model.checkpoint=lab/own"])
+    assert run.model.checkpoint == "lab/own"
 
 
 @pytest.mark.parametrize(

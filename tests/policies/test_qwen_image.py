@@ -61,8 +61,8 @@ def test_without_noise_the_loop_is_the_pipeline(
     """A batch of two against the pipeline one by one, whose texts differ in length."""
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as module
 
-    own = module.calculate_dimensions
-    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: own(96 * 96, ratio))
+    calculate = module.calculate_dimensions
+    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: calculate(96 * 96, ratio))
     monkeypatch.setattr(qwen, "options", qwen.options.model_copy(update={"true_cfg_scale": true_cfg_scale}))
     path = source_image(tmp_path / "source.png", height=shape[0], width=shape[1])
     prompts = [edit(path, number, text) for number, text in enumerate(INSTRUCTIONS[1:])]
@@ -71,24 +71,24 @@ def test_without_noise_the_loop_is_the_pipeline(
         by_pipeline(qwen.pipeline, Image.open(path), prompt.text, seed=seed, true_cfg_scale=true_cfg_scale)
         for seed, prompt in enumerate(prompts)
     ]
-    found = loop(qwen, prompts, size)
-    torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-5)
-    assert found.std() > 0.1
+    latents = loop(qwen, prompts, size)
+    torch.testing.assert_close(latents, torch.cat(expected), rtol=0, atol=1e-5)
+    assert latents.std() > 0.1
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_plus_is_its_pipeline_with_one_source_or_more(
     plus: QwenEditPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """Sources of different shapes; the painted one has the last one's."""
+    """Sources of different shapes; the generated image has the last one's."""
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as module
 
     shapes = [(120, 60), (96, 96)][-count:]
     paths = [source_image(tmp_path / f"{h}.png", height=h, width=w, seed=h) for h, w in shapes]
     prompt = Prompt(0, INSTRUCTIONS[0], sources=tuple(paths))
     size = plus.size_of(prompt, Size(96, 96))
-    own = module.calculate_dimensions
-    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: own(min(area, 96 * 96), ratio))
+    calculate = module.calculate_dimensions
+    monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: calculate(min(area, 96 * 96), ratio))
     expected = by_pipeline(plus.pipeline, [Image.open(path) for path in paths], prompt.text, seed=0, true_cfg_scale=4.0)
     torch.testing.assert_close(loop(plus, [prompt], size), expected, rtol=0, atol=1e-5)
 
@@ -114,9 +114,9 @@ def test_the_text_encoder_sees_the_source(kind: str, tmp_path: Path, request: py
     policy: QwenEditPolicy = request.getfixturevalue(kind)
     first = source_image(tmp_path / "first.png", height=64, width=64)
     second = source_image(tmp_path / "second.png", height=64, width=64, seed=1)
-    one, other = policy.encode([edit(first), edit(second)], Size(64, 64))
+    first_encoded, second_encoded = policy.encode([edit(first), edit(second)], Size(64, 64))
     for name in ("tokens", "negative_tokens", "source"):
-        assert (one.tensors[name] - other.tensors[name]).abs().max() > 1e-2, name
+        assert (first_encoded.tensors[name] - second_encoded.tensors[name]).abs().max() > 1e-2, name
 
 
 def test_plus_shows_its_text_encoder_no_more_than_384_squared(
@@ -156,7 +156,7 @@ def test_a_batch_of_mixed_sources_is_refused(plus: QwenEditPolicy, tmp_path: Pat
         plus.collate([single, pair])
 
 
-def test_what_cannot_be_painted_is_refused(qwen: QwenEditPolicy, plus: QwenEditPolicy, tmp_path: Path) -> None:
+def test_what_cannot_be_generated_is_refused(qwen: QwenEditPolicy, plus: QwenEditPolicy, tmp_path: Path) -> None:
     strip = source_image(tmp_path / "strip.png", height=8, width=600)
     with pytest.raises(ValueError, match=r"strip\.png is 8x600, too long"):
         qwen.size_of(edit(strip), Size(96, 96))

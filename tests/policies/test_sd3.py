@@ -11,6 +11,7 @@ from pacorl.engine.rollout import ConditioningCache, denoise
 from pacorl.policies import kind_of
 from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.policies.sd3 import SD3, tiny_sd3
+from pacorl.twins import model_on_meta
 from pacorl.types import Size
 
 PROMPTS = character_prompts("dev", 3)
@@ -79,3 +80,18 @@ def test_guidance_is_away_from_the_negative_prompt(pipeline: Any) -> None:
     plain, twice, thrice = velocity(1.0), velocity(2.0), velocity(3.0)
     torch.testing.assert_close(thrice - twice, twice - plain, rtol=0, atol=1e-5)
     assert not torch.allclose(plain, twice)
+
+
+def test_the_published_architecture_has_the_published_number_of_parameters() -> None:
+    """Of Stable Diffusion 3.5 Medium, and without what it has new of Stable Diffusion 3 Medium (2.03 billion)."""
+    new = {"dual_attention_layers", "qk_norm", "pos_embed_max_size"}
+    config = SD3.parts["transformer"]
+    older = {name: value for name, value in config.items() if name not in new} | {"pos_embed_max_size": 192}
+    assert parameters(config) == 2_243_171_520
+    assert parameters(older) == 2_028_328_000
+    assert [parameters(SD3.parts[name]) for name in SD3.policy.encoders] == [123_650_304, 694_659_840, 4_762_310_656]
+    assert parameters(SD3.parts["vae"]) == 83_819_683
+
+
+def parameters(config: Any) -> int:
+    return sum(parameter.numel() for parameter in model_on_meta(config, dtype=torch.float32).parameters())

@@ -51,7 +51,7 @@ def targets_of(transformer: nn.Module) -> dict[str, Target]:
         for letter, rows in zip("qkv", thirds, strict=True):
             targets[f"{ours}.attn.to_{letter}"] = (f"{theirs}.img_attn.qkv", rows)
             targets[f"{ours}.attn.add_{letter}_proj"] = (f"{theirs}.txt_attn.qkv", rows)
-        targets |= {f"{ours}.{own}": (f"{theirs}.{other}", WHOLE) for own, other in DOUBLE.items()}
+        targets |= {f"{ours}.{name}": (f"{theirs}.{other}", WHOLE) for name, other in DOUBLE.items()}
     for number in range(len(transformer.single_transformer_blocks)):
         ours, theirs = f"single_transformer_blocks.{number}", f"single_blocks.{number}"
         for letter, rows in zip("qkv", thirds, strict=True):
@@ -100,9 +100,10 @@ def load_in_comfy(transformer: nn.Module, file: Path) -> list[str]:
 
 def _joined(transformer: nn.Module, targets: dict[str, Target]) -> dict[str, Tensor]:
     """ComfyUI's weights of a diffusers model."""
-    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    slices: dict[str, list[tuple[int, Tensor]]] = {}
     for name, (weight, rows) in targets.items():
-        parts.setdefault(weight, []).append((rows.start or 0, transformer.get_submodule(name).weight))
+        slices.setdefault(weight, []).append((rows.start or 0, transformer.get_submodule(name).weight))
     return {
-        weight: torch.cat([part for _, part in sorted(rows, key=lambda row: row[0])]) for weight, rows in parts.items()
+        weight: torch.cat([weights for _, weights in sorted(rows, key=lambda row: row[0])])
+        for weight, rows in slices.items()
     }

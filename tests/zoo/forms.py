@@ -133,8 +133,10 @@ def fused(adapter: Adapter) -> State:
     state: State = {}
     for weight, modules in by_weight.items():
         modules.sort(key=lambda module: targets[module][1].start or 0)
-        state[f"{weight}.lora_A.weight"] = torch.cat([adapter.state[f"{one}.lora_A.weight"] for one in modules])
-        state[f"{weight}.lora_B.weight"] = torch.block_diag(*(adapter.state[f"{one}.lora_B.weight"] for one in modules))
+        state[f"{weight}.lora_A.weight"] = torch.cat([adapter.state[f"{module}.lora_A.weight"] for module in modules])
+        state[f"{weight}.lora_B.weight"] = torch.block_diag(
+            *(adapter.state[f"{module}.lora_B.weight"] for module in modules)
+        )
         state[f"{weight}.alpha"] = torch.tensor(float(adapter.alpha * len(modules)))
     return state
 
@@ -144,8 +146,8 @@ def _down_up(state: Mapping[str, Tensor]) -> State:
 
 
 def _flat(prefix: str, name: str) -> str:
-    module, dot, rest = name.partition(".lora_") if ".lora_" in name else name.rpartition(".")
-    return prefix + module.replace(".", "_") + dot + rest
+    module, dot, ending = name.partition(".lora_") if ".lora_" in name else name.rpartition(".")
+    return prefix + module.replace(".", "_") + dot + ending
 
 
 def _file(folder: Path, tensors: Mapping[str, Tensor]) -> Path:

@@ -64,8 +64,8 @@ class Zoo:
         that has others than the rest."""
         targets = self.policy.lora_targets  # type: ignore[attr-defined]
         pattern = rf"{blocks}\.\d+\.({'|'.join(target.replace('.', '[.]') for target in targets)})"
-        one = r"^transformer_blocks\.0\.attn\.to_v"
-        patterns = {"rank_pattern": {one: odd}, "alpha_pattern": {one: 2 * odd}} if odd else {}
+        single_module = r"^transformer_blocks\.0\.attn\.to_v"
+        patterns = {"rank_pattern": {single_module: odd}, "alpha_pattern": {single_module: 2 * odd}} if odd else {}
         config = LoraConfig(r=RANK, lora_alpha=alpha, target_modules=pattern, **patterns)
         torch.manual_seed(1)
         model = get_peft_model(self.fresh(), config)

@@ -165,18 +165,18 @@ def test_a_lora_as_the_judge_is_its_base_with_it(
 
 
 @pytest.mark.parametrize(
-    ("named", "message"),
+    ("base_name", "message"),
     [
         (None, r"whose adapter_config\.json names no base; name both: --judge BASE --adapter .*adapter \("),
         ("/somewhere/else", r"is a LoRA adapter of /somewhere/else, which is not here; name both: --judge BASE"),
     ],
 )
 def test_a_lora_whose_base_is_unknown_says_which_flags_name_it(
-    made: Any, tmp_path: Path, named: str | None, message: str
+    made: Any, tmp_path: Path, base_name: str | None, message: str
 ) -> None:
     folder = saved("peft", made, tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": named}))
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base_name}))
     with pytest.raises(ValueError, match=message):
         LocalJudge.from_pretrained(str(folder))
 

@@ -6,6 +6,7 @@ Randomness comes from (seed, epoch, global row, step) alone, so that one process
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,7 +17,7 @@ from torch import Tensor
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob, ode
-from pacorl.lora.adapters import FusedLora, maybe_fused
+from pacorl.lora.adapters import FusedLora
 from pacorl.types import Conditioning, Prompt, Rollout, Size
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ def denoise(
     """
 
     def euler(x_BNC: Tensor, conditioning: Conditioning, steps: Iterable[int]) -> Tensor:
-        with maybe_fused(fused):
+        with fused.swapped_in() if fused else nullcontext():
             for step in steps:
                 velocity_BNC = velocity(x_BNC, conditioning, step)
                 x_BNC = ode(x_BNC, velocity_BNC, sigma=float(sigmas[step]), sigma_next=float(sigmas[step + 1]))

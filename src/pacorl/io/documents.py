@@ -81,11 +81,7 @@ def text_lines(path: Path, *, fix: str = "") -> Iterator[tuple[int, str]]:
 
 
 def read_keyed(path: Path, *, key: str) -> dict[str, dict[str, Any]]:
-    """Read the objects of a JSONL file by their `key`, as text.
-
-    Raises:
-        ValueError: the key is missing, or belongs to two records that differ.
-    """
+    """Read the objects of a JSONL file by their `key`, as text; two that have one key must be equal."""
     rows: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(read_jsonl(path), start=1):
         if key not in row:

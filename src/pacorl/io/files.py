@@ -70,14 +70,9 @@ class LockedError(ValueError):
 
 @contextmanager
 def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
-    """Hold a lock file within the block; the lock ends with its process, however that ends.
+    """Hold a lock file, which stays, within the block; the lock ends with its process, however that ends.
 
-    Args:
-        path: the lock file, which stays.
-        note: what a process that comes second is told about this one.
-
-    Raises:
-        LockedError: another process holds it.
+    A process that comes second gets a LockedError with the `note` of the first.
     """
     try:
         import fcntl

@@ -41,12 +41,7 @@ class ImageError(ValueError):
 
 
 def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read a file, or the bytes of one, as an upright RGB image.
-
-    Args:
-        source: a path, or the content of a file.
-        name: what messages call the bytes of a file.
-        max_pixels: the most pixels that are decoded.
+    """Read a file, or the content of one, which messages call `name`, as an upright RGB image.
 
     Raises:
         ImageError: it is no image, damaged, too large or too small, or has several frames.

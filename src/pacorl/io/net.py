@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from pacorl import __version__
@@ -34,7 +34,6 @@ DEADLINE_SECONDS = 30.0
 """For resolving, connecting, all redirects and the whole body together."""
 PRIVATE_VARIABLE = "PACORL_ALLOW_PRIVATE_URLS"
 REDIRECTS = (301, 302, 303, 307, 308)
-CHUNK = 64 * 1024
 PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 SHOWN = 200  # characters of an URL in a message
 FILE_INSTEAD = "or download the image and give its file"
@@ -52,12 +51,7 @@ def is_url(source: object) -> bool:
 
 
 def open_source(source: Path | str, *, allow_private: bool | None = None) -> Image:
-    """Read a file, or fetch an http(s) URL, as an upright RGB image.
-
-    Raises:
-        ImageError: it cannot be fetched, or is no image that can be used; the message names it and says what to do.
-        OSError: a file cannot be read at all.
-    """
+    """Read a file, or fetch an http(s) URL, as an upright RGB image."""
     if isinstance(source, str) and is_url(source):
         return fetch_image(source, allow_private=allow_private)
     return open_image(source)
@@ -78,9 +72,6 @@ def fetch_image(
         max_bytes: the most that is read of an answer, MAX_BYTES at most.
         seconds: the deadline of everything together.
         allow_private: whether addresses that are not public are connected to; by default the environment says so.
-
-    Raises:
-        ImageError: in one line, with the URL and what to do.
     """
     if allow_private is None:
         allow_private = os.environ.get(PRIVATE_VARIABLE, "") not in ("", "0")
@@ -153,20 +144,12 @@ def _get(target: SplitResult, deadline: float, *, max_bytes: int, allowed: Allow
                 return str(answer.headers["Location"])
             if answer.status != 200:
                 raise _FetchError(f"the server answers {answer.status} {answer.reason}; check the URL, {FILE_INSTEAD}")
-            return _body(answer, max_bytes)
-
-
-def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes:
-    too_large = _FetchError(f"is larger than {max_bytes:,} bytes; make it smaller, {FILE_INSTEAD}")
-    if int(answer.headers["Content-Length"] or 0) > max_bytes:
-        raise too_large
-    # In chunks: an answer may be larger than it says, or say nothing.
-    data = bytearray()
-    while chunk := answer.read(CHUNK):
-        data += chunk
-        if len(data) > max_bytes:
-            raise too_large
-    return bytes(data)
+            if int(answer.headers["Content-Length"] or 0) <= max_bytes:
+                # One byte more than is taken: an answer may say no length.
+                body = answer.read(max_bytes + 1)
+                if len(body) <= max_bytes:
+                    return body
+            raise _FetchError(f"is larger than {max_bytes:,} bytes; make it smaller, {FILE_INSTEAD}")
 
 
 @contextlib.contextmanager
@@ -208,25 +191,24 @@ def _remaining(deadline: float) -> float:
 
 def _resolved(host: str, port: int, deadline: float) -> list[str]:
     """The host's addresses; a resolver that hangs is waited for no longer than the deadline."""
-    # In a thread, which is left behind if need be: getaddrinfo takes no timeout.
-    answers: list[str] = []
-    failures: list[OSError] = []
+    answers: list[list[Any] | Exception] = []
 
     def resolve() -> None:
         try:
-            answers.extend(str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except OSError as error:
-            failures.append(error)
+            answers.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answers.append(error)
 
+    # In a thread, which is left behind if need be: getaddrinfo takes no timeout.
     thread = threading.Thread(target=resolve, daemon=True)
     thread.start()
     thread.join(_remaining(deadline))
-    if thread.is_alive():
+    if not answers:
         raise TimeoutError
-    if failures or not answers:
-        reason = failures[0].strerror if failures else "no address"
+    if isinstance(rows := answers[0], Exception):
+        reason = getattr(rows, "strerror", "") or rows
         raise _FetchError(f"there is no host {host!r} ({reason}); check the URL and the network, {FILE_INSTEAD}")
-    return answers
+    return [str(row[4][0]) for row in rows]
 
 
 def is_public(address: str) -> bool:

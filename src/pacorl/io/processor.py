@@ -41,13 +41,9 @@ def image_text_processor(
 
 
 def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
-    """Tokens that an image takes in a question, as Qwen2-VL's image processor resizes it.
-
-    Args:
-        image: Its size in pixels.
-        options: The processor's: patch_size, merge_size, and min_pixels and max_pixels or their new form `size`.
-    """
+    """Tokens that an image takes in a question, as Qwen2-VL's image processor with these options resizes it."""
     side, bounds = options["patch_size"] * options["merge_size"], options.get("size", {})
+    # transformers saves the bounds as `size` today; published checkpoints have the older names.
     height, width = smart_resize(
         image.height,
         image.width,
@@ -59,11 +55,7 @@ def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
 
 
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
-    """The processor of a checkpoint folder or hub name, whichever files it was saved in.
-
-    Raises:
-        ValueError: It has no chat template.
-    """
+    """The processor of a checkpoint folder or hub name, whichever files it was saved in."""
     tokenizer = AutoTokenizer.from_pretrained(source, **hub)
     image_processor = Qwen2VLImageProcessorPil.from_pretrained(source, **hub)
     template = tokenizer.chat_template  # of a file chat_template.jinja too

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,7 @@ def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
 
 
 def set_adapter_state(transformer: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put weights into the adapter in place.
-
-    Raises:
-        ValueError: Names or shapes do not fit; the message names them.
-    """
+    """Put weights into the adapter in place; a ValueError names those that do not fit."""
     current = adapter_state(transformer)
     unknown, missing = sorted(set(state) - set(current)), sorted(set(current) - set(state))
     if unknown or missing:
@@ -302,11 +298,6 @@ def fused_bytes(transformer: nn.Module) -> int:
 def fuse_lora(transformer: nn.Module, *, enabled: bool) -> FusedLora | None:
     """The fused form, if it is enabled and exact."""
     return FusedLora(transformer) if enabled and can_fuse_lora(transformer) else None
-
-
-def maybe_fused(fused: FusedLora | None) -> AbstractContextManager[None]:
-    """`fused.swapped_in()`, if there is one."""
-    return fused.swapped_in() if fused else nullcontext()
 
 
 def _lora_layers(transformer: nn.Module) -> list[Any]:

@@ -157,7 +157,13 @@ def read_lora(source: str | Path) -> Lora:
         config = _checked(_config_in(file, metadata), file)
     state, alphas = _plain(file, tensors)
     lora = Lora(state, _alphas(file, state, alphas, config), base=str(config.get("base_model_name_or_path") or ""))
-    return _unfolded(lora, metadata)
+    if FOLDED_ALPHA not in metadata:
+        return lora
+    # A file of ours: the α that it was trained with, and B as it was, to the bit if the scale is a power of two, as the
+    # released 128/64 is, and to an ulp otherwise.
+    alphas = {module: float(alpha) for module, alpha in parse_json(metadata[FOLDED_ALPHA]).items()}
+    scales = _scales(Lora(state, alphas))
+    return Lora({name: value / scales.get(name, 1.0) for name, value in state.items()}, alphas, lora.base)
 
 
 def _check_names(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -225,17 +231,6 @@ def _alphas(
             f"{file}: α of {clash} is {alphas[clash]:g} in a tensor and {configured[clash]:g} in its config"
         )
     return configured
-
-
-def _unfolded(lora: Lora, metadata: Mapping[str, str]) -> Lora:
-    """An adapter of ours with the α that it was trained with, and B as it was."""
-    if FOLDED_ALPHA not in metadata:
-        return lora
-    alphas = {module: float(alpha) for module, alpha in parse_json(metadata[FOLDED_ALPHA]).items()}
-    scales = _scales(Lora(lora.state, alphas))
-    # Back to the bit for scales that are powers of two, as the released 128/64 is, and to an ulp for others.
-    state = {name: value / scales.get(name, 1.0) for name, value in lora.state.items()}
-    return Lora(state, alphas, lora.base)
 
 
 def _scales(lora: Lora) -> dict[str, float]:

@@ -45,14 +45,9 @@ def tiny_spec(*, edits: bool) -> PolicySpec:
 
 
 def kind_of(checkpoint: str, *, edits: bool = False) -> str:
-    """The kind of a checkpoint, by its folder's index or by its name.
+    """The kind of a checkpoint (a diffusers folder, a hub name or "tiny"), by the folder's index or by the name.
 
-    Args:
-        checkpoint: A diffusers folder, a hub name, or "tiny".
-        edits: Which of the tiny checkpoints is meant.
-
-    Raises:
-        ValueError: The folder holds a pipeline that no kind runs.
+    `edits` says which of the tiny checkpoints is meant.
     """
     if checkpoint == TINY:
         return tiny_spec(edits=edits).kind

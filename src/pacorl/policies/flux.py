@@ -13,7 +13,7 @@ from torch import Tensor
 from pacorl import twins
 from pacorl.config.base import Positive
 from pacorl.data.tiny_words import check_tiny, tiny_prompt
-from pacorl.policies.pipeline import PipelinePolicy, guided
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
 from pacorl.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrueGuidance
 from pacorl.types import Conditioning, Size
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 TINY_FLUX = Path(__file__).parents[1] / "checkpoints" / "flux"
 
 LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+    *JOINT_ATTENTION,
     "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
 )  # fmt: skip
 """The released adapter's targets: 342 modules of FLUX.1-dev, and as many of FLUX.1-Kontext-dev."""

@@ -47,11 +47,7 @@ class KontextPolicy(FluxPolicy):
     model_name: ClassVar[str] = "FLUX.1-Kontext"
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The area of `size` in the training shape that is nearest to the source's.
-
-        Raises:
-            ValueError: There is not one source, or no shape fits it; the message names prompt and source.
-        """
+        """The area of `size` in the training shape that is nearest to the source's."""
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
         (path,) = self.source_paths(prompt)

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
     from pacorl.policies.policy import Parts, PolicyOptions
 
+JOINT_ATTENTION = (
+    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
+    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+"""The linear layers of a joint attention of images and texts, as diffusers names them."""
 ENCODE_BATCH = 8
 """Prompts per pass of the text encoders; T5-XXL's activations stay small."""
 
@@ -146,11 +151,7 @@ class PipelinePolicy:
         ]
 
     def source_paths(self, prompt: Prompt) -> tuple[Path, ...]:
-        """The sources of an edit.
-
-        Raises:
-            ValueError: There is none, or one too many; the message names the prompt.
-        """
+        """The sources of an edit, or a ValueError if there is none or one too many."""
         count, name = len(prompt.sources), f"prompt {prompt.id} ({prompt.text[:60]!r})"
         if not count:
             raise ValueError(
@@ -213,14 +214,11 @@ class PipelinePolicy:
     # --- sampling
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
-        """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it.
-
-        Raises:
-            ValueError: One step, of which the first must start at 1 and the last end at the config's `shift_terminal`.
-        """
+        """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it."""
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
         config = self.pipeline.scheduler.config
+        # The first step must start at 1 and the last one end at `shift_terminal`, which one step cannot.
         if num_steps < 2 and config.get("shift_terminal"):
             raise ValueError(f"{num_steps} sampling step is too few for this scheduler; ask for at least 2 steps")
         options: dict[str, Any] = {"sigmas": np.linspace(1.0, 1 / num_steps, num_steps)}

@@ -216,11 +216,7 @@ class PolicySpec:
 
     @property
     def committed(self) -> TinyCheckpoint:
-        """The tiny checkpoint.
-
-        Raises:
-            ValueError: There is none of this kind.
-        """
+        """The tiny checkpoint, or a ValueError if there is none of this kind."""
         if self.tiny is None:
             raise ValueError(f"checkpoint tiny: there is none of kind {self.kind}; name a folder or a hub name")
         return self.tiny
@@ -230,10 +226,7 @@ class PolicySpec:
     ) -> PipelinePolicy:
         """Load the weights that `options` name.
 
-        Args:
-            options: Of this kind.
-            device: Where to.
-            record_sizes: Whether sets are generated at their records' own sizes; edits take the shape of their source.
+        With `record_sizes` sets are generated at their records' own sizes; edits take the shape of their source.
 
         Raises:
             ValueError: The checkpoint is another pipeline.
@@ -278,13 +271,7 @@ class PolicySpec:
     def on_meta(
         self, options: PolicyOptions, configs: Parts | None = None, *, record_sizes: bool = False
     ) -> PipelinePolicy:
-        """The policy without weights or tokenizers, on the meta device.
-
-        Args:
-            options: Of this kind; their dtype is the weights'.
-            configs: Of the components; the published ones if left out.
-            record_sizes: As for `load`.
-        """
+        """The policy without weights or tokenizers, on the meta device; `configs` are the published ones by default."""
         import diffusers
         import torch
 

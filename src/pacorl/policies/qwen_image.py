@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from pacorl import twins
 from pacorl.io.images import open_image, upright_size
 from pacorl.io.processor import image_text_processor, image_tokens, load_processor
-from pacorl.policies.pipeline import PipelinePolicy, check_area, guided, pack
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_area, guided, pack
 from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -38,8 +38,7 @@ SAVED_DEFAULTS = {"guidance_scale": 3.5, "max_sequence_length": 512}
 """What the first edition saved in `model:` of every kind."""
 
 LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
+    *JOINT_ATTENTION,
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
 """FLUX's targets by the names that Qwen-Image's blocks have. The released code names FLUX's feed-forward layers, which
@@ -75,6 +74,8 @@ class QwenEditPolicy(PipelinePolicy):
     references: ClassVar[int] = 1
     model_name: ClassVar[str] = "Qwen-Image-Edit"
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}
+    condition_area: ClassVar[float] = math.inf
+    """The largest area at which the text encoder sees a source, if that is not the generated image's."""
 
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
@@ -96,12 +97,7 @@ class QwenEditPolicy(PipelinePolicy):
         check_area(size, step=SIDE)
 
     def size_of(self, prompt: Prompt, size: Size) -> Size:
-        """The area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels.
-
-        Raises:
-            ValueError: There is no source, one too many, or one too long for this area; the message names prompt and
-                source.
-        """
+        """The area of `size` in the aspect of the (last) source, each side a multiple of 32 pixels."""
         return sides_for(size.height * size.width, self.source_paths(prompt)[-1])
 
     @torch.no_grad()
@@ -140,10 +136,8 @@ class QwenEditPolicy(PipelinePolicy):
         return Conditioning(tensors)
 
     def _shown_size(self, path: Path, size: Size) -> Size:
+        """The size at which the text encoder sees a source."""
         return size
-
-    def _shown_area(self, size: Size) -> int:
-        return size.height * size.width
 
     def encode_pixels(self, pixels_BCHW: Tensor) -> Tensor:
         # To this VAE an image is a video of one frame.
@@ -159,11 +153,7 @@ class QwenEditPolicy(PipelinePolicy):
         return mean[None, :, None, None, None], std[None, :, None, None, None]
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
-        """One batch, on the device; shorter texts are padded, and a mask hides the padding.
-
-        Raises:
-            ValueError: The sources of a batch differ in number or shape, which Qwen-Image cannot mix.
-        """
+        """One batch, on the device; shorter texts are padded with zeros, and a mask hides the padding."""
         grids = {str(c.tensors.get("source_grid", torch.empty(0)).tolist()) for c in conditionings}
         if len(grids) > 1 or len({c.tensors["source"].shape for c in conditionings}) > 1:
             raise ValueError(
@@ -212,7 +202,7 @@ class QwenEditPolicy(PipelinePolicy):
         return {"tokens": (self._text_length(size), self.pipeline.transformer.config.joint_attention_dim)}
 
     def _text_length(self, size: Size) -> int:
-        side = max(1, round(self._shown_area(size) ** 0.5))
+        side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
         options = self.pipeline.processor.to_dict()
         return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
 
@@ -232,20 +222,14 @@ class QwenEditPlusPolicy(QwenEditPolicy):
 
     references: ClassVar[int] = 3  # what it was trained on
     model_name: ClassVar[str] = "Qwen-Image-Edit-Plus"
+    condition_area: ClassVar[float] = CONDITION_AREA
 
     def _shown_size(self, path: Path, size: Size) -> Size:
-        return sides_for(self._shown_area(size), path)
-
-    def _shown_area(self, size: Size) -> int:
-        return min(CONDITION_AREA, size.height * size.width)
+        return sides_for(min(CONDITION_AREA, size.height * size.width), path)
 
 
 def sides_for(area: int, path: Path) -> Size:
-    """The size of about `area` pixels in the aspect of a source, by the pipelines' rule.
-
-    Raises:
-        ValueError: A side would be rounded to nothing.
-    """
+    """The size of about `area` pixels in the aspect of a source, by the pipelines' rule."""
     source = upright_size(path)
     # In the pipelines' own order of operations: another would round a side of exactly half a step the other way.
     aspect = source.width / source.height

@@ -10,17 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl import twins
-from pacorl.policies.pipeline import PipelinePolicy, guided, pack, unpack
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
 from pacorl.policies.policy import PolicyOptions, PolicySpec
 from pacorl.types import Conditioning, Size
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline
 
-LORA_TARGETS = (
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-)  # fmt: skip
+LORA_TARGETS = JOINT_ATTENTION
 """Flow-GRPO's targets for Stable Diffusion 3.5 (arXiv 2505.05470): joint attention, and nothing of the second one."""
 
 
