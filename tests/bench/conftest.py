@@ -30,18 +30,21 @@ def rank_folder(tmp_path: Path) -> Path:
     prompts = character_prompts("dev", 2)
     for prompt in prompts:
         panels = [Panel.parse(text) for text in prompt.panels]
-        place = folder / "images" / f"{prompt.id:04d}"
-        place.mkdir(parents=True)
+        images = folder / "images" / f"{prompt.id:04d}"
+        images.mkdir(parents=True)
         for grid in range(GRIDS):
             for number, panel in enumerate(redrawn(panels, chance=0.4, rng=rng)):
-                draw(panel, 32).save(place / f"{grid}_{number}.png")
+                draw(panel, 32).save(images / f"{grid}_{number}.png")
     write_jsonl(
         folder / "prompt_data.jsonl",
         [
             {
                 "idx": f"{prompt.id:04d}",
                 "prompt": prompt.text,
-                "criteria": {**{name: dict(held) for name, held in prompt.criteria.items()}, "Logic": {"Order": None}},
+                "criteria": {
+                    **{name: dict(texts) for name, texts in prompt.criteria.items()},
+                    "Logic": {"Order": None},
+                },
                 "category": ["Character", "Story"][prompt.id],
             }
             for prompt in prompts
@@ -73,7 +76,7 @@ def gedit_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def t2is_folder(tmp_path: Path) -> Path:
-    """Three cases of four pictures; one has no criteria for Logic, one none for Style."""
+    """Three cases of four images; one has no criteria for Logic, one none for Style."""
     folder = tmp_path / "T2IS-Bench"
     folder.mkdir()
     cases, criteria, alignment = {}, {}, {}
@@ -90,13 +93,13 @@ def t2is_folder(tmp_path: Path) -> Path:
             "instruction": prompt.theme,
             "sub_caption": list(prompt.panels),
         }
-        held = {name: [dict(named)] for name, named in prompt.criteria.items()} | {"Logic": [{"Order": "In order."}]}
+        lists = {name: [dict(texts)] for name, texts in prompt.criteria.items()} | {"Logic": [{"Order": "In order."}]}
         for missing in [["Logic"], ["Style"], []][prompt.id]:
-            held.pop(missing, None)
-        criteria[name] = held
+            lists.pop(missing, None)
+        criteria[name] = lists
         alignment[name] = {
-            f"sub_{place}": {"Entity": [text, prompt.theme], "Attribute": [text], "Relation": [] if place else [text]}
-            for place, text in enumerate(prompt.panels)
+            f"sub_{index}": {"Entity": [text, prompt.theme], "Attribute": [text], "Relation": [] if index else [text]}
+            for index, text in enumerate(prompt.panels)
         }
     for file, content in [
         ("T2IS-Bench.json", cases),

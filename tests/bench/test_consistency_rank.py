@@ -39,7 +39,7 @@ def as_released(rows: list[dict[str, Any]], scores: list[list[float]]) -> dict[s
     """The released evaluation's arithmetic, written down once more: places, correlated order lists, ends."""
     totals = dict.fromkeys(("Accuracy", "Kendall τ (order lists)", "Spearman ρ (order lists)", "T1B1"), 0.0)
     for row, values in zip(rows, scores, strict=True):
-        predicted = sorted(range(4), key=lambda place, v=values: (-v[place], -place))
+        predicted = sorted(range(4), key=lambda index, v=values: (-v[index], -index))
         true = [row["comp_images"].index(name) for name in row["rank_images"]]
         totals["Accuracy"] += sum(a == b for a, b in zip(predicted, true, strict=True)) / 4
         totals["Kendall τ (order lists)"] += kendalltau(predicted, true).statistic
@@ -53,15 +53,15 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
     assert done.exit_code == 0, (done.output, done.exception)
     rows = read_jsonl(rank_folder / "consistency_full_rank.jsonl")
     folder = rank_folder / "images"
-    asked = [
+    questions = [
         Question(
             (open_image(folder / row["folder"] / row["ref_image"]), open_image(folder / row["folder"] / name)), PLAIN
         )
         for row in rows
         for name in row["comp_images"]
     ]
-    p_yes = [verdict.p_yes for verdict in tiny.verdicts(asked)]
-    scores = [[p_yes[4 * row + place] or 0.0 for place in range(4)] for row in range(len(rows))]
+    p_yes = [verdict.p_yes for verdict in tiny.verdicts(questions)]
+    scores = [[p_yes[4 * row + index] or 0.0 for index in range(4)] for row in range(len(rows))]
     table = json.loads(done.stdout)["tables"][0]
     measured, *published = table["rows"]
     for name, value in as_released(rows, scores).items():
@@ -71,7 +71,7 @@ def test_a_judge_ranks_as_it_would_if_asked_pair_by_pair(rank_folder: Path, tmp_
     assert published[-1]["name"] == "PaCo-Reward-7B"
     assert published[-1]["values"]["Accuracy"] == 0.449
     stored = [row["scores"] for row in read_jsonl(tmp_path / "run" / "results.jsonl")]
-    assert stored == [pytest.approx(one, abs=1e-6) for one in scores]
+    assert stored == [pytest.approx(expected, abs=1e-6) for expected in scores]
 
 
 def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
@@ -79,10 +79,10 @@ def test_by_category_each_item_counts_once(rank_folder: Path, tmp_path: Path, ti
     outcome = run(bench, tmp_path / "run", BenchmarkOptions(name="tiny"))
     lines = outcome.tables[1].lines
     assert [line.name for line in lines] == ["Character (3)", "Story (3)"]
-    parts = [line.cells[0] for line in lines]
+    categories = [line.cells[0] for line in lines]
     whole = outcome.tables[0].lines[0].cells[0]
-    assert all(isinstance(part, Interval) for part in (*parts, whole))
-    assert sum(part.mean for part in parts) / 2 == pytest.approx(whole.mean)  # type: ignore[union-attr]
+    assert all(isinstance(category, Interval) for category in (*categories, whole))
+    assert sum(category.mean for category in categories) / 2 == pytest.approx(whole.mean)  # type: ignore[union-attr]
 
 
 def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, tiny: LocalJudge) -> None:
@@ -94,18 +94,20 @@ def test_criteria_are_averaged_per_dimension(rank_folder: Path, tmp_path: Path, 
     folder = rank_folder / "images" / row["folder"]
     pair = (open_image(folder / row["ref_image"]), open_image(folder / row["comp_images"][0]))
     means = []
-    for named in criteria.values():
-        texts = [text for text in named.values() if text]
-        asked = [f"Do images meet the following criteria? {text} Please answer Yes or No." for text in texts]
-        values = [verdict.p_yes or 0.0 for verdict in tiny.verdicts([Question(pair, text) for text in asked])]
+    for text_of in criteria.values():
+        texts = [text for text in text_of.values() if text]
+        questions = [f"Do images meet the following criteria? {text} Please answer Yes or No." for text in texts]
+        values = [verdict.p_yes or 0.0 for verdict in tiny.verdicts([Question(pair, text) for text in questions])]
         means += [sum(values) / len(values)] if values else []
     assert row["scores"][0] == pytest.approx(sum(means) / len(means), abs=1e-4)  # asked in another batch
 
 
 def test_a_file_of_scores_needs_no_judge(rank_folder: Path, tmp_path: Path) -> None:
     rows = read_jsonl(rank_folder / "consistency_full_rank.jsonl")
-    held = [{**row, "scores": [float(-row["rank_images"].index(name)) for name in row["comp_images"]]} for row in rows]
-    write_jsonl(tmp_path / "scores.jsonl", held)
+    scored = [
+        {**row, "scores": [float(-row["rank_images"].index(name)) for name in row["comp_images"]]} for row in rows
+    ]
+    write_jsonl(tmp_path / "scores.jsonl", scored)
     done = command(
         "consistency-rank", rank_folder, "--scores", tmp_path / "scores.jsonl", "--out", tmp_path / "run", "--json"
     )
@@ -136,7 +138,7 @@ def test_any_reward_may_score_the_pairs(rank_folder: Path, tmp_path: Path) -> No
     assert len(set(row["scores"])) > 1
 
 
-def test_clip_i_is_the_cosine_of_two_pictures(rank_folder: Path, tmp_path: Path) -> None:
+def test_clip_i_is_the_cosine_of_two_images(rank_folder: Path, tmp_path: Path) -> None:
     import torch
     from transformers import CLIPConfig, CLIPModel
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -150,8 +152,8 @@ def test_clip_i_is_the_cosine_of_two_pictures(rank_folder: Path, tmp_path: Path)
         text_config={**small, "vocab_size": 600}, vision_config={**small, "image_size": 32, "patch_size": 8}
     )
     model, processor = CLIPModel(config).eval(), CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32)
-    for part in (model, processor, clip_tokenizer_of(vocabulary())):
-        part.save_pretrained(tmp_path / "clip")
+    for saved in (model, processor, clip_tokenizer_of(vocabulary())):
+        saved.save_pretrained(tmp_path / "clip")
     done = command(
         "consistency-rank", rank_folder, "--scorer", "clip-i", "--scorer-arg", f"checkpoint={tmp_path / 'clip'}",
         "--out", tmp_path / "run", "--limit", 1,
@@ -159,9 +161,9 @@ def test_clip_i_is_the_cosine_of_two_pictures(rank_folder: Path, tmp_path: Path)
     assert done.exit_code == 0, (done.output, done.exception)
     (row,) = read_jsonl(tmp_path / "run" / "results.jsonl")
     folder = rank_folder / "images" / row["folder"]
-    pictures = [open_image(folder / name) for name in (row["ref_image"], *row["comp_images"])]
+    images = [open_image(folder / name) for name in (row["ref_image"], *row["comp_images"])]
     with torch.no_grad():
-        pixels = processor(images=pictures, return_tensors="pt").pixel_values
+        pixels = processor(images=images, return_tensors="pt").pixel_values
         features = model.visual_projection(model.vision_model(pixel_values=pixels).pooler_output)
     cosine = torch.nn.functional.cosine_similarity(features[:1], features[1:])
     assert row["scores"] == pytest.approx(cosine.tolist(), abs=1e-5)
@@ -178,8 +180,8 @@ def test_dreamsim_says_how_to_get_it(rank_folder: Path, tmp_path: Path) -> None:
 
 def edited(folder: Path, change: dict[str, Any]) -> None:
     path = folder / "consistency_full_rank.jsonl"
-    first, *rest = read_jsonl(path)
-    write_jsonl(path, [{**first, **change}, *rest])
+    first, *later = read_jsonl(path)
+    write_jsonl(path, [{**first, **change}, *later])
 
 
 @pytest.mark.parametrize(
@@ -201,9 +203,9 @@ def test_a_bad_item_is_named_and_left_out_only_on_request(
     with pytest.raises(ValueError, match=r"consistency_full_rank\.jsonl, record 1: ") as caught:
         read_rank_data(rank_folder)
     assert fault in str(caught.value)
-    held = read_rank_data(rank_folder, skip_bad=True)
-    assert len(held.items) == 5
-    assert len(held.refused) == 1
+    data = read_rank_data(rank_folder, skip_bad=True)
+    assert len(data.items) == 5
+    assert len(data.refused) == 1
 
 
 def test_an_item_that_stands_twice_is_a_fault(rank_folder: Path) -> None:
@@ -219,8 +221,8 @@ def test_missing_files_are_named(rank_folder: Path) -> None:
         read_rank_data(rank_folder)
 
 
-def test_a_picture_that_is_none_stops_the_run_or_is_left_out(rank_folder: Path, tmp_path: Path) -> None:
-    (rank_folder / "images" / "0000" / "0_1.png").write_bytes(b"no picture")
+def test_a_broken_image_stops_the_run_or_is_left_out(rank_folder: Path, tmp_path: Path) -> None:
+    (rank_folder / "images" / "0000" / "0_1.png").write_bytes(b"no image")
     arguments = ("consistency-rank", rank_folder, "--scorer", "jpeg_size", "--out", tmp_path / "run")
     assert "0_1.png: not an image of a known format" in str(command(*arguments).exception)
     done = command(*arguments, "--skip-bad")

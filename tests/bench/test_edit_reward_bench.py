@@ -24,7 +24,7 @@ from pacorl.types import Question, Verdict
 
 def scored_by_hand(rows: list[dict[str, Any]], judge: LocalJudge) -> dict[str, dict[str, float]]:
     """Output → dimension → score, one question after the other."""
-    held: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for row in rows:
         before = open_image(row["input_image"]["bytes"])
         for key, cell in zip(row["key"], row["output_images"], strict=True):
@@ -35,16 +35,20 @@ def scored_by_hand(rows: list[dict[str, Any]], judge: LocalJudge) -> dict[str, d
                 start + "do they maintain consistency in terms of style, logic and identity? "
                 "Answer 'Yes' or 'No' only.",
             ]
-            followed, kept = (judge.verdicts([Question((before, after), text)])[0].p_yes or 0.0 for text in texts)
-            held[key] = {"prompt_following": followed, "consistency": kept, "overall": sqrt(followed * kept)}
-    return held
+            followed, consistent = (judge.verdicts([Question((before, after), text)])[0].p_yes or 0.0 for text in texts)
+            scores[key] = {
+                "prompt_following": followed,
+                "consistency": consistent,
+                "overall": sqrt(followed * consistent),
+            }
+    return scores
 
 
-def macro(rows: list[dict[str, Any]], held: dict[str, dict[str, float]], dimension: str, *, ties: bool) -> float:
+def macro(rows: list[dict[str, Any]], scores: dict[str, dict[str, float]], dimension: str, *, ties: bool) -> float:
     shares = []
     for task in {row["task_type"] for row in rows}:
         pairs = [
-            tuple(held[key][dimension] for key in row["key"])
+            tuple(scores[key][dimension] for key in row["key"])
             for row in rows
             if row["task_type"] == task and row["dimension"] == dimension
         ]
@@ -59,15 +63,15 @@ def test_the_table_is_what_naive_loops_give(edit_reward_folder: Path, tmp_path: 
     )
     assert done.exit_code == 0, (done.output, done.exception)
     rows = edit_reward_rows()
-    held = scored_by_hand(rows, judge)
+    scores = scored_by_hand(rows, judge)
     values = json.loads(done.stdout)["tables"][0]["rows"][0]["values"]
     for dimension, title in zip(DIMENSIONS, ("Prompt following", "Consistency", "Overall"), strict=True):
-        assert values[title]["mean"] == pytest.approx(macro(rows, held, dimension, ties=False))
-        assert values[f"{title} (≥)"]["mean"] == pytest.approx(macro(rows, held, dimension, ties=True))
+        assert values[title]["mean"] == pytest.approx(macro(rows, scores, dimension, ties=False))
+        assert values[f"{title} (≥)"]["mean"] == pytest.approx(macro(rows, scores, dimension, ties=True))
     stored = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
     assert [row["key"] for row in stored] == ["0_a", "0_b", "1_a", "1_b", "2_a", "2_b"]  # each output once
     for row in stored:
-        assert row["prompt_following"] == pytest.approx(held[row["key"]]["prompt_following"], abs=1e-5)
+        assert row["prompt_following"] == pytest.approx(scores[row["key"]]["prompt_following"], abs=1e-5)
 
 
 class Even:
@@ -92,7 +96,7 @@ def test_a_limit_takes_rows_and_their_outputs(edit_reward_folder: Path) -> None:
     assert len(list(bench.texts())) == 6
 
 
-def test_rows_may_be_jsonl_beside_their_pictures(tmp_path: Path) -> None:
+def test_rows_may_be_jsonl_beside_their_images(tmp_path: Path) -> None:
     row = edit_reward_rows()[0]
     for name, cell in zip(("in", "a", "b"), (row["input_image"], *row["output_images"]), strict=True):
         (tmp_path / f"{name}.png").write_bytes(cell["bytes"])
@@ -130,7 +134,7 @@ def test_what_is_no_table_is_said(tmp_path: Path) -> None:
         read_edit_data(tmp_path)
 
 
-def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
     rows = edit_reward_rows()[:1]
     rows[0]["output_images"][1]["bytes"] = b"nothing"
     write_parquet(tmp_path / "data.parquet", rows)

@@ -30,21 +30,21 @@ class Numbers:
     data = Dataset[str, None]({}, {}, "", None)
 
     def __init__(self, keys: Sequence[str], *, bad: Sequence[str] = (), silent: Sequence[str] = ()) -> None:
-        self.held, self.bad, self.silent = list(keys), bad, silent
-        self.asked: list[str] = []
+        self.all_keys, self.bad, self.silent = list(keys), bad, silent
+        self.measured: list[str] = []
         self.setting = "one"
 
     def settings(self) -> Mapping[str, Any]:
         return {"benchmark": "numbers", "setting": self.setting}
 
     def texts(self) -> Mapping[str, Sequence[str]]:
-        return {key: [key] for key in self.held}
+        return {key: [key] for key in self.all_keys}
 
     def measure(self, keys: Sequence[str]) -> list[Row]:
         for key in keys:
             if key in self.bad:
                 raise BadItemError(f"{key}.png is missing")
-        self.asked += keys
+        self.measured += keys
         return [
             {"key": key, "error": "it fell silent"} if key in self.silent else {"key": key, "value": len(key)}
             for key in keys
@@ -52,7 +52,7 @@ class Numbers:
 
     def figures(self, rows: Sequence[Row]) -> list[Interval]:
         values = np.array([[row["value"], 2 * row["value"]] for row in rows], dtype=float)
-        return bootstrap([row["key"] for row in rows], lambda chosen: values[chosen].mean(0), draws=50)
+        return bootstrap([row["key"] for row in rows], lambda drawn: values[drawn].mean(0), draws=50)
 
     def breakdowns(self, rows: Sequence[Row]) -> list[Table]:
         return []
@@ -66,7 +66,7 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
     bench = Numbers(KEYS)
     first = run(bench, tmp_path, BenchmarkOptions(name="here", batch=2))
     again = run(bench, tmp_path, BenchmarkOptions(name="here", batch=2))
-    assert bench.asked == KEYS
+    assert bench.measured == KEYS
     assert first == again
     assert first.complete
     assert first.tables[0].lines[0].cells[0] == Interval(3.0, *_ends(first.tables[0].lines[0].cells[0]))
@@ -84,7 +84,7 @@ def test_a_half_written_line_is_dropped_with_notice_and_measured_again(tmp_path:
     path.write_bytes(path.read_bytes()[:-7])
     bench, notices = Numbers(KEYS), []
     outcome = run(bench, tmp_path, HERE, notice=notices.append)
-    assert bench.asked == ["eeeee"]
+    assert bench.measured == ["eeeee"]
     assert len(notices) == 1
     assert "half-written" in notices[0]
     assert (outcome.measured, outcome.total) == (5, 5)
@@ -120,7 +120,7 @@ def test_failures_are_told_and_tried_again(tmp_path: Path) -> None:
     assert not outcome.complete
     bench = Numbers(KEYS)
     assert run(bench, tmp_path, HERE).complete
-    assert bench.asked == ["bb"]
+    assert bench.measured == ["bb"]
 
 
 def test_bad_items_stop_the_run_unless_they_may_be_left_out(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_bad_items_stop_the_run_unless_they_may_be_left_out(tmp_path: Path) -> N
     bench = Numbers(KEYS, bad=["bb"])
     outcome = run(bench, tmp_path, BenchmarkOptions(name="here", batch=5, skip_bad=True))
     assert outcome.skipped == {"bb": "bb.png is missing"}
-    assert sorted(bench.asked) == ["a", "ccc", "dddd", "eeeee"]
+    assert sorted(bench.measured) == ["a", "ccc", "dddd", "eeeee"]
     assert outcome.measured == 4
 
 
@@ -139,7 +139,7 @@ def test_shards_share_the_work_and_their_results(tmp_path: Path) -> None:
     assert not half.complete
     assert "Incomplete: 3 of 5" in half.remarks[0]
     whole = run(second, tmp_path, BenchmarkOptions(name="here", shard="1/2"))
-    assert (first.asked, second.asked) == (["a", "ccc", "eeeee"], ["bb", "dddd"])
+    assert (first.measured, second.measured) == (["a", "ccc", "eeeee"], ["bb", "dddd"])
     assert whole.complete
     assert run(Numbers(KEYS), tmp_path / "alone", HERE).tables == whole.tables
 
@@ -171,7 +171,7 @@ def test_a_limit_may_be_raised_later(tmp_path: Path) -> None:
     run(Numbers(evenly_spread(KEYS, 2)), tmp_path, HERE)
     bench = Numbers(KEYS)
     assert run(bench, tmp_path, HERE).measured == 5
-    assert bench.asked == ["bb", "dddd", "eeeee"]
+    assert bench.measured == ["bb", "dddd", "eeeee"]
     assert run(Numbers(evenly_spread(KEYS, 2)), tmp_path, HERE).measured == 2
 
 
@@ -181,9 +181,9 @@ def test_items_that_were_trained_on_are_named_and_the_others_counted_apart(tmp_p
     outcome = run(Numbers(KEYS), tmp_path / "bench", BenchmarkOptions(name="here", trained=tmp_path))
     names = [line.name for line in outcome.tables[0].lines]
     assert names == ["here", "here, without what it was trained on", "Somebody"]
-    rest = outcome.tables[0].lines[1].cells[0]
-    assert isinstance(rest, Interval)
-    assert rest.mean == 4.0
+    clean = outcome.tables[0].lines[1].cells[0]
+    assert isinstance(clean, Interval)
+    assert clean.mean == 4.0
     assert "Leak: 2 of 5" in outcome.remarks[0]
 
 
@@ -196,9 +196,9 @@ def test_tables_mark_what_was_not_measured_here(tmp_path: Path) -> None:
     assert page.count("published †") == 1
     assert "not measured here" in page
     assert "http" not in page.replace("http-equiv", "")
-    held = json.loads((tmp_path / "summary.json").read_text())
-    assert [row["source"] for row in held["tables"][0]["rows"]] == ["measured", "published, not measured here"]
-    assert held["complete"] is True
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["source"] for row in summary["tables"][0]["rows"]] == ["measured", "published, not measured here"]
+    assert summary["complete"] is True
     assert outcome.tables[0].markdown.startswith("## Numbers")
 
 

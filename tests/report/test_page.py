@@ -44,11 +44,11 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
 
 def _lines(*records: dict[str, Any]) -> str:
@@ -110,7 +110,7 @@ def _page(run: Path) -> str:
 
 def test_page_has_every_part_of_a_finished_run(run: Path) -> None:
     page = _page(run)
-    ids = {attributes.get("id") for _, attributes in Elements(page).found}
+    ids = {attributes.get("id") for _, attributes in Elements(page).elements}
     assert {"results", "gallery", "samples", "curves", "time", "config", "set-1-7", "set-2-7"} <= ids
     assert {"It got better.", "+0.250", "0.750", "1 min 30 s", "Largest gain"} <= set(
         re.findall(r">([^<>]+?)\s*<", page)
@@ -124,7 +124,7 @@ def test_texts_are_escaped(run: Path) -> None:
     page = _page(run)
     assert "alert(" in page
     assert "<script>alert" not in page
-    assert [tag for tag, _ in Elements(page).found].count("script") == 1
+    assert [tag for tag, _ in Elements(page).elements].count("script") == 1
 
 
 def test_panel_texts_are_shown_escaped(run: Path) -> None:
@@ -134,11 +134,18 @@ def test_panel_texts_are_shown_escaped(run: Path) -> None:
 def test_page_asks_for_nothing(run: Path) -> None:
     page = _page(run)
     assert not re.search(r"https?://|@import|url\(", page)
-    found = Elements(page).found
-    sources = [value or "" for _, held in found for name, value in held.items() if name in {"src", "href", "srcset"}]
+    elements = Elements(page).elements
+    sources = [
+        value or ""
+        for _, attributes in elements
+        for name, value in attributes.items()
+        if name in {"src", "href", "srcset"}
+    ]
     assert sources
     assert all(source.startswith(("data:", "#")) for source in sources)
-    assert any("default-src 'none'" in (held.get("content") or "") for tag, held in found if tag == "meta")
+    assert any(
+        "default-src 'none'" in (attributes.get("content") or "") for tag, attributes in elements if tag == "meta"
+    )
 
 
 @pytest.fixture
@@ -182,10 +189,10 @@ def test_a_quiet_watch_says_so(running: Path) -> None:
     assert "raised alarms" not in page
 
 
-def test_without_a_summary_the_sheets_themselves_are_compared(running: Path) -> None:
-    found = {result.name: result for result in compared(read_run(running).samples)}
-    assert set(found) == {"fit", "held_out/ocr"}
-    fit, ocr = found["fit"], found["held_out/ocr"]
+def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> None:
+    compared_scores = {result.name: result for result in compared(read_run(running).samples)}
+    assert set(compared_scores) == {"fit", "held_out/ocr"}
+    fit, ocr = compared_scores["fit"], compared_scores["held_out/ocr"]
     assert (fit.before.mean, fit.after.mean, fit.difference.mean) == (0.25, 0.75, 0.5)
     assert (ocr.difference.low, ocr.difference.mean, ocr.difference.high) == (-0.25, -0.25, -0.25)
     assert "Held out · ocr" in write_report(running).read_text()
@@ -194,8 +201,8 @@ def test_without_a_summary_the_sheets_themselves_are_compared(running: Path) -> 
 
 
 def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
-    found = charts(read_run(running))
-    assert {group: [chart.title for chart in drawn] for group, drawn in found.items()} == {
+    groups = charts(read_run(running))
+    assert {group: [chart.title for chart in drawn] for group, drawn in groups.items()} == {
         "Rewards": ["Share of scores that are"],
         "Evaluation": ["Fit, trained beside average", "Training size with full size, correlation"],
         "Signs of reward hacking": ["Ocr, held out", "Blank panels"],
@@ -203,8 +210,8 @@ def test_every_phase_of_a_run_has_its_curves(running: Path) -> None:
         "Judge": ["Per epoch, by the judge’s server"],
         "Time": ["Seconds per epoch", "Per evaluation"],
     }
-    assert [line.label for line in found["Signs of reward hacking"][1].lines] == ["Training", "Evaluation"]
-    trained, average = found["Evaluation"][0].lines
+    assert [line.label for line in groups["Signs of reward hacking"][1].lines] == ["Training", "Evaluation"]
+    trained, average = groups["Evaluation"][0].lines
     assert (trained.label, trained.points) == ("Trained adapter", [(2.0, 0.6)])
     assert (average.label, average.points) == ("Its average", [(0.0, 0.4), (2.0, 0.4)])
 
@@ -229,14 +236,14 @@ def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
     assert page.count('<figure class="shown"') == 1
 
 
-def test_sheets_without_counterpart_are_counted_not_shown(run: Path) -> None:
+def test_images_without_counterpart_are_counted_not_shown(run: Path) -> None:
     page = _page(run)
     assert "2 images have no counterpart and are left out" in page
     assert 'id="set-3-7"' not in page
     assert 'id="set-4-7"' not in page
 
 
-def test_a_sheet_that_is_not_there_yet_has_no_counterpart(run: Path) -> None:
+def test_an_image_that_is_not_there_yet_has_no_counterpart(run: Path) -> None:
     (run / "samples" / "evaluation-000002" / "0001.png").unlink()
     assert 'id="set-1-7"' not in _page(run)
 
@@ -268,14 +275,14 @@ def test_bad_metrics_are_named_by_file_and_line(tmp_path: Path, line: str, messa
 
 
 @pytest.mark.parametrize("image", ["../../secret.png", "/etc/secret.png"])
-def test_pictures_cannot_come_from_elsewhere(run: Path, image: str) -> None:
+def test_images_cannot_come_from_elsewhere(run: Path, image: str) -> None:
     _evaluation(run, 4, {1: 0.5}, image=image)
     with pytest.raises(ValueError, match=r"evaluation-000004\.jsonl:1: .*outside"):
         write_report(run)
 
 
-def test_a_broken_picture_is_named(run: Path) -> None:
-    (run / "samples" / "evaluation-000002" / "0001.png").write_bytes(b"no picture")
+def test_a_broken_image_is_named(run: Path) -> None:
+    (run / "samples" / "evaluation-000002" / "0001.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"0001\.png: not an image of a known format; generate it again"):
         write_report(run)
 
@@ -296,8 +303,8 @@ def _charts(tmp_path: Path, *records: dict[str, Any]) -> dict[str, list[Chart]]:
 def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
     record = {"kind": "epoch", "epoch": 1, "step": 4, "new_thing": 2, "loss": 1, "seconds/rollout": 3, "note": "x"}
     record |= {"seconds/update": 1, "reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/fit/cv": 0.5, "flag": True}
-    found = _charts(tmp_path, record | {"ratio_deviation/3": 0.0}, {"kind": "evaluation", "epoch": 1, "valid": 1})
-    titles = {group: [chart.title for chart in drawn] for group, drawn in found.items()}
+    groups = _charts(tmp_path, record | {"ratio_deviation/3": 0.0}, {"kind": "evaluation", "epoch": 1, "valid": 1})
+    titles = {group: [chart.title for chart in drawn] for group, drawn in groups.items()}
     assert titles == {
         "Rewards": ["Fit", "Spread of rewards (std ÷ mean)"],
         "Evaluation": ["Valid panels"],
@@ -305,8 +312,8 @@ def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
         "Time": ["Seconds per epoch"],
         "More": ["New thing"],
     }
-    assert [line.label for line in found["Time"][0].lines] == ["Rollout", "Update"]
-    assert found["Rewards"][0].band == [(1.0, 0.25, 0.75)]
+    assert [line.label for line in groups["Time"][0].lines] == ["Rollout", "Update"]
+    assert groups["Rewards"][0].band == [(1.0, 0.25, 0.75)]
 
 
 def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
@@ -320,18 +327,18 @@ def test_thinning_keeps_the_ends_and_the_spikes() -> None:
     points: list[tuple[float, float | None]] = [(float(epoch), 0.0) for epoch in range(10_000)]
     points[4321] = (4321.0, 9.0)
     points[7777] = (7777.0, None)
-    kept = thinned(points)
-    assert len(kept) <= 2 * BUCKETS + 2
-    assert kept[0] == points[0]
-    assert kept[-1] == points[-1]
-    assert (4321.0, 9.0) in kept
+    points_left = thinned(points)
+    assert len(points_left) <= 2 * BUCKETS + 2
+    assert points_left[0] == points[0]
+    assert points_left[-1] == points[-1]
+    assert (4321.0, 9.0) in points_left
 
 
 # --- gallery ---------------------------------------------------------------------------------------------------
 
 
 def _sample(prompt: int, p_yes: float | None, tmp_path: Path) -> Sample:
-    image = tmp_path / "sheet.png"
+    image = tmp_path / "grid.png"
     Image.new("RGB", (8, 8)).save(image)
     return Sample(prompt_id=prompt, seed=0, image=image, p_yes=((None, p_yes), (p_yes, None)))
 
@@ -340,15 +347,15 @@ def test_gallery_takes_evenly_spread_changes_and_names_them(tmp_path: Path) -> N
     before = [_sample(prompt, 0.5, tmp_path) for prompt in range(9)]
     after = [_sample(prompt, (prompt + 1) / 10, tmp_path) for prompt in range(9)]
     pairs, unmatched = match({0: before, 5: [], 9: after})
-    chosen = choose(pairs, count=3)
+    rows = choose(pairs, count=3)
     assert unmatched == 0
-    assert [one.pair.before.prompt_id for one in chosen] == [8, 4, 0]
-    assert [one.rank for one in chosen] == ["Largest gain", "Median change", "Largest loss"]
+    assert [row.pair.before.prompt_id for row in rows] == [8, 4, 0]
+    assert [row.rank for row in rows] == ["Largest gain", "Median change", "Largest loss"]
 
 
 def test_a_worst_pair_that_still_gained_is_no_loss(tmp_path: Path) -> None:
     pairs = [Pair(_sample(1, 0.1, tmp_path), _sample(1, value, tmp_path)) for value in (0.9, 0.3)]
-    assert [one.rank for one in choose(pairs)] == ["Largest gain", "Smallest gain"]
+    assert [row.rank for row in choose(pairs)] == ["Largest gain", "Smallest gain"]
 
 
 def test_unjudged_pairs_come_last(tmp_path: Path) -> None:
@@ -383,7 +390,7 @@ def test_numbers_can_be_read_on_every_cell(ramp: tuple[tuple[int, int, int], ...
         assert (levels[1] + 0.05) / (levels[0] + 0.05) >= 4.5
 
 
-def test_small_pictures_stay_exact_and_large_ones_become_light() -> None:
+def test_small_images_stay_exact_and_large_ones_become_light() -> None:
     noise = Image.effect_noise((1400, 1400), 100).convert("RGB")
     assert data_url(Image.new("RGB", (128, 128))).startswith("data:image/png;base64,")
     assert len(data_url(noise)) < 220_000

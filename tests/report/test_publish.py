@@ -142,7 +142,7 @@ class Hub:
         if path == "/api/repos/create":
             return {"url": f"{self.url}/me/dentist"}
         if "/preupload/" in path:
-            names = [one["path"] for one in json.loads(body)["files"]]
+            names = [file["path"] for file in json.loads(body)["files"]]
             return {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
         if "/commit/" in path:
             return {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/me/dentist/commit/{'0' * 40}"}
@@ -170,8 +170,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(
     run: Path, hub: Hub, words: list[str], visibility: str
 ) -> None:
-    held = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
-    for name, content in held.items():
+    contents = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
+    for name, content in contents.items():
         (run / "adapter" / name).write_bytes(content)
     (run / "adapter" / ".hidden").write_text("a secret")
     (run / "checkpoints").mkdir()
@@ -180,7 +180,7 @@ def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(
     assert hub.heard == []
     done = CliRunner().invoke(app, ["publish", str(run), "--push-to-hub", "me/dentist", *words], catch_exceptions=False)
     assert f"uploaded: {hub.url}/me/dentist" in done.stdout
-    assert hub.files() == {**held, "README.md": (run / "adapter" / "README.md").read_bytes()}
+    assert hub.files() == {**contents, "README.md": (run / "adapter" / "README.md").read_bytes()}
     (created,) = [json.loads(body) for path, _, body in hub.heard if path == "/api/repos/create"]
     assert created == {"organization": "me", "name": "dentist", "visibility": visibility}
     assert {token for _, token, _ in hub.heard} == {"Bearer hf_of_the_test"}

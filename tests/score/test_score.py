@@ -70,15 +70,15 @@ def test_symmetric_takes_the_mean_of_both_orders_and_reports_the_gap() -> None:
 
 
 def test_several_questions_are_averaged_and_kept_apart() -> None:
-    asked = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
-    (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=asked).pairs
+    questions = questions_about("grey things", {"Strict": "strict", "Loose": "loose"})
+    (pair,) = score_set(GreyJudge(), IMAGES[:2], questions=questions).pairs
     assert pair.by_question == pytest.approx((p(0, 1), p(0, 1) / 2, p(0, 1)))
     assert pair.p_yes == pytest.approx(sum(pair.by_question) / 3)
 
 
 def test_a_pair_of_which_a_question_is_unanswered_has_no_score() -> None:
-    asked = questions_about(criteria={"a": "strict", "b": "loose"})
-    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, questions=asked, symmetric=True)
+    questions = questions_about(criteria={"a": "strict", "b": "loose"})
+    scores = score_set(GreyJudge(silent_about="loose"), IMAGES, questions=questions, symmetric=True)
     assert scores.mean is None
     assert len(scores.missing) == 6
     assert scores.pairs[0].error == "it fell silent"
@@ -106,7 +106,7 @@ def test_one_image_is_not_enough() -> None:
 
 
 def test_a_theme_and_criteria_become_questions() -> None:
-    assert [asked.label for asked in questions_about()] == ["consistent"]
+    assert [questions.label for questions in questions_about()] == ["consistent"]
     theme, hat = questions_about("a fox", {"Identity / Hat": "Same hat."})
     assert 'theme: "a fox"' in theme.text
     assert "Same hat." in hat.text

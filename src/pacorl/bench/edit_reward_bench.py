@@ -69,10 +69,7 @@ Judged = tuple[Choice, float, float]
 
 
 def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Choice, Rows]:
-    """Reads the texts of the table.
-
-    Raises ValueError listing the rows that are none of EditReward-Bench's; with `skip_bad` they are left out.
-    """
+    """Reads the texts of the table. Raises ValueError listing rows that are none of its own, unless `skip_bad`."""
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
     records = {f"{source}, row {number + 1}": (number, row) for number, row in enumerate(texts)}

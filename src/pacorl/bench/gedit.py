@@ -106,10 +106,7 @@ class Edit:
 def read_edits(
     source: Path, languages: Sequence[str] = LANGUAGES, *, limit: int | None = None, skip_bad: bool = False
 ) -> Dataset[Edit, Rows]:
-    """Reads the texts of the table.
-
-    Raises ValueError listing the rows that are none of GEdit-Bench's; with `skip_bad` they are left out.
-    """
+    """Reads the texts of the table. Raises ValueError listing rows that are none of its own, unless `skip_bad`."""
     rows = open_rows(source)
     texts = rows.texts(TEXTS)
     keys: set[str] = set()

@@ -109,10 +109,7 @@ def average(aesthetics: float, alignment: Sequence[float], consistency: Sequence
 
 
 def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False) -> Dataset[Case, Path]:
-    """Reads and checks the three files.
-
-    Raises ValueError listing the cases that do not fit together; with `skip_bad` they are left out.
-    """
+    """Reads and checks the three files. Raises ValueError listing cases that do not fit together, unless `skip_bad`."""
     fix = "give the folder of ChengyouJia/T2IS-Bench as published"
     cases, criteria, alignment = (read_object(folder / name, fix=fix) for name in (CASES, CRITERIA, ALIGNMENT))
     records = {name: (name, record, criteria.get(name), alignment.get(name)) for name, record in cases.items()}

@@ -9,9 +9,9 @@ with PacoReward.from_pretrained("X-GenGroup/PaCo-Reward-7B") as reward:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pacorl.io.net import open_source
 from pacorl.judges import judge_from
@@ -29,7 +29,7 @@ TINY_NOTE = (
 )
 
 
-class PacoReward:
+class PacoReward(AbstractContextManager["PacoReward", None]):
     """A judge behind the calls that a script makes."""
 
     def __init__(self, judge: Judge, *, name: str = "") -> None:
@@ -125,10 +125,7 @@ class PacoReward:
         # Only a judge at a server holds anything open; the seam does not ask the others for a `close`.
         getattr(self.judge, "close", lambda: None)()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
