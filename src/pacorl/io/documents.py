@@ -24,9 +24,6 @@ from pacorl.io.files import write_atomic
 Item = TypeVar("Item")
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
-
-
 def read_text(path: Path, *, fix: str = "") -> str:
     """Read a UTF-8 file; a byte order mark is dropped."""
     try:
@@ -109,9 +106,6 @@ def blamed_on(location: object) -> Iterator[None]:
         raise ValueError(f"{location}: {error}") from None
 
 
-# --- parsing ---------------------------------------------------------------------------------------------------
-
-
 def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
     """Parse a JSON document; `name` is the file, to which the message of a fault adds the line."""
     try:
@@ -145,9 +139,6 @@ def _checked_object(document: Any, demand: str, fix: str) -> dict[str, Any]:
 
 def _ending(fix: str) -> str:
     return f"; {fix}" if fix else ""
-
-
-# --- writing ---------------------------------------------------------------------------------------------------
 
 
 def dump_json(document: Any, *, indent: int | None = 2) -> str:
@@ -185,9 +176,6 @@ def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
 
 def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
-
-
-# --- the journal of a long step --------------------------------------------------------------------------------
 
 
 class Journal:

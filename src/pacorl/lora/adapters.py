@@ -19,12 +19,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from pacorl.lora.formats import HUB_NAME, Lora, peft_options, read_lora
 
 ADAPTER = "default"
-EXACT = (torch.float32, torch.float64)
-"""Types whose rounding an adapter's change survives. In bf16 a change below 1/512 of a weight is rounded away, and a
-young adapter's are: the fused model would be the base."""
-
-
-# --- weights in shards (FSDP2) ---------------------------------------------------------------------------------
 
 
 def materialize(module: nn.Module) -> None:
@@ -47,9 +41,6 @@ def shard_like(parameter: Tensor, value: Tensor) -> Tensor:
         # No source rank: each process cuts its share from what it has, and nothing is sent.
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return value
-
-
-# --- adding and loading ----------------------------------------------------------------------------------------
 
 
 def add_lora(transformer: nn.Module, *, rank: int, alpha: int, targets: Sequence[str]) -> None:
@@ -169,9 +160,6 @@ def load_lora(transformer: nn.Module, source: str | Path) -> None:
     set_adapter_state(transformer, lora.state)
 
 
-# --- the base, and copies --------------------------------------------------------------------------------------
-
-
 @contextmanager
 def adapter_off(transformer: nn.Module) -> Iterator[None]:
     """Within the block the model is its base."""
@@ -252,9 +240,6 @@ class OldPolicy(AdapterCopy):
         self._approach(1 - min(0.001 * optimizer_step, 0.5))
 
 
-# --- fused weights, for forwards that need no gradient -----------------------------------------------------------
-
-
 class FusedLora:
     """Both forms of an adapted model; `swapped_in` shows the fused one, in which a layer is one product, not three.
 
@@ -286,7 +271,8 @@ class FusedLora:
 def can_fuse_lora(transformer: nn.Module) -> bool:
     """Whether fusing is exact up to rounding: every adapted weight is whole on this device, in fp32 or better."""
     weights = [layer.base_layer.weight for layer in _lora_layers(transformer)]
-    return bool(weights) and all(type(w.data) is Tensor and w.dtype in EXACT for w in weights)
+    # In bf16 a change below 1/512 of a weight is rounded away, and a young adapter's are: fused it would be the base.
+    return bool(weights) and all(type(w.data) is Tensor and w.dtype in (torch.float32, torch.float64) for w in weights)
 
 
 def fused_bytes(transformer: nn.Module) -> int:

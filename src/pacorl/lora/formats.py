@@ -77,9 +77,6 @@ class Lora:
         return {module: self.state[f"{module}.lora_A.weight"].shape[0] for module in self.alphas}
 
 
-# --- finding files ---------------------------------------------------------------------------------------------
-
-
 def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     """The file that holds an adapter's weights.
 
@@ -126,9 +123,6 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
         repo, path, usual = source, Path(), (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
         files = [*usual, *(f"lora/{name}" for name in usual)]
     return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch)) / path
-
-
-# --- reading ---------------------------------------------------------------------------------------------------
 
 
 def read_lora(source: str | Path) -> Lora:
@@ -238,9 +232,6 @@ def _scales(lora: Lora) -> dict[str, float]:
     return {f"{module}.lora_B.weight": lora.alphas[module] / rank for module, rank in lora.ranks.items()}
 
 
-# --- forms of other trainers -----------------------------------------------------------------------------------
-
-
 def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights in diffusers' names, by diffusers' converter for the model that the names are of; α is folded in."""
     from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin, QwenImageLoraLoaderMixin
@@ -265,9 +256,6 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         reason = str(error).strip() or type(error).__name__
         raise ValueError(f"{file}: diffusers' converter of {loader.__name__} cannot read it: {reason}") from None
     return state
-
-
-# --- writing ---------------------------------------------------------------------------------------------------
 
 
 def save_lora(

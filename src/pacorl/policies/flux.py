@@ -89,11 +89,6 @@ class FluxPolicy(PipelinePolicy):
 
         return guided(predict, scale=self.options.true_cfg_scale)
 
-    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        config: Any = self.pipeline.transformer.config
-        tokens = (self.options.max_sequence_length, config.joint_attention_dim)
-        return {"tokens": tokens, "pooled": (config.pooled_projection_dim,)}
-
 
 def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:
     """(N, 3): the number of the image (0 is the generated one), row and column of each token."""

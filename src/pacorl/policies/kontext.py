@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 TINY_KONTEXT = Path(__file__).parents[1] / "checkpoints" / "kontext"
 
-PREFERRED_AREA = 1024 * 1024
-"""What the pipeline's preferred shapes are written for."""
 MAX_STRETCH = 1.1
 """How much a source's aspect may change on its way to a training shape. Between two neighbouring shapes it changes by
 at most 1.085; more means that the source is longer than any of them."""
@@ -61,7 +59,7 @@ class KontextPolicy(FluxPolicy):
                 f"source {path} is {source}, and the nearest shape that FLUX.1-Kontext knows is {Size(height, width)}: "
                 "it would be distorted; crop or pad it"
             )
-        scale = math.sqrt(size.height * size.width / PREFERRED_AREA)
+        scale = math.sqrt(size.height * size.width / 1024**2)  # for which the pipeline's shapes are written
         return Size(*(max(1, round(side * scale / step)) * step for side in (height, width)))
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:

@@ -75,6 +75,8 @@ class PipelinePolicy:
     """The pipeline's text encoders, which are not needed after `encode`: attribute → name for people."""
     t5: ClassVar[int] = 0
     """Number of the T5 among them (`text_encoder_2`), whose tokens `max_sequence_length` counts; 0 without one."""
+    clip_tokens: ClassVar[int] = 0
+    """How many tokens of CLIP stand before T5's."""
     scheduler_spaced: ClassVar[bool] = False
     """Whether the pipeline leaves the spacing of the steps to its scheduler; others hand it 1, …, 2/T, 1/T."""
 
@@ -107,8 +109,6 @@ class PipelinePolicy:
         """Channels of the VAE's codes; a token has four times as many."""
         return int(self.pipeline.vae.config.latent_channels)
 
-    # --- sizes
-
     def check_size(self, size: Size) -> None:
         if self.references:  # an edit's size is an area, whose sides follow from the source
             check_area(size, step=self.token_pixels)
@@ -132,8 +132,6 @@ class PipelinePolicy:
     def token_grid(self, size: Size) -> tuple[int, int]:
         """(rows, columns) of tokens."""
         return size.height // self.token_pixels, size.width // self.token_pixels
-
-    # --- what it is conditioned on
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
@@ -211,8 +209,6 @@ class PipelinePolicy:
         batch = Conditioning({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names})
         return batch.to(self.device)
 
-    # --- sampling
-
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it."""
         from diffusers.pipelines.flux.pipeline_flux import calculate_shift
@@ -258,11 +254,11 @@ class PipelinePolicy:
         pixels: Tensor = vae.decode(codes, return_dict=False)[0]
         return pixels
 
-    # --- for planning memory, on the meta device
-
     def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
         """Shapes of what `encode_texts` gives for one text; `size` matters if the text encoder sees the source."""
-        raise NotImplementedError
+        config: Any = self.pipeline.transformer.config
+        length = self.clip_tokens + self.options.max_sequence_length
+        return {"tokens": (length, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
 
     def text_pass(self, size: Size) -> Callable[[], Any]:
         """The pass of the largest text encoder over one prompt."""

@@ -93,9 +93,6 @@ class Policy(Protocol):
         """Endpoints → RGB images."""
 
 
-# --- options: the section `model:` -----------------------------------------------------------------------------
-
-
 class PolicyOptions(Section):
     """The generator: what every kind takes. Each kind adds what it alone reads."""
 
@@ -122,11 +119,7 @@ class TrueGuidance(PolicyOptions):
 
     @property
     def negative_text(self) -> str | None:
-        """`negative_prompt` if the scale asks for it."""
         return self.negative_prompt if self.true_cfg_scale > 1 else None
-
-
-# --- specs -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -34,7 +34,6 @@ class SD3Options(PolicyOptions):
 
     @property
     def negative_text(self) -> str | None:
-        """`negative_prompt` if the scale asks for it."""
         return self.negative_prompt if self.guidance_scale > 1 else None
 
 
@@ -48,6 +47,7 @@ class SD3Policy(PipelinePolicy):
         "text_encoder_3": "T5 text encoder",
     }
     t5: ClassVar[int] = 3
+    clip_tokens: ClassVar[int] = 77
     scheduler_spaced: ClassVar[bool] = True
 
     def check_size(self, size: Size) -> None:
@@ -86,12 +86,6 @@ class SD3Policy(PipelinePolicy):
             return pack(predicted_BCHW).float()
 
         return guided(predict, scale=self.options.guidance_scale)
-
-    def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
-        config: Any = self.pipeline.transformer.config
-        # CLIP's 77 tokens come before T5's.
-        tokens = (self.pipeline.tokenizer_max_length + self.options.max_sequence_length, config.joint_attention_dim)
-        return {"tokens": tokens, "pooled": (config.pooled_projection_dim,)}
 
 
 def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
