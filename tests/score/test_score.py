@@ -106,7 +106,7 @@ def test_one_image_is_not_enough() -> None:
 
 
 def test_a_theme_and_criteria_become_questions() -> None:
-    assert [questions.label for questions in questions_about()] == ["consistent"]
+    assert [question.label for question in questions_about()] == ["consistent"]
     theme, hat = questions_about("a fox", {"Identity / Hat": "Same hat."})
     assert 'theme: "a fox"' in theme.text
     assert "Same hat." in hat.text

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, fingerprint, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
@@ -94,8 +94,8 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
     items, refused = parse_records(records, parse, skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / RANKS} holds no items")
-    digest = fingerprint([[item.key, item.best_first] for item in items])
-    return Dataset({item.key: item for item in evenly_spread(items, limit)}, refused, digest, folder)
+    orders = [[item.key, item.best_first] for item in items]
+    return Dataset({item.key: item for item in evenly_spread(items, limit)}, refused, orders, folder)
 
 
 def _item(row: Mapping[str, Any], prompts: Mapping[str, Mapping[str, Any]]) -> Ranked:

@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pacorl.bench.items import (
-    BadItemError,
-    Dataset,
-    ImageCache,
-    Rows,
-    check_filled,
-    fingerprint,
-    open_rows,
-    parse_records,
-)
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, open_rows, parse_records
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.core import questions as wordings
@@ -77,7 +68,7 @@ def read_edit_data(source: Path, *, limit: int | None = None, skip_bad: bool = F
     if not choices:
         raise ValueError(f"{source} holds no rows")
     items = {str(choice.number): choice for choice in evenly_spread(choices, limit)}
-    return Dataset(items, refused, fingerprint(texts), rows)
+    return Dataset(items, refused, texts, rows)
 
 
 def _choice(number: int, row: Mapping[str, Any]) -> Choice:

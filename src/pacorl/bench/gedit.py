@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.items import (
-    BadItemError,
-    Dataset,
-    ImageCache,
-    Rows,
-    check_filled,
-    fingerprint,
-    open_rows,
-    parse_records,
-)
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, open_rows, parse_records
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.sources import described, image_source
 from pacorl.bench.suite import Row, Table, grouped, paper_table
@@ -123,7 +114,7 @@ def read_edits(
     edits = [edit for edit in edits if edit.language in languages]
     if not edits:
         raise ValueError(f"{source} holds no rows in {' or '.join(languages)}")
-    return Dataset({edit.key: edit for edit in evenly_spread(edits, limit)}, refused, fingerprint(texts), rows)
+    return Dataset({edit.key: edit for edit in evenly_spread(edits, limit)}, refused, texts, rows)
 
 
 def _edit(number: int, row: Mapping[str, Any]) -> Edit:

@@ -40,10 +40,17 @@ class Dataset(Generic[Item, Source]):
     """By their keys, in order."""
     refused: Mapping[str, str]
     """Records that were left out on request, and why."""
-    fingerprint: str
-    """Of all the data, whatever the limit: a limit may be raised and the results kept."""
+    content: Sequence[Any]
+    """The texts of all the data, whatever the limit: a limit may be raised and the results kept."""
     source: Source
     """What the items' images are read from."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells one data set from another: a digest of its texts."""
+        # Of the content and not of the path: results stay valid if the data are moved.
+        content = json.dumps(list(self.content), sort_keys=True, default=str)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def parse_records(
@@ -73,12 +80,6 @@ def parse_records(
         more = [f"… and {len(lines) - SHOWN_FAULTS} more"] if len(lines) > SHOWN_FAULTS else []
         raise ValueError("\n".join([*lines[:SHOWN_FAULTS], *more, "--skip-bad leaves such items out"]))
     return items, faults
-
-
-def fingerprint(rows: Sequence[Any]) -> str:
-    """What tells one data set from another: a digest of its texts."""
-    # Of the content and not of the path: results stay valid if the data are moved.
-    return hashlib.sha256(json.dumps(list(rows), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def check_filled(row: Mapping[str, Any], columns: Sequence[str], *, schema: str) -> None:

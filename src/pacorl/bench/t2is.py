@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, fingerprint, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, parse_records
 from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, load_reward
 from pacorl.bench.sources import PANEL, described, image_source
 from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
@@ -116,8 +116,8 @@ def read_cases(folder: Path, *, limit: int | None = None, skip_bad: bool = False
     items, refused = parse_records(records, _case, at=f"{folder / CASES}, case ", skip_bad=skip_bad)
     if not items:
         raise ValueError(f"{folder / CASES} holds no cases")
-    digest = fingerprint([cases, criteria, alignment])
-    return Dataset({case.id: case for case in evenly_spread(items, limit)}, refused, digest, folder)
+    content = [cases, criteria, alignment]
+    return Dataset({case.id: case for case in evenly_spread(items, limit)}, refused, content, folder)
 
 
 def _case(name: str, record: Any, criteria: Any, alignment: Any) -> Case:

@@ -77,7 +77,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     @property
     def note(self) -> str:
         """What a reader of the scores must know of the judge; empty for most."""
-        if self.name == "tiny":  # its own words: who tries pacorl first meets this judge
+        if self.name == "tiny":  # the judge that a first try meets: its note says how to name a real one
             return TINY_NOTE
         domain = getattr(self.judge, "domain", None)
         if domain is None:
