@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tools.tiny.negatives import draw_negatives
-from tools.tiny.pretrain_edits import PIXELS
+from tools.tiny.pretrain import PIXELS
 
 from pacorl.core import questions
 from pacorl.core.grid import split

@@ -74,7 +74,7 @@ def domain(out: Path = OUT, share: float = SHARE, seed: int = typer.Option(0, he
 @app.command()
 def edits(out: Path = OUT) -> None:
     """Sources and instructions, as `edits/train.jsonl`, dev.jsonl and test.jsonl (seconds)."""
-    from tools.tiny.pretrain_edits import draw_edits
+    from tools.tiny.pretrain import draw_edits
 
     typer.echo("\n".join(str(path) for path in draw_edits(out / "edits")))
 
@@ -87,7 +87,7 @@ def kontext(
 ) -> None:
     """The editor, from the tiny FLUX (about 20 CPU minutes)."""
     from pacorl.policies.flux import TINY_FLUX
-    from tools.tiny.pretrain_edits import pretrain_kontext
+    from tools.tiny.pretrain import pretrain_kontext
 
     pretrain_kontext(out / "kontext", start=start or TINY_FLUX, share=share)
 
@@ -105,8 +105,7 @@ def edit_judge(
 
     from pacorl.judges.local import TINY_JUDGE
     from pacorl.policies.flux import TINY_FLUX
-    from tools.tiny.pretrain_edits import edit_examples
-    from tools.tiny.pretrain_judge import pretrain_judge
+    from tools.tiny.pretrain_judge import edit_examples, pretrain_judge
 
     vae, start = AutoencoderKL.from_pretrained(TINY_FLUX / "vae").float(), start or TINY_JUDGE
     pretrain_judge(out / "edit-judge", vae=vae, teach=edit_examples, start=start, share=share, steps=steps, lr=lr)

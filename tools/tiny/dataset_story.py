@@ -63,21 +63,15 @@ MEASURED = ("before", "after", "margin")
 class Scale:
     """How much of everything."""
 
-    prompts: int
-    """That are kept, of four times as many."""
-    grids: int
-    """Of each prompt."""
-    judge_steps: int
-    """Of 16 pairs."""
+    prompts: int  # that are kept, of four times as many
+    grids: int  # of each prompt
+    judge_steps: int  # of 16 pairs
     people: tuple[str, ...] = ("ann", "ben", "cat")
-    noise: float = 0.3
-    """Standard deviation of a person's judgement, in attributes."""
+    noise: float = 0.3  # standard deviation of a person's judgement, in attributes
+    # What people look at: colours alone, while the committed judge was taught that shape and hat count as much.
     attend: tuple[str, ...] = ("colour", "palette")
-    """What people look at: colours alone, while the committed judge was taught that shape and hat count as much."""
-    explained: int = 100
-    """Pairs, at most."""
-    held_out: float = 0.35
-    """Share of the prompts whose pairs the judge does not learn from."""
+    explained: int = 100  # pairs, at most
+    held_out: float = 0.35  # share of the prompts whose pairs the judge does not learn from
 
 
 def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:

@@ -1,7 +1,11 @@
-"""The tiny autoencoder and generator (`python -m tools.tiny vae|generator`), and what every training here shares.
+"""The tiny autoencoder, generator and editor (`python -m tools.tiny vae|generator|edits|kontext`), and what every
+training here shares.
 
 Everything learns from images that `data.characters` draws, so nothing is downloaded. A training prints its loss and
 writes it to `log.jsonl` beside the weights; `docs/tiny.md` says how the committed checkpoints were made.
+
+The editor starts from the generator, whose autoencoder and text encoders it keeps. The last teacher of both is
+unreliable, so that reinforcement learning has something to mend.
 
 Legend: B batch, P panels, N tokens, C channels, H height, W width.
 """
@@ -12,9 +16,10 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,11 +29,13 @@ from torch.nn import functional as F
 
 from pacorl import twins
 from pacorl.data import characters
-from pacorl.data.characters import Panel
+from pacorl.data.character_edits import Edit, character_edits, draw_edit, write_edits
+from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, Split
 from pacorl.io.documents import append_jsonl, read_json, write_json
 from pacorl.policies.flux import TRAINED_WITH, tiny_flux
+from pacorl.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.policies.pipeline import pack
-from pacorl.types import Grid
+from pacorl.types import Conditioning, Grid, Size
 
 PANEL_SIZES = (32, 64)
 """Panels of 64 px and of 128 px grids."""
@@ -172,15 +179,12 @@ def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, 
         yield prompt.text, characters.redrawn(panels, chance=redraw, rng=rng)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPhase:
+class TrainingPhase(NamedTuple):
     """One phase of the generator's training."""
 
     steps: int
-    large_share: float
-    """Share of steps at 128 px."""
-    redraw: float
-    """Chance with which the teacher redraws each kept attribute of each panel."""
+    large_share: float  # of the steps, at 128 px
+    redraw: float  # the chance with which the teacher redraws each kept attribute of each panel
 
 
 WORDS = TrainingPhase(steps=1500, large_share=0.15, redraw=0.0)
@@ -253,3 +257,69 @@ def flow_matching_loss(velocity: Callable[[Tensor, Tensor], Tensor], clean_BNC: 
     t = shift * t / (1 + (shift - 1) * t)
     noise = torch.randn_like(clean_BNC)
     return F.mse_loss(velocity(torch.lerp(clean_BNC, noise, t[:, None, None]), t), noise - clean_BNC)
+
+
+# --- the editor ------------------------------------------------------------------------------------------------
+
+PIXELS = 32
+"""Sides of sources and edits: a panel of a 64-pixel grid."""
+COUNTS: dict[Split, int] = {"train": 288, "dev": 48, "test": 96}
+
+
+def draw_edits(out: Path) -> list[Path]:
+    """Writes the world's edits for training, development and test as `{split}.jsonl`, each beside its sources."""
+    return [
+        write_edits(out, character_edits(split, count), name=split, pixels=PIXELS) for split, count in COUNTS.items()
+    ]
+
+
+class EditPhase(NamedTuple):
+    """One phase of the editor's training."""
+
+    steps: int
+    spoil: float  # the chance with which the teacher redraws each attribute that should stay
+    ignore: float = 0.0  # the chance with which it leaves the attribute that should change
+
+
+FAULTLESS = EditPhase(steps=1200, spoil=0.0)
+"""After it the editor makes every held-out edit without a fault: nothing would be left to mend."""
+UNRELIABLE = EditPhase(steps=600, spoil=0.35, ignore=0.08)
+
+
+def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
+    """Endless edits of training characters, and what the teacher makes of each."""
+    pool = training_panels()
+    while True:
+        edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
+        start = edit.before if rng.random() < phase.ignore else edit.after
+        spoilt = {name: rng.choice(VALUES[name]) for name in edit.others if rng.random() < phase.spoil}
+        yield edit, replace(start, **spoilt)
+
+
+def pretrain_kontext(out: Path, *, start: Path, share: float) -> None:
+    """Trains a tiny Kontext by flow matching, from the tiny FLUX in `start`; `share` scales the steps."""
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    out.mkdir(parents=True, exist_ok=True)
+    pipeline = tiny_kontext(FluxPipeline.from_pretrained(start, dtype=torch.float32))
+    policy = KONTEXT.over(pipeline, **TRAINED_WITH)
+    pipeline.transformer.requires_grad_(True).train()  # a policy freezes what it is given
+    # Text encoders and VAE stay as they are, so every text and panel is encoded once.
+    with torch.no_grad():
+        texts = dict(zip(INSTRUCTIONS, policy.encoded_texts(INSTRUCTIONS), strict=True))
+    tokens = pack(panel_latents(pipeline.vae, PIXELS))
+    index = {panel: number for number, panel in enumerate(characters.all_panels())}
+    for phase in (FAULTLESS, UNRELIABLE):
+        steps, teacher = round(share * phase.steps), taught_edits(rng, phase)
+        stage = Stage([pipeline.transformer], lr=1.5e-3, steps=steps, log=out / "log.jsonl", ema=0.998)
+        while stage.step < steps:
+            edits, panels = zip(*(next(teacher) for _ in range(32)), strict=True)
+            read = {name: torch.cat([texts[edit.instruction][name] for edit in edits]) for name in ("tokens", "pooled")}
+            conditioning = Conditioning({**read, "source": tokens[[index[edit.before] for edit in edits]]})
+            velocity = partial(policy.velocity, conditioning=conditioning, size=Size(PIXELS, PIXELS))
+            clean = tokens[[index[panel] for panel in panels]]
+            stage.update(flow_matching_loss(velocity, clean, shift=1.5))
+            if stage.step % 300 == 0:
+                stage.save_average(pipeline, out)
+        stage.use_average()
+    publish(pipeline.to(torch.float16), out)

@@ -1,4 +1,4 @@
-"""The tiny judge: `python -m tools.tiny judge`.
+"""The tiny judge and the judge of edits: `python -m tools.tiny judge|edit-judge`.
 
 It learns the questions of `core.questions` on drawn panels, their VAE reconstructions, and negatives. An answer is Yes
 or No and then its reasons, which name what is equal or differs: they teach a judge from scratch what to look at.
@@ -23,7 +23,8 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from pacorl import twins
 from pacorl.core import questions
 from pacorl.data import characters
-from pacorl.data.characters import KEPT, VALUES, Panel, Split, with_another
+from pacorl.data.character_edits import Edit, draw_edit
+from pacorl.data.characters import EDITS, KEPT, VALUES, Panel, Split, with_another
 from pacorl.io.processor import load_processor
 from tools.tiny.negatives import draw_negatives, to_images
 from tools.tiny.pretrain import GRID, PANEL_SIZES, Stage, encode_panels, panel_pixels, publish, tile
@@ -195,6 +196,51 @@ def differences(first: Panel, second: Panel, names: Sequence[str] = KEPT) -> str
     """What tells two panels apart, a sentence for each attribute; empty if nothing does."""
     values = {name: (getattr(first, name), getattr(second, name)) for name in names}
     return " ".join(f"The {name} differs: {a} and {b}." for name, (a, b) in values.items() if a != b)
+
+
+def edit_examples(bank: ImageBank, *, split: Split, rng: random.Random, captions: float) -> Iterator[TrainingExample]:
+    """Endless examples about edits of one split's characters, half of them with the answer Yes.
+
+    `captions` is the share of plain descriptions and questions about pairs of a set, which teach a judge to look.
+    """
+    pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
+    plain = training_examples(bank, split=split, rng=rng, captions=captions)
+    while True:
+        if rng.random() < captions:
+            yield next(plain)
+            continue
+        edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
+        seen = _attempt(edit, rng)
+        example = rng.choice((_kept_example, _followed_example))(edit, seen)
+        if rng.random() < 0.1:
+            ask = rng.choice((questions.edit_kept, questions.edit_followed))
+            images = (bank.of(edit.before, rng), bank.of_negative(rng))
+            yield TrainingExample(images, ask(edit.instruction), "No. The second shows nothing.")
+        else:
+            yield replace(example, images=(bank.of(edit.before, rng), bank.of(seen, rng)))
+
+
+def _attempt(edit: Edit, rng: random.Random) -> Panel:
+    """What an editor might make of it: followed or not, the rest kept or not, each as often."""
+    panel = edit.after if rng.random() < 0.5 else edit.before
+    if panel is edit.before and rng.random() < 0.5:
+        panel = with_another(edit.after, edit.attribute, rng)  # changed, but to what nobody asked for
+    if rng.random() < 0.5:
+        return panel
+    return changed(panel, edit.others, rng.choices((1, 2, 3), weights=(6, 3, 1))[0], rng)
+
+
+def _kept_example(edit: Edit, seen: Panel) -> TrainingExample:
+    reasons = differences(edit.before, seen, edit.others)
+    kept = ", ".join(getattr(edit.before, name) for name in edit.others)
+    answer = f"No. {reasons}" if reasons else f"Yes. Both show {kept}."
+    return TrainingExample((), questions.edit_kept(edit.instruction), answer)
+
+
+def _followed_example(edit: Edit, seen: Panel) -> TrainingExample:
+    shown = getattr(seen, edit.attribute)
+    answer = f"{'Yes' if shown == edit.value else 'No'}. The {edit.attribute} is {shown}."
+    return TrainingExample((), questions.edit_followed(edit.instruction), answer)
 
 
 # --- training --------------------------------------------------------------------------------------------------

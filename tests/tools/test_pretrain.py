@@ -1,4 +1,4 @@
-"""How the tiny edit story is made: its teacher, its examples, and a few steps of the editor's training."""
+"""How the tiny editor and the judge of edits are made: teacher, examples, and a few steps of the training."""
 
 import json
 import random
@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tools.tiny.pretrain_edits import (
-    COUNTS,
-    PIXELS,
-    EditPhase,
-    draw_edits,
-    edit_examples,
-    pretrain_kontext,
-    taught_edits,
-)
+from tools.tiny.pretrain import COUNTS, PIXELS, EditPhase, draw_edits, pretrain_kontext, taught_edits
+from tools.tiny.pretrain_judge import edit_examples
 
 from pacorl.core import questions
 from pacorl.data.characters import EDITS, INSTRUCTIONS, VALUES, Panel, all_panels, split_of
