@@ -1,6 +1,5 @@
 """What an epoch of the policy loop costs, what it survives, and every objective through the real loop."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import metrics, tiny_run
 
-from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.rollout import epoch_rows
 from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import OldPolicy, adapter_state
 from pacorl.policies.flux import FluxPolicy
-from pacorl.quickstart import recipe
 from pacorl.train import builders, checkpoint
 from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.types import Prompt, Question, Size, Verdict
@@ -26,15 +23,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from fake_server import FakeServer
 
 ENCODED: list[tuple[str, Size]] = []
-
-
-def load(overrides: list[str]) -> PolicyRun:
-    return configs.load(PolicyRun, recipe(), overrides)
-
-
-def lines(folder: Path, kind: str) -> list[dict[str, float]]:
-    every = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in every if line["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +36,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyTrainer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FluxPolicy, "encode", counted)
-        config = load([*SETTINGS, f"out={tmp_path_factory.mktemp('engine') / 'run'}"])
+        config = tiny_run([*SETTINGS, f"out={tmp_path_factory.mktemp('engine') / 'run'}"])
         made = PolicyTrainer(config)
         yield made
         made.close()
@@ -124,7 +112,7 @@ def test_the_work_of_an_epoch(
 ) -> None:
     """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
     endpoints, 1 of the base for the KL."""
-    training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
     training.old = OldPolicy(training.transformer) if training.objective.needs == "endpoint" else None
     sampled, trained, extra = forwards
     known, work = len(ENCODED), Work(training, monkeypatch)
@@ -147,7 +135,7 @@ def test_a_prompt_is_encoded_once_per_size(training: PolicyTrainer) -> None:
 def test_a_shared_start_is_computed_once_per_group_across_batches(
     training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training.config = load(
+    training.config = tiny_run(
         [*SETTINGS, f"out={training.config.out}", "sampling.shared_noise=true", "sampling.sde_steps=[2]"]
     )
     training.old = None
@@ -157,7 +145,7 @@ def test_a_shared_start_is_computed_once_per_group_across_batches(
 
 
 def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer) -> None:
-    training.config = load([*SETTINGS, f"out={training.config.out}"])
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
     training.old = None
     rows = epoch_rows(training.train_prompts, epoch=training.epoch, count=2, group_size=4, seed=3)
     found = []
@@ -170,7 +158,7 @@ def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer
 
 
 def test_the_base_weights_survive_epochs_bit_for_bit(training: PolicyTrainer) -> None:
-    training.config = load([*SETTINGS, f"out={training.config.out}"])
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
     training.old = None
     frozen = {n: p.detach().clone() for n, p in training.transformer.named_parameters() if not p.requires_grad}
     adapter = {n: value.clone() for n, value in adapter_state(training.transformer).items()}
@@ -186,7 +174,7 @@ def test_the_trained_adapter_is_scored_beside_its_average(
 ) -> None:
     """At the training size once more, or on every fourth image at full size; the scores are of these very weights."""
     overrides = ["evaluation.compare_trained=true", f"evaluation.compare_sizes={str(sizes).lower()}"]
-    training.config = load([*SETTINGS, f"out={training.config.out}", *overrides])
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
     training.old = None
     training.run_epoch()
     trained = {name: value.clone() for name, value in adapter_state(training.transformer).items()}
@@ -207,7 +195,7 @@ def test_the_trained_adapter_is_scored_beside_its_average(
 
 
 def test_the_trained_adapter_is_not_compared_before_its_first_step(training: PolicyTrainer) -> None:
-    training.config = load([*SETTINGS, f"out={training.config.out}", "evaluation.compare_trained=true"])
+    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", "evaluation.compare_trained=true"])
     step, training.step = training.step, 0
     assert not [name for name in training.evaluate() if name.startswith(("trained/", "average/"))]
     training.step = step
@@ -227,22 +215,19 @@ def test_diffusion_nft_resumes_with_its_sampling_weights(small: list[str], tmp_p
         "optimizer.lr=0.01",
         "evaluation.every=1",
     ]
-    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}"]))
-    cut = train_policy(load([*settings, "epochs=1", f"out={tmp_path / 'cut'}"]))
-    train_policy(load([*settings, f"out={cut}"]), resume=True)
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
+    cut = train_policy(tiny_run([*settings, "epochs=1", f"out={tmp_path / 'cut'}"]))
+    train_policy(tiny_run([*settings, f"out={cut}"]), resume=True)
     for kind in ("epoch", "evaluation"):
-        for first, second in zip(lines(whole, kind), lines(cut, kind), strict=True):
-            assert {n: v for n, v in first.items() if not n.startswith("seconds")} == {
-                n: v for n, v in second.items() if not n.startswith("seconds")
-            }
-    epoch = lines(whole, "epoch")[1]
+        assert metrics(whole, kind) == metrics(cut, kind)
+    epoch = metrics(whole, "epoch")[1]
     assert epoch["velocity_change"] > 0
     assert epoch["grad_norm"] > 0
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
-    config = load(
+    config = tiny_run(
         [
             *small,
             "epochs=2",
@@ -258,11 +243,11 @@ def test_a_curriculum_and_the_correlation_of_sizes(small: list[str]) -> None:
         ]
     )
     out = train_policy(config)
-    assert [line["sampling/height"] for line in lines(out, "epoch")] == [32, 64]
-    assert [line["sampling/first_noise_step"] for line in lines(out, "epoch")] == [0, 1]
-    assert [line.get("ratio_deviation/0") for line in lines(out, "epoch")] == [0.0, None]
-    assert lines(out, "epoch")[1]["ratio_deviation/1"] == 0.0
-    correlations = [line.get("correlation/consistency") for line in lines(out, "evaluation")]
+    assert [line["sampling/height"] for line in metrics(out, "epoch")] == [32, 64]
+    assert [line["sampling/first_noise_step"] for line in metrics(out, "epoch")] == [0, 1]
+    assert [line.get("ratio_deviation/0") for line in metrics(out, "epoch")] == [0.0, None]
+    assert metrics(out, "epoch")[1]["ratio_deviation/1"] == 0.0
+    correlations = [line.get("correlation/consistency") for line in metrics(out, "evaluation")]
     assert correlations[2] is None, "trained at the evaluation's own size"
     assert all(value is not None and -1 <= value <= 1 for value in correlations[:2])
 
@@ -290,12 +275,12 @@ def test_a_spent_failure_budget_saves_and_stops(small: list[str], tmp_path: Path
     file = tmp_path / "mine.py"
     file.write_text(REWARD.replace("{values}", values))
     rewards = f"rewards=[{{name: '{file}:spotty'}}]"
-    config = load([*small, rewards, "advantages.max_missing=0.4", "best_by=''"])
+    config = tiny_run([*small, rewards, "advantages.max_missing=0.4", "best_by=''"])
     with pytest.raises(ValueError, match=rf"50% of the scores of epoch 1 are missing.*the state is saved.*{cause}"):
         train_policy(config)
     assert checkpoint.checkpoints(config.out / "checkpoints")
-    out = train_policy(load([*small, rewards, "advantages.max_missing=0.5", "best_by=''"]), resume=True)
-    (epoch,) = lines(out, "epoch")
+    out = train_policy(tiny_run([*small, rewards, "advantages.max_missing=0.5", "best_by=''"]), resume=True)
+    (epoch,) = metrics(out, "epoch")
     assert epoch["samples/missing"] == epoch["samples/used"] == 0.5
     assert epoch["samples/not_finite"] == (0.5 if "nan" in values else 0.0)
 
@@ -317,35 +302,35 @@ def test_a_reward_that_raises_in_an_evaluation_loses_nothing(small: list[str], t
     flag, file, cut = tmp_path / "flag", tmp_path / "mine.py", tmp_path / "cut"
     file.write_text(BREAKS.replace("{flag}", str(flag)).replace("{log}", str(cut / "metrics.jsonl")))
     settings = [*small, f"rewards=[{{name: '{file}:breaking'}}]", "best_by=''", "sampling.size=[32,32]"]
-    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}"]))
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
     flag.touch()
     with pytest.raises(ValueError, match="the scorer fell over"):
-        train_policy(load([*settings, f"out={cut}"]))
+        train_policy(tiny_run([*settings, f"out={cut}"]))
     flag.unlink()
-    train_policy(load([*settings, f"out={cut}"]), resume=True)
+    train_policy(tiny_run([*settings, f"out={cut}"]), resume=True)
     states = [load_file(out / "adapter" / "adapter_model.safetensors") for out in (whole, cut)]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    assert [len(lines(out, "evaluation")) for out in (whole, cut)] == [2, 2]
-    assert len(lines(cut, "epoch")) == 1
+    assert [len(metrics(out, "evaluation")) for out in (whole, cut)] == [2, 2]
+    assert len(metrics(cut, "epoch")) == 1
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeServer(served=("paco",)).running() as server:
         remote = [*small, "judge.backend=http", f"judge.checkpoint={server.url}", "judge.retries=0"]
-        wrong = load([*remote, "judge.model=pacco"])
+        wrong = tiny_run([*remote, "judge.model=pacco"])
         with monkeypatch.context() as patch:
             patch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
             with pytest.raises(ValueError, match="serves no model 'pacco'; it serves paco"):
                 train_policy(wrong)
-        out = train_policy(load([*remote, "judge.model=paco"]))
-        (epoch,) = lines(out, "epoch")
+        out = train_policy(tiny_run([*remote, "judge.model=paco"]))
+        (epoch,) = metrics(out, "epoch", times=True)
         assert epoch["samples/used"] == 1.0
         assert epoch["seconds/hidden_reward"] >= 0
         server.behave = lambda handler, number: handler.fail(503) or True  # type: ignore[func-returns-value]
         with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*503"):
-            train_policy(load([*remote, "judge.model=paco", "epochs=2"]), resume=True)
+            train_policy(tiny_run([*remote, "judge.model=paco", "epochs=2"]), resume=True)
 
 
 def test_a_ratio_that_is_off_before_an_update_is_warned_of(
@@ -367,4 +352,4 @@ def test_an_evaluation_judge_behind_http_is_met_before_weights_load(
         held_out = "evaluation.rewards=[{name: consistency, label: second}]"
         judge = f"evaluation.judge={{backend: http, checkpoint: '{server.url}', model: gema, retries: 0}}"
         with pytest.raises(ValueError, match="serves no model 'gema'; it serves gemma"):
-            train_policy(load([*small, held_out, judge]))
+            train_policy(tiny_run([*small, held_out, judge]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 import worlds
 from runs import train
 from safetensors.torch import load_file
+from tiny_runs import metrics
 
 from pacorl.train.checkpoint import checkpoints
 
@@ -33,12 +33,6 @@ SETTINGS = [
     "optimizer.schedule=cosine",
     "optimizer.warmup_steps=2",
 ]
-
-
-def metrics(run: Path) -> list[dict[str, float]]:
-    """The log without what clocks say."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if "seconds" not in name} for line in lines]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

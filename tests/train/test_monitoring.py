@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tiny_runs import metrics, tiny_run
 from toy_world import ToyPolicy
 
-from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.monitor import HackingSuspectedError
 from pacorl.policies.flux import FluxPolicy
-from pacorl.quickstart import recipe
 from pacorl.train import checkpoint
 from pacorl.train.trainer import train_policy
 
@@ -29,14 +26,6 @@ def half_nan(prompts, images):
 def raises(prompts, images):
     raise KeyError("no such thing")
 """
-
-
-def load(overrides: Sequence[str]) -> PolicyRun:
-    return configs.load(PolicyRun, recipe(), overrides)
-
-
-def lines(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -60,29 +49,29 @@ def paints_nothing_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_held_out_rewards_are_logged_and_never_trained_on(small: list[str], own: Path) -> None:
-    plain = train_policy(load([*small, "evaluation.every=0"]))
+    plain = train_policy(tiny_run([*small, "evaluation.every=0"]))
     judge = "evaluation.judge={checkpoint: tiny, dtype: float32}"
     rewards = f"evaluation.rewards=[{{name: panel_match}}, {{name: '{own}:brightness', label: light}}]"
-    held = train_policy(load([*small, f"out={plain.parent / 'held'}", judge, rewards]))
-    first, epoch, _ = lines(held)
+    held = train_policy(tiny_run([*small, f"out={plain.parent / 'held'}", judge, rewards]))
+    first, epoch, _ = metrics(held)
     assert 0 < first["held_out/light"] < 1
     assert 0 < first["held_out/panel_match"] < 1
     assert not any(name.startswith("held_out") for name in epoch)
     record = json.loads((held / "samples" / "evaluation-000000.jsonl").read_text().splitlines()[0])
     assert set(record["held_out"]) == {"panel_match", "light"}
-    assert epoch["loss"] == lines(plain)[1]["loss"]
+    assert epoch["loss"] == metrics(plain)[1]["loss"]
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_held_out_score_that_is_no_number_is_missing_and_ends_no_run(small: list[str], own: Path) -> None:
-    folder = train_policy(load([*small, f"evaluation.rewards=[{{name: '{own}:half_nan'}}]"]))
-    assert [line["held_out/half_nan"] for line in lines(folder) if line["kind"] == "evaluation"] == [0.5, 0.5]
+    folder = train_policy(tiny_run([*small, f"evaluation.rewards=[{{name: '{own}:half_nan'}}]"]))
+    assert [line["held_out/half_nan"] for line in metrics(folder, "evaluation")] == [0.5, 0.5]
     records = map(json.loads, (folder / "samples" / "evaluation-000000.jsonl").read_text().splitlines())
     assert sorted(str(record["held_out"]["half_nan"]) for record in records) == ["0.5", "None"]
 
 
 def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
-    for line in lines(train_policy(load(small))):
+    for line in metrics(train_policy(tiny_run(small))):
         assert {"monitor/duplicates", "monitor/blank", "monitor/grid_artifact"} <= set(line)
         assert not any(name.startswith("alarm") for name in line)
 
@@ -90,8 +79,8 @@ def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
 @pytest.mark.usefixtures("toy", "paints_nothing_from_epoch_two")
 def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        folder = train_policy(load([*small, "epochs=5", "evaluation.compare_sizes=false"]))
-    epochs = [line for line in lines(folder) if line["kind"] == "epoch"]
+        folder = train_policy(tiny_run([*small, "epochs=5", "evaluation.compare_sizes=false"]))
+    epochs = metrics(folder, "epoch")
     assert ["alarm/blank" in line for line in epochs] == [False, False, False, True, True]
     said = [record.getMessage() for record in caplog.records if "reward hacking?" in record.getMessage()]
     assert len([text for text in said if "blank went from 0.667 to 1.000" in text]) == 1, "said once"
@@ -99,7 +88,7 @@ def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.usefixtures("toy", "paints_nothing_from_epoch_two")
 def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
-    config = load([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])
+    config = tiny_run([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])
     with pytest.raises(
         HackingSuspectedError, match=r"stopped after epoch 4, and saved: blank went from 0\.667 to 1\.0"
     ):
@@ -114,15 +103,11 @@ def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_pat
     # The least change of any sign raises an alarm.
     limits = [f"monitor.{sign}.at=1e-9" for sign in ("diversity", "blank", "duplicates", "grid_artifact")]
     settings = [*small, *several, *limits]
-    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}", "epochs=9"]))
-    part = train_policy(load([*settings, f"out={tmp_path / 'part'}", "epochs=4", "evaluation.every=0"]))
-    train_policy(load([*settings, f"out={part}", "epochs=9", "evaluation.every=0"]), resume=True)
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}", "epochs=9"]))
+    part = train_policy(tiny_run([*settings, f"out={tmp_path / 'part'}", "epochs=4", "evaluation.every=0"]))
+    train_policy(tiny_run([*settings, f"out={part}", "epochs=9", "evaluation.every=0"]), resume=True)
     signs = [
-        [
-            {k: v for k, v in line.items() if k.startswith(("monitor/", "alarm/"))}
-            for line in lines(folder)
-            if line["kind"] == "epoch"
-        ]
+        [{k: v for k, v in line.items() if k.startswith(("monitor/", "alarm/"))} for line in metrics(folder, "epoch")]
         for folder in (whole, part)
     ]
     assert signs[0] == signs[1]
@@ -133,8 +118,8 @@ def test_a_resumed_run_remembers_where_the_signs_stood(small: list[str], tmp_pat
 def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     shared = [*small, "prompts.train=tiny:train:3", "prompts.benchmarks=[tiny:train]"]
     with pytest.raises(ValueError, match="3 of 3 training prompts are measured on: 3 in tiny:train"):
-        train_policy(load(shared))
-    train_policy(load([*shared, "prompts.leaks=warn"]))
+        train_policy(tiny_run(shared))
+    train_policy(tiny_run([*shared, "prompts.leaks=warn"]))
     assert "3 of 3 training prompts are measured on" in caplog.text
 
 
@@ -152,4 +137,4 @@ def test_a_reward_that_cannot_work_is_named_before_anything_is_painted(
 ) -> None:
     monkeypatch.setattr(FluxPolicy, "decode", lambda *args: pytest.fail("painted"))
     with pytest.raises(ValueError, match=message):
-        train_policy(load([*small, f"rewards=[{reward.replace('OWN', str(own))}]"]))
+        train_policy(tiny_run([*small, f"rewards=[{reward.replace('OWN', str(own))}]"]))

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tiny_runs import tiny_run
 
-from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts
 from pacorl.data.records import save_prompts
-from pacorl.quickstart import recipe
 from pacorl.report.page import write_report
 from pacorl.train import trainer
 from pacorl.train.trainer import PolicyTrainer, train_policy
@@ -31,7 +29,7 @@ def test_the_page_grows_with_the_run(small: list[str], monkeypatch: pytest.Monke
         return path
 
     monkeypatch.setattr(trainer, "write_report", spy)
-    config = configs.load(PolicyRun, recipe(), [*small, "epochs=3", "save_every=2"])
+    config = tiny_run([*small, "epochs=3", "save_every=2"])
     train_policy(config)
     assert len(seen) == 3
     start, middle, end = seen
@@ -53,7 +51,7 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
 
     monkeypatch.setattr(trainer, "write_report", full)
     with caplog.at_level(logging.WARNING):
-        out = train_policy(configs.load(PolicyRun, recipe(), [*small, "save_every=9"]))
+        out = train_policy(tiny_run([*small, "save_every=9"]))
     assert [record.message for record in caplog.records if "report.html" in record.message] == [
         f"report.html was not built after epoch {epoch}: [Errno 28] No space left on device" for epoch in (0, 1)
     ]
@@ -75,7 +73,7 @@ def test_records_are_painted_at_their_own_size(small: list[str], tmp_path: Path)
         "optimizer.updates_per_epoch=1",
         "prompts.record_sizes=true",
     ]
-    config = configs.load(PolicyRun, recipe(), overrides)
+    config = tiny_run(overrides)
     out = train_policy(config)
     with Image.open(out / "samples" / "evaluation-000001" / "0000.png") as image:
         assert image.size == (96, 64)
@@ -85,7 +83,7 @@ def test_records_are_painted_at_their_own_size(small: list[str], tmp_path: Path)
 
 
 def test_sizes_of_records_come_from_the_policy(small: list[str]) -> None:
-    training = PolicyTrainer(configs.load(PolicyRun, recipe(), [*small, "prompts.record_sizes=true"]))
+    training = PolicyTrainer(tiny_run([*small, "prompts.record_sizes=true"]))
     training.close()
     (prompt,) = character_prompts("train", 1)
     asks = dataclasses.replace(prompt, size=Size(32, 40))

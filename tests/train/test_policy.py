@@ -1,6 +1,5 @@
 """The policy loop through its real doors, and what survives a stop."""
 
-import json
 import os
 import shutil
 import signal
@@ -9,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_runs import metrics, tiny_run
 from toy_world import toy_config, toy_world
 
-from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import advantages
 from pacorl.engine.runtime import Interrupted
 from pacorl.quickstart import recipe
@@ -22,16 +20,6 @@ from pacorl.train import checkpoint
 from pacorl.train import trainer as loop
 from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.train.update import Batch
-
-
-def load(overrides: list[str]) -> PolicyRun:
-    return configs.load(PolicyRun, recipe(), overrides)
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    """The run's lines without the times."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if not name.startswith("seconds/")} for line in lines]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,9 +58,9 @@ def test_one_epoch_through_the_command(small: list[str]) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_the_same_seed_gives_the_same_run(small: list[str], tmp_path: Path) -> None:
-    first = train_policy(load([*small, f"out={tmp_path / 'first'}"]))
-    second = train_policy(load([*small, f"out={tmp_path / 'second'}"]))
-    other = train_policy(load([*small, f"out={tmp_path / 'third'}", "seed=7"]))
+    first = train_policy(tiny_run([*small, f"out={tmp_path / 'first'}"]))
+    second = train_policy(tiny_run([*small, f"out={tmp_path / 'second'}"]))
+    other = train_policy(tiny_run([*small, f"out={tmp_path / 'third'}", "seed=7"]))
     assert same(first, second)
     assert metrics(first) != metrics(other)
 
@@ -82,8 +70,8 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
-    whole = train_policy(load([*settings, f"out={tmp_path / 'whole'}"]))
-    stopped = load([*settings, f"out={tmp_path / 'stopped'}"])
+    whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
+    stopped = tiny_run([*settings, f"out={tmp_path / 'stopped'}"])
     sample_batch = PolicyTrainer._sample_batch
 
     def sample_and_kill(training, *rest):  # type: ignore[no-untyped-def]
@@ -196,7 +184,7 @@ def test_epochs_share_neither_noise_nor_prompts(
 
 @pytest.mark.usefixtures("toy")
 def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
-    config = load(small)
+    config = tiny_run(small)
     train_policy(config)
     with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
         train_policy(config)
@@ -204,7 +192,7 @@ def test_a_used_folder_is_not_written_over(small: list[str]) -> None:
 
 @pytest.mark.usefixtures("toy")
 def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load([*small, "epochs=2"])
+    config = tiny_run([*small, "epochs=2"])
     written = checkpoint.save_file
 
     def full(tensors, path):  # type: ignore[no-untyped-def]
@@ -227,7 +215,7 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load([*small, "epochs=3", "optimizer.max_bad_steps=3"])
+    config = tiny_run([*small, "epochs=3", "optimizer.max_bad_steps=3"])
     update = loop.update_policy
 
     def broken(learner, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -259,24 +247,24 @@ def test_what_cannot_run_is_refused(small: list[str], override: str, message: st
         if "nowhere" not in override
         else pytest.raises((ValueError, OSError), match=message)
     ):
-        train_policy(load([*small, override]))
+        train_policy(tiny_run([*small, override]))
 
 
 @pytest.mark.usefixtures("toy")
 def test_a_checkpoint_of_another_shape_is_refused(small: list[str]) -> None:
-    config = load([*small, "save_every=1"])
+    config = tiny_run([*small, "save_every=1"])
     train_policy(config)
     with pytest.raises(ValueError, match=r"set adapter\.rank and targets as it was trained"):
-        train_policy(load([*small, "epochs=2", "adapter.rank=8"]), resume=True)
+        train_policy(tiny_run([*small, "epochs=2", "adapter.rank=8"]), resume=True)
 
 
 @pytest.mark.usefixtures("toy")
 def test_an_adapter_may_be_the_start(small: list[str], tmp_path: Path) -> None:
-    first = train_policy(load(small))
-    second = train_policy(load([*small, f"out={tmp_path / 'second'}", f"adapter.start={first / 'adapter'}"]))
+    first = train_policy(tiny_run(small))
+    second = train_policy(tiny_run([*small, f"out={tmp_path / 'second'}", f"adapter.start={first / 'adapter'}"]))
     assert metrics(second)[0]["p_yes"] == metrics(first)[-1]["p_yes"]
 
 
 def test_config_errors_are_config_errors(small: list[str]) -> None:
     with pytest.raises(ConfigError, match="did you mean 'steps'"):
-        load([*small, "sampling.stepz=4"])
+        tiny_run([*small, "sampling.stepz=4"])

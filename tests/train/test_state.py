@@ -7,29 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import metrics, tiny_run
 
-from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
 from pacorl.lora.formats import read_lora
-from pacorl.quickstart import recipe
 from pacorl.train.checkpoint import checkpoints
 from pacorl.train.trainer import train_policy
-
-
-def load(overrides: list[str]) -> PolicyRun:
-    return configs.load(PolicyRun, recipe(), overrides)
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if "seconds" not in name} for line in lines]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -> None:
     settings = [*small, "epochs=9", "max_steps=5", "save_every=1", "evaluation.every=1", "keep_checkpoints=9"]
-    config = load([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2"])
+    config = tiny_run([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2"])
     train_policy(config)
     lines = metrics(config.out)
 
@@ -60,7 +49,7 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
     assert [path.name for path in checkpoints(folder)][-1] == "step-000005"
 
     # Another folder may go on from it too.
-    other = load([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2", f"out={tmp_path / 'other'}"])
+    other = tiny_run([*settings, "optimizer.schedule=cosine", "optimizer.warmup_steps=2", f"out={tmp_path / 'other'}"])
     train_policy(other, resume=str(folder / "step-000004"))
     assert metrics(other.out)[-1] == lines[-1]
 
@@ -72,7 +61,7 @@ def test_what_a_run_keeps_and_how_it_goes_on(small: list[str], tmp_path: Path) -
 
 @pytest.mark.usefixtures("toy")
 def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
-    config = load([*small, "best_by=p_yes"])
+    config = tiny_run([*small, "best_by=p_yes"])
     train_policy(config, resume="auto")
     assert json.loads((config.out / "checkpoints" / "best.json").read_text())["best_by"] == "p_yes"
 
@@ -80,10 +69,10 @@ def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
 @pytest.mark.usefixtures("toy")
 def test_a_measure_that_no_evaluation_has(small: list[str]) -> None:
     with pytest.raises(ValueError, match=r"best_by 'beauty' is no measure of the evaluation; it has reward, consist"):
-        train_policy(load([*small, "best_by=beauty"]))
+        train_policy(tiny_run([*small, "best_by=beauty"]))
 
 
 @pytest.mark.usefixtures("toy")
 def test_what_does_not_divide_says_what_would(small: list[str]) -> None:
     with pytest.raises(ValueError, match=r"8 samples .*batches of 1, 2, 4; or 6 or 12 samples .* would"):
-        train_policy(load([*small, "sampling.batch=3"]))
+        train_policy(tiny_run([*small, "sampling.batch=3"]))

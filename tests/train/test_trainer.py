@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import json
 import textwrap
 from pathlib import Path
 
 import pytest
+from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 import pacorl
 from pacorl import PolicyTrainer
-
-
-def lines(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_example_of_the_docstring_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +20,7 @@ def test_the_example_of_the_docstring_runs(tmp_path: Path, monkeypatch: pytest.M
     names: dict[str, object] = {}
     exec(example, names)
     folder = tmp_path / str(names["folder"])
-    epochs = [line for line in lines(folder) if line["kind"] == "epoch"]
+    epochs = metrics(folder, "epoch")
     assert len(epochs) == 2
     assert 0 < epochs[0]["reward/redness/mean"] < 1
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
@@ -39,7 +35,7 @@ def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tm
     with toy_world():
         trainer = PolicyTrainer(config, rewards=rewards)
         assert [(one.key, one.weight) for one in trainer.config.rewards] == [("double", 3.0), ("once", 1.0)]
-        line = next(line for line in lines(trainer.run()) if line["kind"] == "epoch")
+        (line,) = metrics(trainer.run(), "epoch")
     assert line["reward/double/mean"] == pytest.approx(2 * line["reward/once/mean"])
 
 

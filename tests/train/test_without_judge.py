@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_runs import metrics, tiny_run
 from typer.testing import CliRunner
 
 from pacorl.cli import app
@@ -36,18 +37,6 @@ class Asking:
     def __call__(self, prompts, images):
         return [float(self.judge is not None) for _ in images]
 """
-
-
-def load(overrides: list[str]) -> PolicyRun:
-    return configs.load(PolicyRun, recipe(), overrides)
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_seconds(line: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in line.items() if not name.startswith("seconds/")}
 
 
 def records(folder: Path, epoch: int) -> list[dict[str, Any]]:
@@ -91,7 +80,7 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
     """The judge of the config does not answer, and nothing minds."""
     rewards = f"rewards=[{JPEG}, {{name: '{own}:redness', weight: 10}}]"
     overrides = [*smaller, rewards, f"evaluation.rewards=[{JPEG}]", "epochs=2"]
-    out = train_policy(load([*overrides, UNREACHABLE]))
+    out = train_policy(tiny_run([*overrides, UNREACHABLE]))
     lines = metrics(out)
     assert [line["kind"] for line in lines] == ["evaluation", "epoch", "epoch", "evaluation"]
     assert all(line["grad_norm"] > 0 for line in lines if line["kind"] == "epoch")
@@ -116,8 +105,8 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
 
     for path in checkpoint.checkpoints(out / "checkpoints")[1:]:
         shutil.rmtree(path)
-    train_policy(load([*overrides, "judge=none"]), resume=True)
-    assert [without_seconds(line) for line in metrics(out)] == [without_seconds(line) for line in lines]
+    train_policy(tiny_run([*overrides, "judge=none"]), resume=True)
+    assert metrics(out) == lines
 
 
 # --- who is asked ----------------------------------------------------------------------------------------------
@@ -125,7 +114,7 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
 
 def first_evaluation(overrides: list[str]) -> dict[str, float]:
     """What a run measures before it trains."""
-    training = PolicyTrainer(load(overrides))
+    training = PolicyTrainer(tiny_run(overrides))
     try:
         return training.evaluate()
     finally:
@@ -174,14 +163,14 @@ def test_measures_that_ask_none_leave_the_evaluation_s_judge_alone(smaller: list
 def test_who_is_asked_follows_from_rewards_and_measures(
     overrides: list[str], judge: bool, held_out: bool, own: Path
 ) -> None:
-    config = without_idle_judges(load([override.replace("OWN", str(own)) for override in overrides]))
+    config = without_idle_judges(tiny_run([override.replace("OWN", str(own)) for override in overrides]))
     assert (config.judge is not None, config.evaluation.judge is not None) == (judge, held_out)
     assert without_idle_judges(config) == config
 
 
 @pytest.mark.parametrize("word", ["none", "None", "null"])
 def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Path) -> None:
-    config = load([f"judge={word}", f"rewards=[{JPEG}]"])
+    config = tiny_run([f"judge={word}", f"rewards=[{JPEG}]"])
     assert config.judge is None
     (tmp_path / "config.yaml").write_text(configs.dump(config))
     assert configs.load(PolicyRun, tmp_path / "config.yaml") == config
@@ -206,14 +195,14 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
 def test_no_judge_is_refused_where_one_is_asked(
     door: Callable[[PolicyRun], object], overrides: list[str], message: str, own: Path
 ) -> None:
-    config = load(["judge=none", *(override.replace("OWN", str(own)) for override in overrides)])
+    config = tiny_run(["judge=none", *(override.replace("OWN", str(own)) for override in overrides)])
     with pytest.raises(ConfigError, match=message):
         door(config)
 
 
 def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"judge: Input should be a valid dictionary.*\(got 'nobody'\)"):
-        load(["judge=nobody"])
+        tiny_run(["judge=nobody"])
 
 
 # --- the dry run and the doctor --------------------------------------------------------------------------------
@@ -221,8 +210,8 @@ def test_a_judge_that_is_neither_none_nor_a_section_is_refused() -> None:
 
 def test_an_idle_judge_is_not_planned(tmp_path: Path) -> None:
     absent = ["judge.checkpoint=lab/judge", "judge.adapter=lab/lora", f"out={tmp_path}"]
-    asked = plan_policy(load(absent))
-    idle = plan_policy(load([*absent, f"rewards=[{JPEG}]"]))
+    asked = plan_policy(tiny_run(absent))
+    idle = plan_policy(tiny_run([*absent, f"rewards=[{JPEG}]"]))
     assert {"judge", "judge at work"} <= {row.component for row in asked.rows}
     assert {one.key for one in asked.absences} == {"judge.checkpoint", "judge.adapter"}
     assert not [row for row in idle.rows if "judge" in row.component]
@@ -233,10 +222,10 @@ def test_the_evaluation_s_own_judge_is_planned_beside_the_run_s(tmp_path: Path) 
     measures = (
         "evaluation={rewards: [{name: consistency}], judge: {checkpoint: tiny, dtype: float32, adapter: no/lora}}"
     )
-    both = {row.component: row.bytes for row in plan_policy(load([f"out={tmp_path}", measures])).rows}
+    both = {row.component: row.bytes for row in plan_policy(tiny_run([f"out={tmp_path}", measures])).rows}
     assert both["judge"] == both["evaluation's judge"]
     assert len([component for component in both if component.endswith("at work")]) == 1, "one works at a time"
-    found = plan_policy(load([f"out={tmp_path}", measures, f"rewards=[{JPEG}]"]))
+    found = plan_policy(tiny_run([f"out={tmp_path}", measures, f"rewards=[{JPEG}]"]))
     names = {row.component for row in found.rows}
     assert "evaluation's judge" in names
     assert "judge" not in names

@@ -1,0 +1,26 @@
+"""The tiny recipe's runs, as many tests start and read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun
+from pacorl.quickstart import recipe
+
+
+def tiny_run(overrides: Sequence[str]) -> PolicyRun:
+    """configs/tiny.yaml with some settings changed."""
+    return configs.load(PolicyRun, recipe(), overrides)
+
+
+def metrics(run: Path, kind: str = "", *, times: bool = False) -> list[dict[str, float]]:
+    """A run's lines, by default of every kind and without what clocks say."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [
+        {name: value for name, value in line.items() if times or not name.startswith("seconds")}
+        for line in lines
+        if kind in ("", line["kind"])
+    ]
