@@ -84,7 +84,7 @@ def read_rank_data(folder: Path, *, limit: int | None = None, skip_bad: bool = F
         item = _item(row, prompts)
         if item.key in keys:
             raise ValueError("the same item as an earlier record")
-        for name in (item.reference, *item.candidates):
+        for name in (item.reference, *item.candidates):  # now, and not after hours of judging
             if not inside(folder / IMAGES, name).is_file():
                 raise ValueError(f"{folder / IMAGES / name} is missing")
         keys.add(item.key)  # last: a record that is left out does not make the next one a repetition

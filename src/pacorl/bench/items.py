@@ -73,7 +73,7 @@ def parse_records(
     for key, record in records.items():
         try:
             items.append(parse(*record))
-        except ValueError as error:
+        except ValueError as error:  # collected, so that a data set is mended in one go
             faults[key] = f"{at}{key}: {error}"
     if faults and not skip_bad:
         lines = list(faults.values())

@@ -264,7 +264,7 @@ def _gather(benchmark: Benchmark, out: Path, *, name: str, trained_on: Mapping[s
     lines = [Line(name, tuple(benchmark.figures(good)))] if good else []
     if leaked and clean:
         lines.append(Line(f"{name}, without what it was trained on", tuple(benchmark.figures(clean))))
-    width = len(benchmark.columns)
+    width = len(benchmark.columns)  # the paper has no figures in columns that are ours alone
     lines += [
         Line(paper_name, (*figures, *(None,) * (width - len(figures))), published=True)
         for paper_name, figures in (benchmark.paper.rows if benchmark.paper else {}).items()

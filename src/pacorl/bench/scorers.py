@@ -30,7 +30,7 @@ Wording = Literal["criteria", "word", "reasons"]
 """ConsistencyRank's three questions: per written criterion, plain, plain with reasons to follow (its default)."""
 OpenImage = Callable[[str], "Image"]
 
-PAIR = Grid(1, 2)
+PAIR = Grid(1, 2)  # rewards take one image per prompt, so a pair is a grid
 
 
 @dataclass(frozen=True, slots=True)

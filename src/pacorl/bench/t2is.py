@@ -285,7 +285,7 @@ class T2isBench:
 
     def _consistent(self, case: Case, images: Sequence[Image]) -> dict[str, float]:
         """Dimension → mean over criteria of the mean over pairs."""
-        small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]
+        small = [image.resize((PAIR_SIDE, PAIR_SIDE)) for image in images]  # as the released evaluation does
         questions = {
             (criterion, (i, j)): Question((small[i], small[j]), text)
             for criterion, text in by_criterion(case.criteria, wordings.meets_criterion_in_a_word).items()
@@ -355,7 +355,7 @@ def text_scorer(options: T2isOptions, reward: PacoReward) -> TextScorer | None:
     if kind == "judge":
         return JudgeTexts(reward)
     if kind.startswith(("http://", "https://")):
-        kind, arguments = "http", [f"url={kind}", *arguments]
+        kind, arguments = "http", [f"url={kind}", *arguments]  # e.g. VQAScore, behind the reward's protocol
     return RewardTexts(*load_reward(kind, arguments))
 
 

@@ -95,6 +95,7 @@ def _series(records: Sequence[Record]) -> dict[str, Points]:
     series: dict[str, Points] = {}
     for record in records:
         for key, value in record.items():
+            # A flag is an int to Python, and no curve.
             if key not in NOT_CHARTED and isinstance(value, int | float) and not isinstance(value, bool):
                 series.setdefault(key, []).append((float(record["epoch"]), number(value)))
     return {key: points for key, points in series.items() if any(value is not None for _, value in points)}
@@ -106,7 +107,7 @@ def _training_charts(series: Mapping[str, Points]) -> list[Chart]:
     # A reward's spread is the band around its mean, and not a curve of its own.
     banded = {key.removesuffix("mean") + "std" for key in series if re.fullmatch(RULES[0][0], key)}
     rules = {key: _rule_of(key) for key in series if key not in banded and not key.startswith((MONITOR, ALARM))}
-    for key, (_, group, title, line) in sorted(rules.items(), key=lambda item: item[1][0]):
+    for key, (_, group, title, line) in sorted(rules.items(), key=lambda item: item[1][0]):  # stable within a rule
         chart = drawn.setdefault((group, title), Chart(group=group, title=title, band=_band(series, key)))
         chart.lines.append(Line(line, thinned(series[key])))
     return list(drawn.values())

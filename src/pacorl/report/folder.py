@@ -21,7 +21,7 @@ Record = dict[str, Any]
 Matrix = tuple[tuple[float | None, ...], ...]
 """P(Yes) of each pair of panels, symmetric; None on the diagonal and for a failed question."""
 
-SINGLE = Grid(1, 1)
+SINGLE = Grid(1, 1)  # an edit, and a sample of a log that names no grid
 
 
 @dataclass(frozen=True, slots=True)

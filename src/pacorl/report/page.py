@@ -191,7 +191,7 @@ def match(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[Pair], int]:
     if len(samples) == 1:
         return [Pair(first[key], None, measure) for key in sorted(first)], 0
     pairs = [Pair(first[key], last[key], measure) for key in sorted(first.keys() & last.keys())]
-    pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)
+    pairs.sort(key=lambda pair: float("inf") if pair.change is None else -pair.change)  # stable: then by prompt
     return pairs, len(first.keys() ^ last.keys())
 
 

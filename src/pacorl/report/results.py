@@ -92,7 +92,7 @@ def seconds(run: RunFolder) -> dict[str, float]:
     if not any(spent.values()):
         phases = [(name, run.epochs) for name in PHASES] + [("evaluation", run.evaluations)]
         spent = {name: sum(number(line.get(f"seconds/{name}")) or 0.0 for line in lines) for name, lines in phases}
-    return {name: total for name, total in spent.items() if total}
+    return {name: total for name, total in spent.items() if total}  # a bar of no width has no place in the legend
 
 
 def facts(run: RunFolder, *, images: int) -> list[tuple[str, str]]:

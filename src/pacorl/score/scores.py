@@ -243,7 +243,7 @@ def score_set(
     Raises:
         ValueError: for fewer than two images.
     """
-    check_count(len(images), ranking=ranking)
+    check_count(len(images), ranking=ranking)  # again: Python's callers have no door in front
     every = range(len(images))
     pairs = [(0, candidate) for candidate in every[1:]] if ranking else list(combinations(every, 2))
     specs = tuple(questions) or questions_about()
