@@ -81,9 +81,6 @@ def prepare(
 
     Returns:
         Name → path of a join link, for the links made now: only their hashes are stored.
-
-    Raises:
-        ValueError: if an annotator has the administrator's name, nobody is there, or an image is missing.
     """
     sharing = sharing or store.sharing()
     instances = instances_to_rank(folder, people, sharing)
@@ -145,9 +142,6 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
     if missing:
         raise ValueError(f"{len(missing)} images are missing, {missing[0]} first; run `pacorl dataset pair` again")
     return instances
-
-
-# --- the API -----------------------------------------------------------------------------------------------------
 
 
 class Submission(BaseModel):

@@ -65,6 +65,7 @@ def share_out(
     for position, question in enumerate(questions):
         needed = min(sharing.judges, len(people)) if position < shared else 1
         holders = answered.get(question, ())
+        # Of equal loads by chance: in the order of names, the first would get every remainder.
         newcomers = sorted(
             (name for name in people if name not in holders), key=lambda name: (len(load[name]), rng.random())
         )

@@ -17,9 +17,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pacorl.annotate.sharing import Sharing, share_out
 from pacorl.dataset.records import Answer, Instance, connect, stored_answers, stored_instance
@@ -31,8 +31,7 @@ SETUP = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 MAX_REASON = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Person:
+class Person(NamedTuple):
     """Who a token belongs to."""
 
     name: str
@@ -40,8 +39,7 @@ class Person:
     expires: float
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """What a person is shown next."""
 
     instance: Instance
@@ -92,6 +90,7 @@ class Store:
         """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored."""
         if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
             raise ValueError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
+        # Only the hash stays: a copy of the database, which is part of the folder, signs nobody in.
         token = secrets.token_urlsafe(24)
         with self._transaction() as db:
             db.execute(
@@ -151,7 +150,7 @@ class Store:
                 db.execute("DELETE FROM assignments WHERE person = ?", (person,))
                 db.executemany(
                     "INSERT INTO assignments VALUES (?, ?, ?, ?)",
-                    [(person, place, instance, place >= len(rows)) for place, instance in enumerate(ordered)],
+                    [(person, number, instance, number >= len(rows)) for number, instance in enumerate(ordered)],
                 )
 
     def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:

@@ -62,13 +62,9 @@ def explain(
         rule, question: see `export.label`.
         attempts: how often a pair is asked for before it is flagged.
         price: per million prompt and completion tokens.
-        limit: at most so many pairs.
 
     Returns:
         How many are explained, flagged and failed, and what that cost.
-
-    Raises:
-        ChatRefusedError: at once, if the server answers no request at all; other faults are recorded per pair.
     """
     labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]

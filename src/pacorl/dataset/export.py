@@ -143,17 +143,16 @@ def write_parquet(export: Export) -> list[Path]:
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()], metadata=metadata)
 
-    def row_of(pair: LabelledPair) -> dict[str, Any]:
-        first, second = ({"bytes": inside(export.folder, name).read_bytes(), "path": name} for name in pair.images)
-        row = {"image_1": first, "image_2": second, "consistent": pair.consistent}
-        return row | {name: getattr(pair, name) for name in texts}
-
     written = []
     for split, pairs in export.splits():
         written.append(export.out / "data" / f"{split}-00000-of-00001.parquet")
         with replacing(written[-1]) as temporary, pq.ParquetWriter(temporary, schema) as writer:
             for start in range(0, len(pairs), ROWS_PER_GROUP):
-                rows = [row_of(pair) for pair in pairs[start : start + ROWS_PER_GROUP]]
+                rows = []
+                for pair in pairs[start : start + ROWS_PER_GROUP]:
+                    images = [{"bytes": inside(export.folder, name).read_bytes(), "path": name} for name in pair.images]
+                    row = {"image_1": images[0], "image_2": images[1], "consistent": pair.consistent}
+                    rows.append(row | {name: getattr(pair, name) for name in texts})
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return written
 
@@ -269,17 +268,11 @@ def export(
     """Writes labelled pairs and a held-out benchmark in every format of `formats`.
 
     Args:
-        out: FOLDER/export unless named.
-        formats: of FORMATS.
         shares: split → its share of the groups.
         rule, question: see `label`.
-        progress: called after each format.
 
     Returns:
         Counts per split and the balance of the labels.
-
-    Raises:
-        ValueError: for unknown formats, no rankings, or images that are missing.
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:

@@ -46,7 +46,7 @@ def generate(
         return {"grids": len(jobs), "to_generate": len(missing_jobs(jobs, folder, source, shard=shard))}
     generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
     missing = len(missing_jobs(jobs, folder, source))
-    if not missing:
+    if not missing:  # of all shards: the last process to finish lists them
         rows = []
         for job in jobs:
             group, _, number = job.key.rpartition("/")
@@ -96,9 +96,6 @@ def image_source(
         size: for every prompt; None for the records' own.
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
-
-    Raises:
-        ValueError: for an unknown kind, an option that the kind does not take, or an adapter that is missing.
     """
     from pacorl.engine.generator import Generator
     from pacorl.lora.formats import adapter_file
@@ -116,6 +113,7 @@ def image_source(
 
     def load() -> GenerateImages:
         generator = Generator.load(checkpoint, kind=kind, adapter=adapter, dtype=dtype, **options)
+        # Not in the recipe: each image has a seed of its own, so a batch changes speed alone.
         generator.batch = batch
         return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)
 
@@ -151,9 +149,6 @@ def pair(
     folder: Path, *, prompts: str = "diverse.jsonl", dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, int]:
     """Cuts every grid that grids.jsonl lists, and writes instances.jsonl.
-
-    Returns:
-        How many prompts, panels and instances there are.
 
     Raises:
         ValueError: for a prompt without grids, or a grid that is missing, changed, no image, or too small to cut.

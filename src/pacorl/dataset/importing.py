@@ -89,6 +89,7 @@ def import_sharegpt(bundle: Import) -> Iterator[LabelledPair]:
     for entry in sharegpt_names(bundle.source):
         for number, comparison in enumerate(load_sharegpt(bundle.source, entry), 1):
             with blamed_on(f"{bundle.source}:{entry}, record {number}"):
+                # LLaMA-Factory's form has room for any number, the judge compares two.
                 if len(comparison.images) != 2:
                     raise ValueError(f"a pair shows two images, this has {len(comparison.images)}")
                 names = [path.relative_to(bundle.source).as_posix() for path in comparison.images]
@@ -238,17 +239,7 @@ def import_folder(
     dry_run: bool = False,
     progress: Progress = silent,
 ) -> dict[str, int]:
-    """Brings a source in as `imported/NAME`.
-
-    A pair that the source has twice counts once, and one that it has with both labels is left out.
-
-    Args:
-        source: a folder or, for rankings, a file.
-        kind: of SOURCES.
-        name: the source's own unless named.
-
-    Returns:
-        How many rankings or pairs and images came in.
+    """Brings a source (of a kind of SOURCES) in as `imported/NAME`; returns how many rankings or pairs and images came.
 
     Raises:
         ValueError: for an unknown kind, a name that another source has, or with file and record for what is malformed

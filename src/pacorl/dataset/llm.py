@@ -75,11 +75,12 @@ class ChatModel:
         try:
             # No temperature or the like: servers differ in what they take.
             answer = self._connect().chat.completions.create(model=self.model, messages=list(messages))
+        # These three answer every question alike; other faults are of one question, or of the moment.
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise ChatRefusedError(f"the server refuses {self.model!r}: {_brief(error)}") from None
         except openai.OpenAIError as error:
             raise ChatError(f"no answer after {self.retries} retries ({_brief(error)})") from None
-        except json.JSONDecodeError as error:
+        except json.JSONDecodeError as error:  # the client does not wrap what it cannot parse
             raise ChatError(f"the server's answer is cut off ({error.msg})") from None
         used = getattr(answer, "usage", None)
         tokens = {name: getattr(used, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")}

@@ -70,6 +70,7 @@ class DatasetStep:
 
     def finish(self, *, outputs: Sequence[Path], counts: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the manifest; returns the counts."""
+        # Comes last: a step that is killed has no new manifest, and is done again.
         manifest = {
             "step": self.name,
             "plan": self.plan(),

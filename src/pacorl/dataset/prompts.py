@@ -150,16 +150,16 @@ def sentence(text: str) -> str:
 
 def llm_writer(model: ChatModel, *, attempts: int = 3) -> Writer:
     """Asks a language model for one record at a time."""
-    taken, lock = set[str](), Lock()
+    used_themes, lock = set[str](), Lock()
 
     def write(order: PromptOrder, themes: Sequence[str]) -> Record:
         def check(draft: Draft) -> None:
             compose(draft, order)
             theme = draft.theme.casefold()
             with lock:  # another thread's answer may be the same
-                if theme in taken | {theme.casefold() for theme in themes}:
+                if theme in used_themes | {theme.casefold() for theme in themes}:
                     raise ValueError("this theme exists already")
-                taken.add(theme)
+                used_themes.add(theme)
 
         messages = [{"role": "user", "content": request_text(order, themes)}]
         return compose(model.ask_json(messages, Draft, check=check, attempts=attempts), order)
@@ -233,19 +233,14 @@ def write_all(
 ) -> dict[str, Any]:
     """Fills prompts.jsonl with `count` records, going on where an earlier call stopped.
 
-    A record that could not be written is reported under `failed` and tried again by the next call; no written record
-    is lost.
-
     Args:
         options: names the writer in the manifest.
         tokens: of one record, prompt and completion, for the estimate of a dry run.
         price: per million of them.
 
     Returns:
-        How many records there are, and how many of each category.
-
-    Raises:
-        ChatRefusedError: at once, if the server answers no request at all.
+        How many records there are, how many of each category, and the faults of those that `failed`: the next call
+        tries them again.
     """
     planned = orders(subjects, count=count, grids=grids)
     plan = {"count": count, "grids": [str(grid) for grid in grids], **options}

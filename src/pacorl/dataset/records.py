@@ -189,6 +189,7 @@ def connect(database: Path, *, read_only: bool = False, setup: str = "SELECT 1 F
         # Without a log beside it nobody is writing; then `immutable` keeps SQLite from making one, which mode=ro would.
         is_written = database.with_name(f"{database.name}-wal").exists()
         address += "?mode=ro" if is_written else "?immutable=1"
+    # isolation_level=None: transactions begin where the store says so, not where the module guesses.
     db = sqlite3.connect(address, uri=True, timeout=10, check_same_thread=False, isolation_level=None)
     try:
         db.executescript(setup)

@@ -50,9 +50,6 @@ class Goal:
             raise ValueError(f"the minimum distance is 1 − cosine and lies between 0 and 2, got {self.distance}")
 
 
-# --- the graph ---------------------------------------------------------------------------------------------------
-
-
 def neighbours(vectors_NC: Vectors, *, count: int = NEIGHBOURS, seed: int = 0) -> tuple[Vectors, Indices]:
     """The `count` nearest others of each vector: cosine similarities and indices, both (N, K), nearest first."""
     size = len(vectors_NC)
@@ -160,7 +157,16 @@ def facility_location(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list
     """Maximises Σ_i max_{j selected} similarity(i, j) over the k-nearest-neighbour graph by lazy greedy choice."""
     if goal.number is None:
         raise ValueError("facility_location selects a number of prompts; for a minimum distance use independent_set")
-    reach = _reach(vectors_NC, seed)
+    similarity_NK, index_NK = neighbours(vectors_NC, seed=seed)
+    size, count = index_NK.shape
+    member = np.concatenate([np.repeat(np.arange(size), count), np.arange(size)])
+    facility = np.concatenate([index_NK.ravel(), np.arange(size)])
+    weight = np.concatenate([np.maximum(similarity_NK.ravel(), 0), np.ones(size, np.float32)])
+    order = np.argsort(facility, kind="stable")
+    # One stable sort groups the edges by their facility; `bounds` are the ends of the groups.
+    bounds = np.searchsorted(facility[order], np.arange(1, size))
+    # For each prompt, whom it is among the nearest of, and how similar (itself included).
+    reach = list(zip(np.split(member[order], bounds), np.split(weight[order], bounds), strict=True))
     covered_N = np.zeros(len(vectors_NC), np.float32)
     # (−gain, prompt): a stale gain is an upper bound, so the first whose fresh gain stays on top is the best.
     queue = [(-float(similarity.sum()), prompt) for prompt, (_, similarity) in enumerate(reach)]
@@ -177,19 +183,6 @@ def facility_location(vectors_NC: Vectors, goal: Goal, *, seed: int = 0) -> list
         selected.append(prompt)
         covered_N[members] = np.maximum(covered_N[members], similarity)
     return selected
-
-
-def _reach(vectors_NC: Vectors, seed: int) -> list[tuple[Indices, Vectors]]:
-    """For each prompt, whom it is among the nearest of, and how similar (itself included)."""
-    similarity_NK, index_NK = neighbours(vectors_NC, seed=seed)
-    size, count = index_NK.shape
-    member = np.concatenate([np.repeat(np.arange(size), count), np.arange(size)])
-    facility = np.concatenate([index_NK.ravel(), np.arange(size)])
-    weight = np.concatenate([np.maximum(similarity_NK.ravel(), 0), np.ones(size, np.float32)])
-    order = np.argsort(facility, kind="stable")
-    # One stable sort groups the edges by their facility; `bounds` are the ends of the groups.
-    bounds = np.searchsorted(facility[order], np.arange(1, size))
-    return list(zip(np.split(member[order], bounds), np.split(weight[order], bounds), strict=True))
 
 
 SELECTIONS: dict[str, Callable[..., list[int]]] = {
@@ -223,8 +216,8 @@ def select(
     for name, category_goal in goals.items():
         rows = members[name]
         # Selections look for neighbours, which a prompt alone has not.
-        chosen = SELECTIONS[method](vectors_NC[rows], category_goal, seed=seed) if len(rows) > 1 else [0]
-        selected += rows[chosen].tolist()
+        indices = SELECTIONS[method](vectors_NC[rows], category_goal, seed=seed) if len(rows) > 1 else [0]
+        selected += rows[indices].tolist()
     return sorted(selected)
 
 
@@ -235,9 +228,6 @@ def equal_quotas(available: dict[str, int], total: int) -> dict[str, int]:
         open_names = [name for name in available if quotas[name] < available[name]]
         quotas[min(open_names, key=lambda name: quotas[name])] += 1
     return quotas
-
-
-# --- measurement ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ Route = tuple[str, str, Callable[..., Any]]
 SHARED_FILES = Path(__file__).parent / "page"
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
 HEADERS = {
+    # Nothing from elsewhere and nothing inline: a theme or a reason that holds markup can run nothing.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",  # a join link holds a token
@@ -66,12 +67,11 @@ class Site:
         app.add_exception_handler(RefusedError, lambda request, error: error_response(error))
         app.add_exception_handler(RequestValidationError, _malformed)
         pages = sorted(self.folder.glob("*.html"))
-        own: list[Route] = [
-            ("GET", "/" if page.stem == "index" else f"/{page.stem}", _endpoint(page)) for page in pages
-        ]
-        own += [("GET", "/page/{name}", self._page_file), ("GET", "/join/{token}", self._join)]
-        own.append(("GET", "/health", lambda: {"status": "ok"}))
-        for method, path, endpoint in [*own, *routes]:
+        addresses = {"/" if page.stem == "index" else f"/{page.stem}": page for page in pages}
+        shared: list[Route] = [("GET", address, _endpoint(page)) for address, page in addresses.items()]
+        shared += [("GET", "/page/{name}", self._page_file), ("GET", "/join/{token}", self._join)]
+        shared.append(("GET", "/health", lambda: {"status": "ok"}))
+        for method, path, endpoint in [*shared, *routes]:
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
         return app
 
@@ -111,9 +111,6 @@ async def _with_headers(request: Request, proceed: Callable[[Request], Any]) -> 
     for name, text in HEADERS.items():
         response.headers.setdefault(name, text)
     return response
-
-
-# --- refusals ----------------------------------------------------------------------------------------------------
 
 
 class RefusedError(ValueError):
@@ -182,9 +179,6 @@ def validation_message(error: RequestValidationError) -> str:
 def _malformed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return error_response(RefusedError(validation_message(error), status=422))
-
-
-# --- serving -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
