@@ -215,7 +215,8 @@ def test_a_full_disk_at_save_loses_nothing(small: list[str], monkeypatch: pytest
 def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(
     small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_run([*small, "epochs=3", "optimizer.max_bad_steps=3"])
+    monkeypatch.setattr(loop, "MAX_BAD_STEPS", 3)
+    config = tiny_run([*small, "epochs=3"])
     update = loop.update_policy
 
     def broken(learner, *args, **kwargs):  # type: ignore[no-untyped-def]

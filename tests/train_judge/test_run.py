@@ -420,7 +420,8 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, m
     monkeypatch.setattr(
         WeightedLikelihoodTrainer, "compute_loss", lambda *args, **more: loss(*args, **more) * float("nan")
     )
-    config = run("optimizer.max_bad_steps=3")
+    monkeypatch.setattr("pacorl.train_judge.run.MAX_BAD_STEPS", 3)
+    config = run()
     with pytest.raises(ValueError, match="3 optimizer steps in a row had gradients that are not finite"):
         JudgeTrainer(config).run()
     (checkpoint,) = complete_checkpoints(config.out / "checkpoints")

@@ -43,15 +43,17 @@ Run = TypeVar("Run", bound=Section)
 
 
 def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> Run:
-    """Reads a YAML file and `section.key=value` overrides into a config.
+    """Read a YAML file and `section.key=value` overrides into a config.
 
-    Raises ConfigError with one line per fault.
+    Raises:
+        ConfigError: The config cannot be run; it has one line per fault.
     """
-    document = _read_yaml(path) if path else {}
+    prefix = f"{path}: " if path else ""
+    document = _read_mapping(path) if path else {}
     for override in overrides:
         _apply(document, override)
-    prefix = f"{path}: " if path else ""
     try:
+        # After the overrides, which may have old keys as well.
         for notice in upgrade(document, kind.__name__):
             logger.warning("%s%s", prefix, notice)
     except ValueError as error:
@@ -76,20 +78,18 @@ def dump(config: Section) -> str:
     return dump_yaml(config.model_dump(mode="json"))
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         document = read_yaml(path)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
+    if not isinstance(document, dict | None):
         raise ConfigError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
-    return document
+    return document or {}
 
 
 def _apply(document: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
+    key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
     *sections, last = key.split(".")
@@ -98,46 +98,41 @@ def _apply(document: dict[str, Any], override: str) -> None:
         if not isinstance(document, dict):
             raise ConfigError(f"override {override!r}: {section} is not a section")
     try:
-        document[last] = parse_yaml(value, name=f"override {override!r}")
+        document[last] = parse_yaml(text, name=f"override {override!r}")
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> str:
-    keys = [str(step) for step in fault["loc"]]
-    key = ".".join(keys) or "config"
+    *_, name = keys = [str(step) for step in fault["loc"]] or ["config"]
+    key = ".".join(keys)
     if fault["type"] == "extra_forbidden":
         section, owner = _section_at(kind, fault["loc"][:-1], document)
-        near = difflib.get_close_matches(keys[-1], section.model_fields, n=1)
-        if near:
+        if near := difflib.get_close_matches(name, section.model_fields, n=1):
             return f"{key}: unknown key, did you mean {near[0]!r}?"
         return f"{key}: unknown key{owner}" + (f"; there are {', '.join(section.model_fields)}" if owner else "")
-    message = fault["msg"].removeprefix("Value error, ")
-    value = fault["input"]
-    shown = "" if isinstance(value, dict | BaseModel) else f" (got {value!r})"
-    return f"{key}: {message}{shown}"
+    # A whole section as the value would say less than the message.
+    shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {fault['input']!r})"
+    return f"{key}: {fault['msg'].removeprefix('Value error, ')}{shown}"
 
 
 def _section_at(kind: type[BaseModel], path: Sequence[str | int], document: Any) -> tuple[type[BaseModel], str]:
     """The model of the section at `path`, and " of KEY NAME" if it is a table's entry, which has keys of its own."""
     owner = ""
     for step in path:
-        document = _inner(document, step)
+        if isinstance(document, Mapping):
+            document = document.get(str(step))
+        else:
+            document = document[step] if isinstance(document, list) and isinstance(step, int) else None
         field = kind.model_fields.get(str(step))
         if field is None:
-            continue
+            continue  # the number of a list's item
+        # A section that may be `none` hides its `OneOf` inside the union.
         sections = [field.annotation, *get_args(field.annotation)]
         nested = [note for section in sections for note in getattr(section, "__metadata__", ())]
         for choice in [*field.metadata, *nested]:
             if isinstance(choice, OneOf):
                 sections = [choice.options_of(document)]
                 owner = f" of {choice.key} {choice.name_in(document)}"
-        models = [model for model in sections if isinstance(model, type) and issubclass(model, BaseModel)]
-        kind = models[0] if models else kind
+        kind = next((model for model in sections if isinstance(model, type) and issubclass(model, BaseModel)), kind)
     return kind, owner
-
-
-def _inner(document: Any, step: str | int) -> Any:
-    if isinstance(document, Mapping):
-        return document.get(str(step))
-    return document[step] if isinstance(document, list) and isinstance(step, int) else None

@@ -84,8 +84,6 @@ class RewardOptimizerConfig(Section):
     """Comparisons per optimizer step, over all processes."""
     micro_batch: Positive = 8
     """At most so many comparisons per forward; it changes memory and time, not the result."""
-    max_bad_steps: Positive = 10
-    """Consecutive steps with a gradient that is not finite after which the run stops."""
 
 
 class RewardRun(Section):

@@ -45,33 +45,27 @@ class OneOf:
         return str(section.get(self.key, self.default) if isinstance(section, Mapping) else self.default)
 
     def options_of(self, section: Any) -> type[BaseModel]:
-        """The options model of the section's entry.
-
-        Raises:
-            ValueError: if the table has no such entry.
-        """
+        """The options model of the section's entry; raises ValueError if the table has no such entry."""
         options: type[BaseModel] = self.table.named(self.name_in(section)).options
         return options
 
     def validate(self, section: Any) -> BaseModel:
-        """The section as its entry's options; an options object passes as it is."""
+        """The section as its entry's options; an options object passes as it is.
+
+        Raises:
+            ValueError: A setting of another entry says something, which would have no effect.
+        """
         if isinstance(section, BaseModel):
             return section
         options = self.options_of(section)
-        return options.model_validate(self._without_flat(section, options) if isinstance(section, Mapping) else section)
-
-    def _without_flat(self, section: Mapping[str, Any], options: type[BaseModel]) -> dict[str, Any]:
-        """The section without settings of other entries that say nothing.
-
-        Raises:
-            ValueError: if one says something, which would have no effect.
-        """
+        if not isinstance(section, Mapping):
+            return options.model_validate(section)  # refused by pydantic, in its own words
         foreign = [name for name in section if name in self.flat and name not in options.model_fields]
         for name in foreign:
             if section[name] != self.flat[name]:
-                entry = section.get(self.key, self.default)
+                entry = self.name_in(section)
                 raise ValueError(f"{name} {section[name]} says nothing to {self.table.noun} {entry}; leave it out")
-        return {name: value for name, value in section.items() if name not in foreign}
+        return options.model_validate({name: value for name, value in section.items() if name not in foreign})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         dump = core_schema.plain_serializer_function_ser_schema(

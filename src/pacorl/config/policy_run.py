@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pacorl.config.base import Positive, Section, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
@@ -33,7 +33,7 @@ class AdapterConfig(Section):
 
 
 class PromptsConfig(Section):
-    """What is painted."""
+    """What is generated."""
 
     train: str = "data/t2is/train.jsonl"
     """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
@@ -43,7 +43,7 @@ class PromptsConfig(Section):
     benchmarks: tuple[str, ...] = ()
     """Prompts that results will be reported on, named as `train` is: none of them may be trained on."""
     leaks: Annotated[Literal["refuse", "warn", "off"], Word] = "refuse"
-    """What happens where a training prompt is among the evaluation's or a benchmark's."""
+    """What happens if a training prompt is among the evaluation's or a benchmark's."""
     near: Share | None = None
     """The share of word triples from which two texts count as one; None for equal texts only."""
     record_sizes: bool = False
@@ -72,7 +72,7 @@ class SamplingConfig(SamplingSteps):
     for one more copy of the adapted weights; only done if it is exact up to rounding (fp32 weights, not sharded)."""
 
     @model_validator(mode="after")
-    def _noise_steps_exist(self) -> SamplingConfig:
+    def _makes_sense(self) -> SamplingConfig:
         if not self.sde_steps:
             raise ValueError("sde_steps is empty, so nothing would be trained; name at least one step, e.g. [1]")
         if list(self.sde_steps) != sorted(set(self.sde_steps)):
@@ -83,10 +83,6 @@ class SamplingConfig(SamplingSteps):
             raise ValueError(
                 f"window.size {self.window.size} exceeds the {len(self.sde_steps)} sde_steps that it is chosen from"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _stages_ascend(self) -> SamplingConfig:
         starts = [epoch for epoch, _ in self.curriculum]
         if starts != sorted(set(starts)):
             raise ValueError(f"curriculum's epochs {starts} must be ascending and distinct")
@@ -129,7 +125,7 @@ class RewardConfig(Section):
     name: str
     """One of `rewards.REWARDS`, or `path/to/file.py:Name`."""
     label: str = Field("", pattern=r"^[\w.-]*$")
-    """What its curves are called; the name where empty. Two rewards of one name need labels."""
+    """What its curves are called; the name if empty. Two rewards of one name need labels."""
     weight: float = 1.0
     args: dict[str, Any] = Field(default_factory=dict)
 
@@ -154,11 +150,8 @@ class EvaluationConfig(Section):
     """Who answers for them: another model than the one that rewards, or, if none is given, the same. It is neither
     reached nor loaded if they ask no judge."""
     compare_sizes: bool = True
-    """Whether each evaluation also paints its prompts at the training size, where that differs, to log how the rewards
+    """Whether each evaluation also generates its prompts at the training size, if that differs, to log how the rewards
     at both sizes correlate."""
-    min_correlation: float = Field(0.3, ge=-1, le=1)
-    """Warns where the 95 % interval of a reward's correlation lies below: then what is learned at the training size may
-    not carry over."""
     compare_trained: bool = True
     """Whether each evaluation, once training has begun, also samples with the trained adapter, from the same prompts
     and seeds, to log its scores beside the average's (trained/… and average/…). It costs the training size's share of
@@ -184,29 +177,23 @@ class MonitorConfig(Section):
     duplicates: LimitConfig = LimitConfig(at=0.2)
     """Rise of the share of pairs of panels that are copies."""
     blank: LimitConfig = LimitConfig(at=0.1)
-    """Rise of the share of panels without a picture."""
+    """Rise of the share of panels that show nothing."""
     grid_artifact: LimitConfig = LimitConfig(at=0.1)
     """Rise of the share of fine detail that is a regular pattern."""
     diversity: LimitConfig = LimitConfig(at=0.4)
-    """Fall, as a share of the best so far, of the mean distance between prompts' pictures."""
+    """Fall, as a share of the best so far, of the mean distance between prompts' images."""
     held_out: LimitConfig = LimitConfig(at=0.15)
     """Fall, as a share of the best so far, of each measure of evaluation.rewards."""
 
-    @model_validator(mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _rest_of_a_limit(cls, document: Any) -> Any:
+    def _rest_of_a_limit(cls, limit: Any, info: ValidationInfo) -> Any:
         """A limit that says only `at` or only `action` keeps the other's default."""
-        if not isinstance(document, Mapping):
-            return document
-        defaults = {name: field.default for name, field in cls.model_fields.items()}
-        return {
-            name: {**defaults[name].model_dump(), **value}
-            if isinstance(value, Mapping) and isinstance(defaults.get(name), LimitConfig)
-            else value
-            for name, value in document.items()
-        }
+        default = cls.model_fields[str(info.field_name)].default
+        return {**default.model_dump(), **limit} if isinstance(limit, Mapping) else limit
 
 
+# What other entries read stands in a dumped config of the first edition too: its default there says nothing.
 OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip", flat={"clip_range": 1e-4, "beta": 0.1})
 ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed", flat={"threshold": 0.2, "std": "group"})
 
@@ -228,8 +215,6 @@ class OptimizerConfig(Section):
     updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs .04 at most."""
     ema_interval: Positive = 1
     """Optimizer steps between updates of the average."""
-    max_bad_steps: Positive = 10
-    """Consecutive steps with a non-finite loss or gradient after which the run stops."""
 
 
 class PolicyRun(Section):
@@ -274,44 +259,27 @@ class PolicyRun(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="after")
-    def _rewards_make_sense(self) -> PolicyRun:
+    def _makes_sense(self) -> PolicyRun:
         if not self.rewards:
             raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
-        check_equal_keys("rewards", self.rewards)
-        check_equal_keys("evaluation.rewards", self.evaluation.rewards)
+        for key, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards)):
+            names = [reward.key for reward in rewards]
+            if len(set(names)) < len(names):
+                raise ValueError(f"{key} {names} name one reward twice; give one of them another label")
         self._check_steps()
-        self._check_tiny()
-        self._check_record_sizes()
-        self._check_symmetric_edits()
+        if self.model.checkpoint == TINY:
+            _ = self.generator.committed  # refuses a kind without one
+        self._check_edits()
+        if self.prompts.record_sizes and self.sampling.curriculum:
+            raise ValueError(
+                "prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out"
+            )
         return self
 
     @property
     def generator(self) -> PolicySpec:
         """What is known of the kind of generator."""
         return POLICIES[self.model.kind]
-
-    def _check_tiny(self) -> None:
-        if self.model.checkpoint == TINY:
-            _ = self.generator.committed
-
-    def _check_record_sizes(self) -> None:
-        if self.prompts.record_sizes and self.generator.edits:
-            raise ValueError(
-                f"prompts.record_sizes says nothing to kind {self.model.kind}, whose images have their source's shape; "
-                "leave it out"
-            )
-        if self.prompts.record_sizes and self.sampling.curriculum:
-            raise ValueError(
-                "prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out"
-            )
-
-    def _check_symmetric_edits(self) -> None:
-        for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
-            if judge and judge.symmetric and self.generator.edits:
-                raise ValueError(
-                    f"{key}.symmetric with kind {self.model.kind}: questions about edits say which image is the "
-                    "original, and must not be turned round; set it to false"
-                )
 
     def _check_steps(self) -> None:
         sampling = self.sampling
@@ -325,9 +293,17 @@ class PolicyRun(Section):
                 "samples without noise; set it to false"
             )
 
-
-def check_equal_keys(key: str, rewards: Sequence[RewardConfig]) -> None:
-    """Raises ValueError where two rewards would share a curve."""
-    names = [reward.key for reward in rewards]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{key} {names} name one reward twice; give one of them another label")
+    def _check_edits(self) -> None:
+        if not self.generator.edits:
+            return
+        if self.prompts.record_sizes:
+            raise ValueError(
+                f"prompts.record_sizes says nothing to kind {self.model.kind}, whose images have their source's shape; "
+                "leave it out"
+            )
+        for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
+            if judge and judge.symmetric:
+                raise ValueError(
+                    f"{key}.symmetric with kind {self.model.kind}: questions about edits say which image is the "
+                    "original, and must not be turned round; set it to false"
+                )

@@ -33,12 +33,16 @@ DROPPED: Mapping[str, Mapping[str, Any]] = {
 }
 """Run → key that is no more → the only value that it could have."""
 
+BAD_STEPS = "the run stops after 10 steps in a row whose gradients are not finite"
 RETIRED: Mapping[str, Mapping[str, str]] = {
     "PolicyRun": {
         "advantages.min_valid": "groups with fewer than 2 judged samples are dropped",
         "monitor.average": "an epoch's signs are averaged over 3 epochs",
         "report_every": "report.html is built with each evaluation and each checkpoint",
+        "evaluation.min_correlation": "the run warns of correlations that are surely below 0.3",
+        "optimizer.max_bad_steps": BAD_STEPS,
     },
+    "RewardRun": {"optimizer.max_bad_steps": BAD_STEPS},
 }
 """Run → key that is no more, whatever its value was → what happens now."""
 

@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pacorl.lora.adapters import full_tensor, materialize
 
 # Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone.
+MAX_BAD_STEPS = 10
+"""Optimizer steps in a row with gradients that are not finite after which a run stops."""
 REPEATED_SIGNAL = 3.0
 
 Outcome = TypeVar("Outcome")

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Job = tuple[Prompt, int]
 """A prompt to be sampled, and which of its images this is."""
 
+LEAST_CORRELATION = 0.3
+"""Below it a reward at the training size says little of itself at full size."""
 LEAST_FOR_WARNING = 10
 """Images below which a correlation says too little to warn of."""
 NORMAL_95 = 1.96
@@ -288,17 +290,17 @@ class Evaluator:
 
         Warns if a reward's is low: then what is learned at the one may be lost at the other.
         """
-        correlations, least = {}, self.config.evaluation.min_correlation
+        correlations = {}
         for name in self.rewards:
             both = [(large.scores[name], little.scores[name]) for large, little in zip(full, reduced, strict=True)]
             scored = [(a, b) for a, b in both if a is not None and b is not None]
             with suppress(StatisticsError):  # all alike
                 if len(scored) > 1:
                     correlations[f"correlation/{name}"] = correlation(*zip(*scored, strict=True))
-            if _surely_below(least, correlations.get(f"correlation/{name}", 1.0), count=len(scored)):
+            if _surely_below(LEAST_CORRELATION, correlations.get(f"correlation/{name}", 1.0), count=len(scored)):
                 warnings.warn(
                     f"after epoch {epoch} reward {name} at {small} and at {self.sampler.size} correlate by "
-                    f"{correlations[f'correlation/{name}']:.2f}, surely less than evaluation.min_correlation {least}: "
+                    f"{correlations[f'correlation/{name}']:.2f}, surely less than {LEAST_CORRELATION}: "
                     "what is learned at the training size may not carry over; train at a larger sampling.size",
                     stacklevel=2,
                 )

@@ -40,7 +40,7 @@ from pacorl.engine.monitor import (
     panel_statistics,
 )
 from pacorl.engine.rollout import Row, assign_groups, collect, epoch_rows
-from pacorl.engine.runtime import Interrupted, Runtime, SharedFault
+from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, overlaps
 from pacorl.io.documents import read_jsonl
 from pacorl.judges import JUDGES
@@ -429,7 +429,7 @@ class PolicyTrainer:
 
     def _count_bad_step(self) -> None:
         self.bad_steps += 1
-        if self.bad_steps >= self.config.optimizer.max_bad_steps:
+        if self.bad_steps >= MAX_BAD_STEPS:
             self.save()
             raise ValueError(
                 f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "

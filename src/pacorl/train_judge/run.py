@@ -19,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 from pacorl.config.base import dump
 from pacorl.config.judge_run import RewardRun
 from pacorl.engine.logbook import Logbook, check_trackers
-from pacorl.engine.runtime import Interrupted
+from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted
 from pacorl.io.documents import read_jsonl, read_object, write_json
 from pacorl.io.files import write_atomic
 from pacorl.train_judge.callbacks import (
@@ -68,7 +68,7 @@ class JudgeTrainer:
         self.checkpoint = _newest_checkpoint(config.out, resume=resume)
         self.sums = LossSums()
         self.stop_on_signal = StopOnSignal()
-        self.skip_bad_steps = SkipBadSteps(limit=config.optimizer.max_bad_steps)
+        self.skip_bad_steps = SkipBadSteps(limit=MAX_BAD_STEPS)
 
     def run(self) -> Path:
         """Train to the end of the config.
