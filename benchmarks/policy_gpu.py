@@ -134,7 +134,7 @@ class Bench:
     def __init__(self, config: PolicyRun, device: torch.device) -> None:
         self.device, self.runtime = device, Runtime()
         self.dtype = getattr(torch, config.model.dtype)
-        self.generator = policy_on_meta(config, sources.generator(config).parts)
+        self.generator = policy_on_meta(config, sources.generator(config).configs)
         self.policy = cast(Policy, self.generator)
         for part in (self.generator.pipeline.transformer, self.generator.pipeline.vae):
             draw_weights(part.to_empty(device=device))
@@ -209,7 +209,7 @@ class Bench:
 
     def planned(self, config: PolicyRun) -> Plan:
         """What `--dry-run` says of the same run."""
-        policy = policy_on_meta(config, sources.generator(config).parts)
+        policy = policy_on_meta(config, sources.generator(config).configs)
         return Plan(
             rows(config, policy=policy, judge={}, held_out_judge={}, prompts=()), (), (), str(self.device), None
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -28,13 +29,19 @@ from pacorl.data.characters import GRADES, Majority, Oracle, Panel
 from pacorl.io.documents import read_jsonl, write_json
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges import open_judge
-from pacorl.judges.judge import BackendOptions, Judge, close_judge
+from pacorl.judges.judge import Judge, close_judge
 from pacorl.report.page import write_report
 from pacorl.train.trainer import train_policy
 from pacorl.types import Prompt, Question
 
 METRICS = ("consistency", *GRADES, "diversity")
 BOOTSTRAP_DRAWS = 2000
+VERDICT = {
+    "attribute_agreement": "attributes that panels share",
+    "all_equal_pairs": "pairs of panels that agree in all of them",
+    "prompt_match": "attributes as the prompt asked",
+}
+"""Metric → what the verdict calls it."""
 
 
 def recipe() -> Path:
@@ -54,14 +61,18 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
-    accuracy = _accuracy_of(config.judge)
+    judge = open_judge(config.judge, device="cpu")
+    try:
+        accuracy = judge_accuracy(judge)
+    finally:
+        close_judge(judge)
     oracle = Oracle()
 
     def grade(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> dict[str, float]:
-        graded = [
+        grades = [
             oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)
         ]
-        return {name: fmean(one[name] for one in graded) for name in GRADES}
+        return {name: fmean(grade[name] for grade in grades) for name in GRADES}
 
     train_policy(config, resume=True, extra_metrics=grade)
     summary = summarize(config, oracle, judge=accuracy)
@@ -78,18 +89,10 @@ def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     canvas = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
     for row, images in enumerate(rows):
         for column, image in enumerate(images):
+            # Nearest: a blurred enlargement would hide what the tiny generator gets wrong.
             large = image.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
             canvas.paste(large, (column * (side + gap), row * (side + gap)))
     return canvas
-
-
-def _accuracy_of(config: BackendOptions) -> dict[str, float]:
-    """`judge_accuracy` of the run's own judge."""
-    judge = open_judge(config, device="cpu")
-    try:
-        return judge_accuracy(judge)
-    finally:
-        close_judge(judge)
 
 
 def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: int = 0) -> dict[str, float]:
@@ -100,14 +103,14 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     """
     rng = random.Random(seed)
     pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
-    pair_questions = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
-    text_questions = [_text_question(rng.choice(pool), own=number % 2 == 0, rng=rng) for number in range(texts)]
-    verdicts = judge.verdicts([*pair_questions, *text_questions])
-    measured = {"pair": verdicts[:pairs], "text": verdicts[pairs:]}
-    return {f"{kind}s": float(len(said)) for kind, said in measured.items()} | {
-        f"{kind}_accuracy": fmean(((one.p_yes or 0.0) > 0.5) == (number % 2 == 0) for number, one in enumerate(said))
-        for kind, said in measured.items()
-        if said
+    asked = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
+    asked += [_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng) for number in range(texts)]
+    verdicts = judge.verdicts(asked)
+    answers = {"pair": verdicts[:pairs], "text": verdicts[pairs:]}
+    return {f"{kind}s": float(len(judged)) for kind, judged in answers.items()} | {
+        f"{kind}_accuracy": fmean(((answer.p_yes or 0.0) > 0.5) == (i % 2 == 0) for i, answer in enumerate(judged))
+        for kind, judged in answers.items()
+        if judged
     }
 
 
@@ -120,9 +123,9 @@ def _pair_question(first: Panel, *, equal: bool, rng: random.Random) -> Question
     return Question(images, questions.same_theme(f"2x2 grid layout of {first.subject}."))
 
 
-def _text_question(panel: Panel, *, own: bool, rng: random.Random) -> Question:
-    said = panel if own else characters.redrawn_once(panel, rng, names=tuple(characters.VALUES))
-    return Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(said.text))
+def _text_question(panel: Panel, *, true: bool, rng: random.Random) -> Question:
+    described = panel if true else characters.redrawn_once(panel, rng, names=tuple(characters.VALUES))
+    return Question((characters.draw(panel, rng.choice((32, 64))),), questions.shows_text(described.text))
 
 
 # --- the summary -----------------------------------------------------------------------------------------------
@@ -133,9 +136,15 @@ def summarize(config: PolicyRun, oracle: Oracle, *, judge: Mapping[str, float]) 
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
     before, after = (_read_evaluation(path, oracle) for path in (evaluations[0], evaluations[-1]))
     count = len(before.majorities)
+    # Paired: the same prompts are drawn on both sides, so that what a prompt makes hard cancels out.
     draws = np.random.default_rng(0).integers(0, count, (BOOTSTRAP_DRAWS, count))
     tables = {"before": _intervals(before, draws), "after": _intervals(after, draws)}
-    difference = {name: _difference(before, after, name, draws) for name in METRICS}
+
+    def change(name: str, rows: NDArray[np.int64]) -> float:
+        return after.mean(name, rows) - before.mean(name, rows)
+
+    difference = {name: _interval(partial(change, name), draws) for name in METRICS}
+    libraries = ("pacorl", "torch", "diffusers", "transformers", "peft", "accelerate")
     return {
         "title": "pacorl quickstart",
         "judge": dict(judge),
@@ -143,12 +152,13 @@ def summarize(config: PolicyRun, oracle: Oracle, *, judge: Mapping[str, float]) 
         "difference": difference,
         "prompts": count,
         "seconds": _seconds(config.out),
-        "versions": {
-            name: version(name) for name in ("pacorl", "torch", "diffusers", "transformers", "peft", "accelerate")
-        },
+        "versions": {name: version(name) for name in libraries},
         "seed": config.seed,
         "config_hash": hashlib.sha256(configs.dump(config).encode()).hexdigest()[:12],
-        "verdict": _verdict(tables, difference),
+        "verdict": [
+            _verdict(words, *(table[name] for table in (tables["before"], tables["after"], difference)))
+            for name, words in VERDICT.items()
+        ],
     }
 
 
@@ -175,27 +185,22 @@ def _read_evaluation(path: Path, oracle: Oracle) -> Graded:
         described = [Panel.parse(text) for text in line["panels"]]
         grades.append({"consistency": fmean(p_yes), **characters.grade(described, seen)})
         majorities.append(characters.majority(seen))
-    return Graded({name: np.array([one[name] for one in grades]) for name in grades[0]}, majorities)
+    return Graded({name: np.array([grade[name] for grade in grades]) for name in grades[0]}, majorities)
 
 
 def _intervals(graded: Graded, draws: NDArray[np.int64]) -> dict[str, dict[str, float]]:
-    everything = np.arange(len(graded.majorities))
-    found = {
-        name: _interval(graded.mean(name, everything), [graded.mean(name, draw) for draw in draws]) for name in METRICS
+    intervals = {name: _interval(partial(graded.mean, name), draws) for name in METRICS}
+    # Freed of its bias, an end may lie beyond what a share can be.
+    return {
+        name: {end: min(1.0, max(0.0, value)) for end, value in interval.items()}
+        for name, interval in intervals.items()
     }
-    return {name: {key: min(1.0, max(0.0, end)) for key, end in interval.items()} for name, interval in found.items()}
 
 
-def _difference(before: Graded, after: Graded, name: str, draws: NDArray[np.int64]) -> dict[str, float]:
-    """Paired: the same prompts are drawn on both sides."""
-    everything = np.arange(len(before.majorities))
-    changes = [after.mean(name, draw) - before.mean(name, draw) for draw in draws]
-    return _interval(after.mean(name, everything) - before.mean(name, everything), changes)
-
-
-def _interval(mean: float, draws: Sequence[float]) -> dict[str, float]:
+def _interval(mean_of: Callable[[NDArray[np.int64]], float], draws: NDArray[np.int64]) -> dict[str, float]:
     """Percentiles of the draws, freed of the bias that drawing has: with prompts repeated, diversity is always less."""
-    low, high = np.quantile(draws, [0.025, 0.975]) + mean - np.mean(draws)
+    mean, drawn = mean_of(np.arange(draws.shape[1])), [mean_of(rows) for rows in draws]
+    low, high = np.quantile(drawn, [0.025, 0.975]) + mean - np.mean(drawn)
     return {"mean": round(mean, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
 
 
@@ -203,23 +208,16 @@ def _seconds(out: Path) -> dict[str, float]:
     """Seconds per phase over the whole run, resumed parts included."""
     total: dict[str, float] = {}
     for line in read_jsonl(out / "metrics.jsonl"):
-        for name, value in line.items():
+        for name, seconds in line.items():
+            # Hidden work ran beside another phase and took no time of its own.
             if name.startswith("seconds/") and not name.startswith("seconds/hidden"):
                 phase = name.removeprefix("seconds/")
-                total[phase] = round(total.get(phase, 0.0) + value, 2)
+                total[phase] = round(total.get(phase, 0.0) + seconds, 2)
     return total
 
 
-def _verdict(tables: Mapping[str, Any], difference: Mapping[str, Any]) -> list[str]:
-    def line(name: str, words: str) -> str:
-        before, after, change = (table[name] for table in (tables["before"], tables["after"], difference))
-        return (
-            f"{words}: {before['mean']:.2f} → {after['mean']:.2f} "
-            f"({change['mean']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
-        )
-
-    return [
-        line("attribute_agreement", "attributes that panels share"),
-        line("all_equal_pairs", "pairs of panels that agree in all of them"),
-        line("prompt_match", "attributes as the prompt asked"),
-    ]
+def _verdict(words: str, before: Mapping[str, float], after: Mapping[str, float], change: Mapping[str, float]) -> str:
+    return (
+        f"{words}: {before['mean']:.2f} → {after['mean']:.2f} "
+        f"({change['mean']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
+    )

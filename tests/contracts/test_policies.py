@@ -227,7 +227,7 @@ def test_what_is_planned_for_a_prompt_is_what_it_is_encoded_to(kind: str, job: J
 @KINDS
 def test_published_weights_that_are_not_here_are_named(kind: str) -> None:
     found = sources.generator(load(PolicyRun, None, [f"model.kind={kind}"]))
-    assert found.parts == POLICIES[kind].parts
+    assert found.configs == POLICIES[kind].parts
     assert POLICIES[kind].published in found.absences[0].remedy
     assert found.absences[0].remedy.startswith(
         "a diffusers checkpoint: " + ("gated" if POLICIES[kind].gated else "`hf")

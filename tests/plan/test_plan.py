@@ -132,7 +132,7 @@ def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: 
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:
     config, size = tiny_run(checkpoints), Size(128, 128)
     planned = memory.sampling_peak(
-        components.policy_on_meta(config, sources.generator(config).parts), size=size, batch=8
+        components.policy_on_meta(config, sources.generator(config).configs), size=size, batch=8
     )
     conditioning = Conditioning({"tokens": torch.randn(8, 48, 64), "pooled": torch.randn(8, 64)})
     x_BNC = policy.noise(range(8), size)
@@ -146,7 +146,7 @@ def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: 
 def test_decoding_takes_what_is_planned_and_scratch_space(checkpoints: Path, policy: FluxPolicy) -> None:
     config = tiny_run(checkpoints)
     planned = memory.decoding_peak(
-        components.policy_on_meta(config, sources.generator(config).parts), size=Size(128, 128), batch=4
+        components.policy_on_meta(config, sources.generator(config).configs), size=Size(128, 128), batch=4
     )
     vae = policy.pipeline.vae
     codes = torch.randn(4, vae.config.latent_channels, 32, 32)
@@ -273,7 +273,7 @@ def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoint
     bare = sources.generator(tiny_run(tmp_path))
 
     assert (whole.absences, whole.note) == ((), "")
-    assert bare.parts == whole.parts
+    assert bare.configs == whole.configs
     assert "the weights of transformer, vae, text_encoder, text_encoder_2" in bare.absences[0].remedy
 
 

@@ -61,7 +61,7 @@ def test_a_judge_that_is_a_lora_is_planned_as_its_base(tmp_path: Path) -> None:
     config.write_text(json.dumps({"base_model_name_or_path": str(TINY_JUDGE)}))
     judge = sources.judge(options, key="judge")
     assert (judge.note, judge.absences) == ("", ())
-    assert judge.parts["model"]["model_type"] == "qwen2_5_vl"
+    assert judge.configs["model"]["model_type"] == "qwen2_5_vl"
 
     config.write_text(json.dumps({"base_model_name_or_path": "lab/base"}))
     (absence,) = sources.judge(options, key="judge").absences

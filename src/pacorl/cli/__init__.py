@@ -11,8 +11,9 @@ import typer
 
 from pacorl import __version__
 from pacorl.cli import benchmark, dataset, doctor, files, generate, score, serve, train
+from pacorl.cli.shared import Commands
 
-app = typer.Typer(
+app = Commands(
     name="pacorl",
     help="Make image generators consistent: judge sets of images, and train generators on the judgement.",
     no_args_is_help=True,
@@ -35,8 +36,8 @@ for group in (dataset.app, files.prompts, benchmark.app, files.config):
     app.add_typer(group)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(version: bool) -> None:
+    if version:
         typer.echo(f"pacorl {__version__}")
         raise typer.Exit
 

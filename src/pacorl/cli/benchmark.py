@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pacorl.bench.table import BENCHMARKS, BenchmarkOptions
-from pacorl.cli.shared import INCOMPLETE, echo_errors, print_json, progress, with_options
+from pacorl.cli.shared import INCOMPLETE, Commands, echo_errors, print_json, progress
 
 
 class BenchmarkGroup(TyperGroup):
@@ -48,8 +48,8 @@ def command_of(name: str) -> Any:
 
     # The flags are read from the annotation: these are the entry's own options.
     command.__annotations__["options"] = spec.options
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, help=spec.summary)(with_options(command))
+    alone = Commands(add_completion=False)
+    alone.command(name, help=spec.summary)(command)
     return typer.main.get_command(alone)
 
 

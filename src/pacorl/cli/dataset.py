@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import JsonOption, echo_errors, print_json, progress, with_options
+from pacorl.cli.shared import Commands, JsonOption, echo_errors, print_json, progress
 from pacorl.config.options import GeneratorOptions, inherited, option
 
 if TYPE_CHECKING:
     from pacorl.dataset.llm import ChatModel
 
-app = typer.Typer(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
+app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
 FOLDER = typer.Argument(help="The dataset's folder.")
 SEED = typer.Option(0, help="Of everything that is drawn.")
@@ -97,7 +97,6 @@ class GridGeneratorOptions(GeneratorOptions):
 
 
 @app.command()
-@with_options
 def prompts(
     folder: Path = FOLDER,
     *,
@@ -140,7 +139,6 @@ def prompts(
 
 
 @app.command()
-@with_options
 def diversify(
     folder: Path = FOLDER,
     *,
@@ -161,7 +159,6 @@ def diversify(
 
 
 @app.command("compare-diversity")
-@with_options
 def compare_diversity(
     files: list[Path] = typer.Argument(help="T2IS JSONL files, taken together."),
     *,
@@ -187,7 +184,6 @@ def compare_diversity(
 
 
 @app.command()
-@with_options
 def generate(
     folder: Path = FOLDER,
     *,
@@ -209,7 +205,6 @@ def generate(
 
 
 @app.command()
-@with_options
 def pair(folder: Path = FOLDER, *, prompts: str = PROMPTS, step: StepOptions) -> None:
     """Cut the grids and combine their sub-figures into questions for people."""
     from pacorl.dataset.grids import pair as cut
@@ -218,7 +213,6 @@ def pair(folder: Path = FOLDER, *, prompts: str = PROMPTS, step: StepOptions) ->
 
 
 @app.command()
-@with_options
 def annotate(
     folder: Path = FOLDER,
     *,
@@ -255,7 +249,6 @@ def annotate(
 
 
 @app.command()
-@with_options
 def simulate(
     url: str = typer.Argument(help="Where the page is served."),
     links: list[str] = typer.Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
@@ -273,7 +266,6 @@ def simulate(
 
 
 @app.command()
-@with_options
 def explain(
     folder: Path = FOLDER,
     *,
@@ -291,7 +283,6 @@ def explain(
 
 
 @app.command()
-@with_options
 def export(
     folder: Path = FOLDER,
     *,
@@ -312,7 +303,6 @@ def export(
 
 
 @app.command("import")
-@with_options
 def import_(
     folder: Path = FOLDER,
     source: Path = typer.Argument(help="A folder that was published, unpacked; or your rankings, a .csv or .jsonl."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pacorl.cli.shared import OnlyJudge, echo_errors, print_json, with_options
+from pacorl.cli.shared import OnlyJudge, echo_errors, print_json
 
 if TYPE_CHECKING:
     from pacorl.serve.probe import JudgeProbe
@@ -23,7 +23,6 @@ class ExaminedJudge(OnlyJudge):
     judge: str = ""
 
 
-@with_options
 def doctor(
     target: str = typer.Argument(
         "tiny",

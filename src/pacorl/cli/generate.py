@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import echo_errors, print_json, progress, with_options
+from pacorl.cli.shared import echo_errors, print_json, progress
 from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, one_of, option
 from pacorl.types import TINY
 
@@ -75,28 +75,50 @@ class GenerationRequest:
     board: Any = None
 
 
-@with_options
 def generate(
     *, request: RequestOptions, generator: GeneratorOptions, choice: ChoiceOptions, output: OutputOptions
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
-    from pacorl.engine.runtime import use_cores
-    from pacorl.io.quiet import quiet_loading
-
-    # Everything that can be wrong with the words is said before weights are loaded, which takes minutes.
+    # Everything that can be wrong with the words is said before torch and weights are loaded.
     requested = read_request(request, generator.model)
     judge = _judge_source(choice, generator.model)
     if requested.board:
         _check_storyboard(choice)
+    from pacorl.engine.runtime import use_cores
+    from pacorl.generate.sets import generate_sets
+    from pacorl.generate.storyboard import generate_storyboard
+    from pacorl.io.quiet import quiet_loading
+    from pacorl.score.reward import PacoReward
+
     quiet_loading()
     use_cores()
     model = _load(generator, edits=bool(request.images))
     if not requested.board:
         model.check(requested.prompts, generator.size)
-    from pacorl.score.reward import PacoReward
-
+    total = len(requested.prompts) * choice.count * choice.best_of * (generator.steps or model.default_steps)
+    done = 0
     with PacoReward.from_pretrained(judge, **choice.judge_access) if judge else nullcontext() as reward:
-        images = _generate(model, requested, reward, generator, choice, shown=not output.as_json)
+        with progress("generating", shown=not output.as_json) as advance:
+
+            def on_step(images: int) -> None:
+                nonlocal done
+                done += images
+                advance(done, total)
+
+            common: dict[str, Any] = {
+                "judge": reward.judge if reward else None,
+                "seed": generator.seed,
+                "best_of": choice.best_of,
+                "ask": choice.ask,
+                "size": generator.size,
+                "steps": generator.steps,
+                "on_step": on_step,
+            }
+            if requested.board:
+                images = generate_storyboard(model, requested.board, **common)
+            else:
+                common |= {"count": choice.count, "keep_all": choice.keep_all}
+                images = generate_sets(model, requested.prompts, **common)
         _deliver(images, requested, model, reward, output)
 
 
@@ -178,41 +200,6 @@ def _load(options: GeneratorOptions, *, edits: bool) -> Generator:
 
     kind = options.kind or kind_of(options.model, edits=edits)
     return Generator.load(options.model, kind=kind, adapter=options.adapter, **options.policy_options)
-
-
-def _generate(
-    model: Generator,
-    request: GenerationRequest,
-    reward: PacoReward | None,
-    options: GeneratorOptions,
-    choice: ChoiceOptions,
-    *,
-    shown: bool,
-) -> list[GeneratedImage]:
-    from pacorl.generate.sets import generate_sets
-    from pacorl.generate.storyboard import generate_storyboard
-
-    total = len(request.prompts) * choice.count * choice.best_of * (options.steps or model.default_steps)
-    done = 0
-    with progress("generating", shown=shown) as advance:
-
-        def on_step(images: int) -> None:
-            nonlocal done
-            done += images
-            advance(done, total)
-
-        common: dict[str, Any] = {
-            "judge": reward.judge if reward else None,
-            "seed": options.seed,
-            "best_of": choice.best_of,
-            "ask": choice.ask,
-            "size": options.size,
-            "steps": options.steps,
-            "on_step": on_step,
-        }
-        if request.board:
-            return generate_storyboard(model, request.board, **common)
-        return generate_sets(model, request.prompts, count=choice.count, keep_all=choice.keep_all, **common)
 
 
 def _deliver(

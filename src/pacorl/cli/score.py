@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from pacorl.cli.shared import INCOMPLETE, OnlyJudge, echo_errors, print_json, with_options
+from pacorl.cli.shared import INCOMPLETE, OnlyJudge, echo_errors, print_json
 from pacorl.config.options import option
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class ReportOptions:
     keep_going: bool = option(False, "Leave out what cannot be used; exit with code 3.")
 
 
-@with_options
 def score(
     images: list[str] = typer.Argument(help="Two images or more, files or URLs; with --grid, one."),
     *,

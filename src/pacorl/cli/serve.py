@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pacorl.cli.shared import echo_errors, with_options
+from pacorl.cli.shared import echo_errors
 from pacorl.config.options import JudgeOptions, ModelOptions, inherited, option
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class ServeOptions:
     max_pixels: int = option(64_000_000, "builtin: largest image.", least=1)
 
 
-@with_options
 def serve(
     context: typer.Context,
     source: str = typer.Argument("tiny", help="A checkpoint folder, a hub name, or an endpoints YAML."),
@@ -132,7 +131,6 @@ class StudioModels(ModelOptions, JudgeOptions):
     adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
 
 
-@with_options
 def studio(
     *,
     models: StudioModels,

@@ -1,6 +1,6 @@
 """What the commands share: flags from groups of options (`config.options`), a progress bar, one form of JSON.
 
-    @with_options
+    @Commands().command()
     def score(images: list[str] = typer.Argument(help="…"), *, judge: JudgeOptions, output: OutputOptions) -> None:
         …
 
@@ -40,6 +40,14 @@ class OnlyJudge(JudgeOptions):
 
     judge_model: str = inherited(JudgeOptions, "judge_model", also=("--model",))
     judge_adapter: str = inherited(JudgeOptions, "judge_adapter", also=("--adapter",))
+
+
+class Commands(typer.Typer):
+    """A group of commands that may take groups of options."""
+
+    def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
+        register = super().command(*args, **settings)
+        return lambda command: register(with_options(command))
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,6 +104,7 @@ def _flags(group: type) -> Iterator[Parameter]:
             ("" if default is None else str(default)) if setting.parse else default,
             *_names(field),
             help=setting.help,
+            metavar=setting.metavar,
             min=setting.least,
             envvar=setting.variable,
             rich_help_panel=getattr(declaring, "panel", None),

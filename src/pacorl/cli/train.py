@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from pacorl.config.options import inherited, option
 
 RESUME, AUTO = "--resume", "auto"
 OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
@@ -31,38 +34,52 @@ def spelled_out(args: Sequence[str]) -> list[str]:
     return full
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What both trainings take."""
+
+    resume: str = option(
+        "",
+        "auto, or no value: go on from the newest checkpoint of the run's folder, or start if there is none; "
+        "or a checkpoint's folder, of this run or another.",
+        metavar="auto|CHECKPOINT",
+    )
+    dry_run: bool = option(False, "Check everything and print what it would need. Exit code 2: something is absent.")
+    as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeRunOptions(RunOptions):
+    """A judge's training goes on in its own folder alone."""
+
+    resume: str = inherited(
+        RunOptions, "resume", help="Go on from the newest complete checkpoint of the run's folder.", metavar="auto"
+    )
+
+
 def train_policy(
     config: Path = typer.Argument(help="A YAML file, such as configs/tiny.yaml."),
     overrides: list[str] = OVERRIDES,
-    resume: str = typer.Option(
-        "",
-        RESUME,
-        metavar="auto|CHECKPOINT",
-        help="auto, or no value: go on from the newest checkpoint of the run's folder, or start if there is none; "
-        "or a checkpoint's folder, of this run or another.",
-    ),
-    dry_run: bool = typer.Option(
-        False, "--dry-run", help="Check everything and print what it would need. Exit code 2: something is absent."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="With --dry-run: print the plan as JSON."),
+    *,
+    options: RunOptions,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import load
     from pacorl.config.policy_run import PolicyRun
 
     run = load(PolicyRun, config, overrides or [])
-    if dry_run:
+    if options.dry_run:
         from pacorl.plan.plan import plan_policy, print_plan
 
         plan = plan_policy(run)
-        print(plan.to_json()) if as_json else print_plan(plan)
+        print(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
     from pacorl.engine.runtime import destroy_process_group, use_cores
     from pacorl.report.page import write_report
     from pacorl.train import trainer
 
     use_cores()
-    folder = trainer.train_policy(run, resume=resume)
+    folder = trainer.train_policy(run, resume=options.resume)
     if destroy_process_group():  # the main process; the others have nothing to say
         typer.echo(f"done: {write_report(folder)}")
 
@@ -70,13 +87,8 @@ def train_policy(
 def train_reward(
     config: Path = typer.Argument(help="A YAML file, such as configs/reward/tiny.yaml."),
     overrides: list[str] = OVERRIDES,
-    resume: str = typer.Option(
-        "", RESUME, metavar="auto", help="Go on from the newest complete checkpoint of the run's folder."
-    ),
-    dry_run: bool = typer.Option(
-        False, "--dry-run", help="Check everything and print what it would do. Exit code 2: something is absent."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="With --dry-run: print it as JSON."),
+    *,
+    options: JudgeRunOptions,
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
     from transformers.utils import logging
@@ -85,22 +97,22 @@ def train_reward(
     from pacorl.config.judge_run import RewardRun
     from pacorl.engine.runtime import use_cores
 
-    if resume not in {"", AUTO}:
+    if options.resume not in {"", AUTO}:
         raise ValueError(
-            f"--resume {resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
+            f"--resume {options.resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
         )
     run = load(RewardRun, config, overrides or [])
     use_cores()
     logging.disable_progress_bar()  # of loading weights; training has its own
-    if dry_run:
+    if options.dry_run:
         from pacorl.plan.judge_plan import plan_reward
 
         plan = plan_reward(run)
-        typer.echo(plan.to_json() if as_json else "\n".join(plan.lines()))
+        typer.echo(plan.to_json() if options.as_json else "\n".join(plan.lines()))
         raise typer.Exit(plan.exit_code)
     from pacorl.train_judge.run import JudgeTrainer
 
-    folder = JudgeTrainer(run, resume=bool(resume)).run()
+    folder = JudgeTrainer(run, resume=bool(options.resume)).run()
     typer.echo(f"done: {folder / 'summary.json'}")
 
 

@@ -30,6 +30,7 @@ class Option:
     """Instead of the field's name; empty for that."""
     also: tuple[str, ...] = ()
     """Second names, such as those of earlier versions."""
+    metavar: str | None = None
     least: float | None = None
     parse: Callable[[str], Any] | None = None
     """Makes a value of a text that is not empty; its ValueError names the text, the flag is put in front."""

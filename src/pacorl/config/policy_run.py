@@ -155,7 +155,7 @@ class EvaluationConfig(Section):
     compare_trained: bool = True
     """Whether each evaluation, once training has begun, also samples with the trained adapter, from the same prompts
     and seeds, to log its scores beside the average's (trained/… and average/…). It costs the training size's share of
-    an evaluation once more; without `compare_sizes`, or where both sizes are equal, a quarter of an evaluation."""
+    an evaluation once more; without `compare_sizes`, or if both sizes are equal, a quarter of an evaluation."""
 
     @model_validator(mode="after")
     def _judge_has_work(self) -> EvaluationConfig:

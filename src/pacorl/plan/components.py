@@ -53,13 +53,13 @@ class Row:
     note: str = ""
 
 
-def policy_on_meta(config: PolicyRun, parts: Parts) -> PipelinePolicy:
+def policy_on_meta(config: PolicyRun, configs: Parts) -> PipelinePolicy:
     """The run's generator from the configs of its parts, without weights.
 
     Raises:
         ConfigError: VAE and patches do not divide a size of the config; the message names the nearest.
     """
-    policy = config.generator.on_meta(config.model, parts, record_sizes=config.prompts.record_sizes)
+    policy = config.generator.on_meta(config.model, configs, record_sizes=config.prompts.record_sizes)
     for key, size in (("sampling.size", config.sampling.size), ("evaluation.size", config.evaluation.size)):
         try:
             policy.check_size(Size(*size))
@@ -110,15 +110,15 @@ def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid:
     """The weights of each judge of this process, and the larger of what the two need at work: one works at a time."""
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
     panel, weights, working = Size(height // grid.rows, width // grid.cols), [], []
-    for component, options, parts in (
+    for component, options, configs in (
         ("judge", config.judge, judge),
         ("evaluation's judge", config.evaluation.judge, held_out_judge),
     ):
         if not isinstance(options, InProcessOptions):
             continue
         dtype = getattr(torch, options.dtype)
-        model = model_on_meta(parts["model"], dtype=dtype)
-        tokens = 2 * image_tokens(panel, parts["processor"]) + QUESTION_TOKENS
+        model = model_on_meta(configs["model"], dtype=dtype)
+        tokens = 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
         batch = max(1, options.batch_tokens // tokens)
         peak, note = memory.judging_peak(model, questions=batch, tokens=tokens), f"{options.dtype}, in every process"
         # A judge is loaded when the text encoders have left.

@@ -194,7 +194,7 @@ def _parameters(config: RewardRun, checkpoint: Checkpoint, *, start_is_here: boo
     """(trained, all) parameters, on the meta device."""
     if checkpoint.folder:
         source_of(str(checkpoint.folder))  # a model of another family is refused
-    model = model_on_meta(checkpoint.parts["model"], dtype=getattr(torch, config.model.dtype))
+    model = model_on_meta(checkpoint.configs["model"], dtype=getattr(torch, config.model.dtype))
     # The adapter of `start` has the config's shape, so that a new one counts the same.
     tuning = config.tuning if start_is_here else config.tuning.model_copy(update={"start": ""})
     with META:

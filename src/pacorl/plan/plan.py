@@ -50,9 +50,9 @@ class Plan:
         """What is on the device in a phase."""
         return sum(row.bytes for row in self.rows if row.place == "device" and phase in row.phases)
 
-    def place_bytes(self, place: Place) -> int:
+    def place_bytes(self, location: Place) -> int:
         """What is in main memory, or on disk."""
-        return sum(row.bytes for row in self.rows if row.place == place)
+        return sum(row.bytes for row in self.rows if row.place == location)
 
     @property
     def peak_bytes(self) -> int:
@@ -103,14 +103,14 @@ def plan_policy(config: PolicyRun) -> Plan:
     )
     generator, judge = sources.generator(config), sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
-    policy = policy_on_meta(config, generator.parts)
+    policy = policy_on_meta(config, generator.configs)
     for prompt in [*train, *evaluation]:
         policy.size_of(prompt, Size(*config.sampling.size))
     needed = rows(
         _at_largest(config, train, evaluation),
         policy=policy,
-        judge=judge.parts,
-        held_out_judge=held_out_judge.parts,
+        judge=judge.configs,
+        held_out_judge=held_out_judge.configs,
         prompts=[*train, *evaluation],
     )
     checkpoints = (generator, judge, held_out_judge)
@@ -140,9 +140,9 @@ def print_components(plan: Plan, console: Console) -> None:
 
     table = Table("component", "parameters", "memory", "where and when", title="what the run needs")
     table.columns[1].justify = table.columns[2].justify = "right"
-    for place, title in PLACES.items():
-        for row in (row for row in plan.rows if row.place == place):
-            when = title if place != "device" or row.phases == tuple(PHASES) else ", ".join(row.phases)
+    for location, title in PLACES.items():
+        for row in (row for row in plan.rows if row.place == location):
+            when = title if location != "device" or row.phases == tuple(PHASES) else ", ".join(row.phases)
             note = f"{when}; {row.note}" if row.note else when
             table.add_row(row.component, _count_text(row.parameters), size_text(row.bytes), note)
         table.add_section()

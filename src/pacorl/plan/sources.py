@@ -68,7 +68,8 @@ def verdict(absences: Sequence[MissingFile], *, faults: int = 0, notes: int = 0)
 class Checkpoint:
     """What a checkpoint says of itself without being loaded."""
 
-    parts: Parts
+    configs: Parts
+    """Component → its config.json; of a processor its image options."""
     absences: tuple[MissingFile, ...] = ()
     note: str = ""
     """Which published model's sizes stand in for its own; empty if its own are here."""
@@ -87,15 +88,15 @@ def generator(config: PolicyRun) -> Checkpoint:
     folder = _folder(source, tiny=spec.tiny.folder if spec.tiny else None, marker="model_index.json")
     if folder is None:
         return Checkpoint(spec.parts, (_absence(key, source, "a diffusers checkpoint"),), note)
-    own = {
+    local = {
         name: _processor(folder / name) if name == "processor" else _json(folder / name / "config.json")
         for name in spec.parts
     }
-    parts = {name: own[name] or published for name, published in spec.parts.items()}
+    configs = {name: local[name] or published for name, published in spec.parts.items()}
     # FLUX.1 and its Kontext have one architecture: only the pipeline's name tells them apart.
     pipeline = _json(folder / "model_index.json").get("_class_name", spec.pipeline)
     classes = {
-        str(parts["transformer"].get("_class_name")): spec.parts["transformer"]["_class_name"],
+        str(configs["transformer"].get("_class_name")): spec.parts["transformer"]["_class_name"],
         pipeline: spec.pipeline,
     }
     for present, needed in classes.items():
@@ -106,7 +107,7 @@ def generator(config: PolicyRun) -> Checkpoint:
             )
     lacking = [name for name in spec.parts if name not in WITHOUT_WEIGHTS and not _has_weights(folder / name)]
     absences = (_absence(key, source, f"the weights of {', '.join(lacking)}"),) if lacking else ()
-    return Checkpoint(parts, absences, "" if own["transformer"] else note)
+    return Checkpoint(configs, absences, "" if local["transformer"] else note)
 
 
 def judge(options: BackendOptions | None, *, key: str) -> Checkpoint:
@@ -140,9 +141,9 @@ def vision_language_model(source: str, *, key: str) -> Checkpoint:
     if folder is None:
         absence = _absence(key, source, "a transformers checkpoint")
         return Checkpoint(JUDGE_PARTS, (absence,), _stand_in(key.partition(" ")[0], LOCAL_JUDGE.base))
-    parts = {"model": _json(folder / "config.json"), "processor": _processor(folder) or JUDGE_PARTS["processor"]}
+    configs = {"model": _json(folder / "config.json"), "processor": _processor(folder) or JUDGE_PARTS["processor"]}
     absences = () if _has_weights(folder) else (_absence(key, source, "its weights"),)
-    return Checkpoint(parts, absences, folder=folder)
+    return Checkpoint(configs, absences, folder=folder)
 
 
 def _vision_language_folder(source: str) -> Path | None:
