@@ -400,7 +400,7 @@ def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Pa
 
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "A 1x1 grid. [ONE]: a lone hero."}) + "\n")
-    with pytest.raises(ValueError, match="consistency needs at least two panels"):
+    with pytest.raises(ValueError, match="consistency needs two panels"):
         plan_policy(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
 
 
