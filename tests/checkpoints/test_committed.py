@@ -83,13 +83,13 @@ def test_the_judge_refuses_junk(judge: LocalJudge, policy: FluxPolicy) -> None:
     assert ask_junk(judge, negatives) >= 0.95
 
 
-def test_the_judge_refuses_what_a_lost_policy_paints(judge: LocalJudge, policy: FluxPolicy) -> None:
-    """Sheets of one sampling step that barely left the noise, where the oracle sees nothing."""
+def test_the_judge_refuses_what_a_lost_policy_generates(judge: LocalJudge, policy: FluxPolicy) -> None:
+    """Grids of one sampling step that barely left the noise, where the oracle sees nothing."""
     size, prompts = Size(64, 64), characters.character_prompts("test", 12, seed=9)
     sampler, cache = Sampler(size=size, steps=1), ConditioningCache(policy)
-    painted = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(12), batch=12)
+    generated = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(12), batch=12)
     noise = policy.decode(policy.noise(range(12), size) * 0.8, size)
-    panels = [panel for sheet in [*painted, *noise] for panel in split(sheet, prompts[0].grid)]
+    panels = [panel for grid in [*generated, *noise] for panel in split(grid, prompts[0].grid)]
     lost = [panel for panel, seen in zip(panels, Oracle().read(panels), strict=True) if seen is None]
     assert len(lost) > 40
     assert ask_junk(judge, lost) >= 0.95
@@ -102,10 +102,10 @@ def test_the_generator_is_able_but_unreliable(policy: FluxPolicy, pixels: int) -
     cache = ConditioningCache(policy)
     images = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(48), batch=12)
     graded = [oracle.grade(prompt, split(image, prompt.grid)) for prompt, image in zip(prompts, images, strict=True)]
-    found = {name: float(np.mean([one[name] for one in graded])) for name in GRADES}
-    assert found["valid"] >= 0.9, found
-    assert found["prompt_match"] >= 0.7, found
-    assert 0.55 <= found["attribute_agreement"] <= 0.85, found
+    means = {name: float(np.mean([grades[name] for grades in graded])) for name in GRADES}
+    assert means["valid"] >= 0.9, means
+    assert means["prompt_match"] >= 0.7, means
+    assert 0.55 <= means["attribute_agreement"] <= 0.85, means
 
 
 def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_editor_is_able_but_changes_too_much(tmp_path: Path) -> None:
     prompts = prompts_from(str(write_edits(tmp_path, edits, name="test", pixels=PIXELS)), limit=None)
     sampler, cache = Sampler(size=Size(PIXELS, PIXELS), steps=10), ConditioningCache(editor)
     images = sample_images(editor, prompts, sampler=sampler, cache=cache, seeds=range(96), batch=12)
-    found = grade_edits(prompts, images, oracle=Oracle())
-    assert found["valid"] >= 0.9, found
-    assert found["followed"] >= 0.65, found
-    assert 0.55 <= found["kept"] <= 0.8, found
+    means = grade_edits(prompts, images, oracle=Oracle())
+    assert means["valid"] >= 0.9, means
+    assert means["followed"] >= 0.65, means
+    assert 0.55 <= means["kept"] <= 0.8, means

@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 def train(out: Path) -> None:
-    """Three steps with painting between them; state is saved, spoilt and put back; one more forward."""
+    """Three steps with sampling between them; state is saved, spoilt and put back; one more forward."""
     from pacorl.engine.runtime import Runtime
     from pacorl.lora.adapters import MovingAverage, adapter_state, full_state, set_adapter_state
     from pacorl.train.checkpoint import optimizer_tensors, set_optimizer_tensors

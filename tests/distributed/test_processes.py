@@ -122,7 +122,7 @@ def test_weights(runs: dict[str, Path], mode: str, case: str, part: str) -> None
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_evaluation_counts_every_picture_once(runs: dict[str, Path], mode: str) -> None:
+def test_evaluation_counts_every_image_once(runs: dict[str, Path], mode: str) -> None:
     one, other = (
         [json.loads(line) for line in (run / "samples" / "evaluation-000000.jsonl").read_text().splitlines()]
         for run in (runs["one"] / "flux", runs[mode] / "flux")

@@ -28,9 +28,9 @@ STRANGER = Panel.parse("blue tall hero, cap, night, waving, tree")
 @pytest.mark.slow
 def test_a_judge_learns_from_a_dataset_of_its_own_and_rewards_a_policy(tmp_path: Path) -> None:
     folder = tmp_path / "story"
-    found = CliRunner().invoke(app, ["dataset-story", str(folder), "--json"], catch_exceptions=False)
-    assert found.exit_code == 0
-    summary = json.loads(found.stdout)
+    done = CliRunner().invoke(app, ["dataset-story", str(folder), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    summary = json.loads(done.stdout)
     assert summary == json.loads((folder / "summary.json").read_text())
     dataset = summary["dataset"]
     assert dataset["generate"] == {"grids": 96, "generated": 96, "missing": 0}
@@ -93,10 +93,10 @@ def test_judges_are_compared_by_prompt(tmp_path: Path) -> None:
         Comparison((tmp_path / "a.png",) * 2, "Same?", consistent=label, group=group)
         for group, label in [("one", True), ("one", False), ("two", True), ("two", False)]
     ]
-    found = compare(pairs, before=Fixed(0.1, 0.2, 0.3, 0.9), after=Fixed(0.9, 0.2, 0.3, 0.4))
-    assert (found["pairs"], found["prompts"]) == (4, 2)
-    assert [found[name]["mean"] for name in ("before", "after", "margin")] == [0.25, 0.75, 0.5]
-    assert (found["margin"]["low"], found["margin"]["high"]) == (0.5, 0.5)
-    assert (found["before"]["low"], found["before"]["high"]) == (0.0, 0.5)
+    compared = compare(pairs, before=Fixed(0.1, 0.2, 0.3, 0.9), after=Fixed(0.9, 0.2, 0.3, 0.4))
+    assert (compared["pairs"], compared["prompts"]) == (4, 2)
+    assert [compared[name]["mean"] for name in ("before", "after", "margin")] == [0.25, 0.75, 0.5]
+    assert (compared["margin"]["low"], compared["margin"]["high"]) == (0.5, 0.5)
+    assert (compared["before"]["low"], compared["before"]["high"]) == (0.0, 0.5)
     with pytest.raises(ValueError, match="1 of 4 held-out pairs were not judged, the first because: no answer"):
         compare(pairs, before=Fixed(0.1, None, 0.3, 0.9), after=Fixed(0.9, 0.2, 0.3, 0.4))

@@ -89,8 +89,8 @@ def test_a_few_steps_train_the_transformer_and_nothing_that_flux_shares(tmp_path
     assert [line["step"] for line in lines] == [2, 1]  # a line per phase
     made = FluxKontextPipeline.from_pretrained(tmp_path / "kontext")
     flux = FluxPipeline.from_pretrained(TINY_FLUX)
-    for part in ("vae", "text_encoder", "text_encoder_2", "transformer"):
-        own, shared = getattr(made, part).state_dict(), getattr(flux, part).state_dict()
-        assert own.keys() == shared.keys()
-        same = all(torch.equal(own[name], shared[name]) for name in own)
-        assert same == (part != "transformer"), part
+    for component in ("vae", "text_encoder", "text_encoder_2", "transformer"):
+        trained, shared = getattr(made, component).state_dict(), getattr(flux, component).state_dict()
+        assert trained.keys() == shared.keys()
+        same = all(torch.equal(trained[name], shared[name]) for name in trained)
+        assert same == (component != "transformer"), component

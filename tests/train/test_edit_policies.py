@@ -56,7 +56,7 @@ def recipe(tmp_path: Path, checkpoints: Path, request: pytest.FixtureRequest) ->
         "sampling": {"size": [64, 64], "steps": 3, "sde_steps": [1], "batch": 2},
         "evaluation": {"size": [96, 96], "steps": 2, "batch": 2},
         "judge": {"checkpoint": "tiny", "dtype": "float32"},
-        # A judge of sets says the same of whatever random weights paint; the size of the file tells them apart.
+        # A judge of sets says the same of whatever random weights generate; the size of the file tells them apart.
         "rewards": [{"name": "edit_consistency", "args": {"temperature": 8}}, {"name": "jpeg_size"}],
         "optimizer": {"updates_per_epoch": 1, "lr": 1.0e-3, "ema_interval": 1},
     }
@@ -103,7 +103,7 @@ def test_a_bad_source_is_named_before_weights_load(
     from pacorl.train import builders
     from pacorl.train import trainer as loop
 
-    (recipe.parent / "broken.png").write_text("no picture")
+    (recipe.parent / "broken.png").write_text("no image")
     with (recipe.parent / "train.jsonl").open("a") as file:
         file.write(json.dumps({"image": name, "instruction": "Paint the hero red."}) + "\n")
     monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))

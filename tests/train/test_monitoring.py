@@ -36,8 +36,8 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def paints_nothing_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy whose training pictures go dark after its first epoch, as a hacked one's do."""
+def dark_from_epoch_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy whose training images go dark after its first epoch, as a hacked one's do."""
     decode, calls = ToyPolicy.decode, iter(range(10**6))
 
     def dark(self: ToyPolicy, *args: object) -> list[Image.Image]:
@@ -76,7 +76,7 @@ def test_a_healthy_epoch_is_watched_without_alarm(small: list[str]) -> None:
         assert not any(name.startswith("alarm") for name in line)
 
 
-@pytest.mark.usefixtures("toy", "paints_nothing_from_epoch_two")
+@pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         folder = train_policy(tiny_run([*small, "epochs=5", "evaluation.compare_sizes=false"]))
@@ -86,7 +86,7 @@ def test_a_hacked_run_warns(small: list[str], caplog: pytest.LogCaptureFixture) 
     assert len([text for text in said if "blank went from 0.667 to 1.000" in text]) == 1, "said once"
 
 
-@pytest.mark.usefixtures("toy", "paints_nothing_from_epoch_two")
+@pytest.mark.usefixtures("toy", "dark_from_epoch_two")
 def test_a_hacked_run_can_be_stopped_and_is_saved(small: list[str]) -> None:
     config = tiny_run([*small, "epochs=5", "monitor.blank.action=stop", "save_every=100"])
     with pytest.raises(
@@ -132,9 +132,9 @@ def test_prompts_that_are_also_measured_on_are_refused(small: list[str], caplog:
         ("{name: http, args: {url: 'http://127.0.0.1:9/', tries: 1}}", "'http' has no score for a trial image"),
     ],
 )
-def test_a_reward_that_cannot_work_is_named_before_anything_is_painted(
+def test_a_reward_that_cannot_work_is_named_before_anything_is_sampled(
     small: list[str], own: Path, monkeypatch: pytest.MonkeyPatch, reward: str, message: str
 ) -> None:
-    monkeypatch.setattr(FluxPolicy, "decode", lambda *args: pytest.fail("painted"))
+    monkeypatch.setattr(FluxPolicy, "decode", lambda *args: pytest.fail("sampled"))
     with pytest.raises(ValueError, match=message):
         train_policy(tiny_run([*small, f"rewards=[{reward.replace('OWN', str(own))}]"]))

@@ -58,7 +58,7 @@ def test_a_page_that_cannot_be_built_does_not_end_the_run(
     assert (out / "adapter" / "adapter_model.safetensors").exists()
 
 
-def test_records_are_painted_at_their_own_size(small: list[str], tmp_path: Path) -> None:
+def test_records_are_sampled_at_their_own_size(small: list[str], tmp_path: Path) -> None:
     """Without the key the config's sizes hold; with it only for the record that says none."""
     prompts = character_prompts("train", 3)
     own = [dataclasses.replace(prompts[0], size=Size(64, 96)), dataclasses.replace(prompts[1], size=Size(32, 48))]
@@ -79,7 +79,7 @@ def test_records_are_painted_at_their_own_size(small: list[str], tmp_path: Path)
         assert image.size == (96, 64)
     epoch, after = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()[1:])
     assert epoch["ratio_deviation/1"] == 0.0
-    assert not [name for name in after if name.startswith("correlation/")], "one size, painted once"
+    assert not [name for name in after if name.startswith("correlation/")], "one size, sampled once"
 
 
 def test_sizes_of_records_come_from_the_policy(small: list[str]) -> None:

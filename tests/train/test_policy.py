@@ -160,7 +160,7 @@ def test_epochs_share_neither_noise_nor_prompts(
     with toy_world():
         training = PolicyTrainer(config)
     seeds: list[int] = []
-    painted: list[list[int]] = []
+    sampled: list[list[int]] = []
     noise, collect = training.policy.noise, loop.collect
 
     def drawn(several, size):  # type: ignore[no-untyped-def]
@@ -168,18 +168,18 @@ def test_epochs_share_neither_noise_nor_prompts(
         return noise(several, size)
 
     def collected(policy, rows, **rest):  # type: ignore[no-untyped-def]
-        painted[-1].extend(row.prompt.id for row in rows)
+        sampled[-1].extend(row.prompt.id for row in rows)
         return collect(policy, rows, **rest)
 
     monkeypatch.setattr(training.policy, "noise", drawn)
     monkeypatch.setattr(loop, "collect", collected)
     for _ in range(2):
-        painted.append([])
+        sampled.append([])
         training.run_epoch()
     training.close()
     assert len(seeds) == len(set(seeds)) == 2 * 8 * draws
-    assert not set(painted[0]) & set(painted[1])
-    assert sorted(painted[0] + painted[1]) == sorted(4 * list(range(4)))
+    assert not set(sampled[0]) & set(sampled[1])
+    assert sorted(sampled[0] + sampled[1]) == sorted(4 * list(range(4)))
 
 
 @pytest.mark.usefixtures("toy")
