@@ -56,6 +56,7 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     A finished run in `out` is made anew, an unfinished one is resumed.
     """
     quiet_loading()  # the models load in a blink
+    # The summary is written last, so that it marks a finished run.
     if (out / "summary.json").exists():
         shutil.rmtree(out)
     config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])

@@ -44,6 +44,7 @@ def _show_version(version: bool) -> None:
 
 @app.callback()
 def options(
+    # For the help: `main` reads it before typer does, since it decides how faults are shown.
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks."),
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
 ) -> None:

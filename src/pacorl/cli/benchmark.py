@@ -69,5 +69,6 @@ def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     else:
         typer.echo("\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks]))
     echo_errors(outcome.note, f"tables: {outcome.folder / 'table.html'}")
+    # A table with gaps must not look like a finished one to a script.
     if outcome.missing or outcome.skipped:
         raise typer.Exit(INCOMPLETE)

@@ -134,6 +134,7 @@ def prompts(
     if model and model.usage.calls:
         counts |= {"usage": model.usage.with_cost(price)}
     step.print(counts)
+    # After the counts, which are of use all the same.
     if failed := counts.get("failed"):
         raise ValueError(f"{len(failed)} records could not be written; run the command again to try them again")
 
@@ -198,6 +199,7 @@ def generate(
     from pacorl.engine.image_queue import Shard
     from pacorl.policies import default_options
 
+    # Options of a kind go on by name; None is the checkpoint's own default.
     options = vars(generator).copy()
     source = module.image_source(options.pop("model") or default_options().checkpoint, **options)
     run = partial(module.generate, folder, source, grids=grids, prompts=prompts, shard=Shard.parse(shard))

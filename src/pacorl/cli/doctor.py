@@ -40,6 +40,7 @@ def doctor(
     use_cores()
     try:
         if _is_run(target):
+            # They would have no effect, and the user would take the config's judge for this one.
             if access != ExaminedJudge():
                 raise ValueError(f"{target} is a run's config, which names its judge; change it with judge.key=value")
             code = _examine_run(Path(target), overrides or [], ask=ask, as_json=as_json)
@@ -67,6 +68,7 @@ def _is_run(target: str) -> bool:
     keys = set(document) if isinstance(document, dict) else set()
     if keys & {"tuning", "data", "loss"}:
         raise ValueError(f"{target} trains a judge; check it with `pacorl train-reward {target} --dry-run`")
+    # A description of servers is a YAML too, with a key that no run has.
     return "judges" not in keys
 
 

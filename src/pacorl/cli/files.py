@@ -51,6 +51,7 @@ def _summary(lora: Lora) -> str:
 
 def _range(numbers: Iterable[float]) -> str:
     """One number, or the least and the most."""
+    # Twice, so that a single number is both ends.
     low, *_, high = sorted([*numbers] * 2)
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 

@@ -198,6 +198,7 @@ def _load(options: GeneratorOptions, *, edits: bool) -> Generator:
     from pacorl.engine.generator import Generator
     from pacorl.policies import kind_of
 
+    # Which tiny checkpoint is meant only the request tells: one makes sets, one edits.
     kind = options.kind or kind_of(options.model, edits=edits)
     return Generator.load(options.model, kind=kind, adapter=options.adapter, **options.policy_options)
 

@@ -68,6 +68,7 @@ def score(
         if len(opened) != 1:
             raise ValueError(f"--grid cuts one image, {len(opened)} are given")
         names, opened = scoring.panels_of(names[0], opened[0], parse_layout(ask.grid))
+    # Before a judge is loaded, which takes minutes.
     scoring.check_count(len(opened), ranking=ask.rank)
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note

@@ -62,6 +62,7 @@ def serve(
 
         gpus = tuple(device.strip() for device in options.gpus.split(",") if device.strip())
         vllm = VllmOptions(dtype=options.dtype, images=options.max_images, gpus=gpus, extra=tuple(context.args))
+        # vLLM's own code tells a supervisor why it ended.
         raise typer.Exit(run_vllm(servers, vllm, api_key=key, on_ready=lambda: _announce(servers)))
     else:
         raise ValueError(f"--backend {options.backend!r} is neither vllm nor builtin")
@@ -109,6 +110,7 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
     (server,) = servers
     judges = load_judges(server, dtype=options.dtype)
     _announce(servers)
+    # Said before the server takes over this thread.
     for name, judge in judges.items():
         if judge.domain:
             declined = f"{name} declines images of anything but {judge.domain.name}"

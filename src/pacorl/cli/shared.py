@@ -109,6 +109,7 @@ def _flags(group: type) -> Iterator[Parameter]:
             envvar=setting.variable,
             rich_help_panel=getattr(declaring, "panel", None),
         )
+        # Typer would read a pair or a Size in its own way, and its message would not name the fix.
         annotation = str if setting.parse else hints[field.name]
         yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=flag, annotation=annotation)
 
@@ -129,6 +130,7 @@ def progress(activity: str, *, shown: bool = True) -> Iterator[Callable[[int, in
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    # Transient below: what stays on a terminal are the results.
     columns = TextColumn(activity), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task(activity, total=None)

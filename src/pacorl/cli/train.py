@@ -72,6 +72,7 @@ def train_policy(
         from pacorl.plan.plan import plan_policy, print_plan
 
         plan = plan_policy(run)
+        # Rich prints the plan itself; JSON must not be wrapped at a terminal's width.
         print(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
     from pacorl.engine.runtime import destroy_process_group, use_cores

@@ -36,6 +36,7 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A frozen part of a config that knows its keys."""
 
+    # Extra keys are refused: a typo must not silently mean a default.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -75,6 +76,7 @@ def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
 
 def dump(config: Section) -> str:
     """The whole config as YAML."""
+    # Paths as texts: safe YAML knows no others.
     return dump_yaml(config.model_dump(mode="json"))
 
 
@@ -93,6 +95,7 @@ def _apply(document: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
     *sections, last = key.split(".")
+    # Sections that the file lacks are made: an override may be all that is said of one.
     for section in sections:
         document = document.setdefault(section, {})
         if not isinstance(document, dict):

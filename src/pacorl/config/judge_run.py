@@ -116,6 +116,7 @@ class RewardRun(Section):
     def _makes_sense(self) -> RewardRun:
         if not self.data.train:
             raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
+        # With the decision token alone as target there is nothing that its weight is weighed against.
         if self.loss.target != "token" and self.loss.alpha == 0:
             raise ValueError("loss.alpha 0 would not train the decision, which is the score; set it above 0")
         return self

@@ -55,6 +55,7 @@ class OneOf:
         Raises:
             ValueError: A setting of another entry says something, which would have no effect.
         """
+        # Made by Python code, it was validated then.
         if isinstance(section, BaseModel):
             return section
         options = self.options_of(section)
@@ -71,6 +72,7 @@ class OneOf:
         dump = core_schema.plain_serializer_function_ser_schema(
             lambda section, info: section.model_dump(mode=info.mode), info_arg=True
         )
+        # Not pydantic's own discriminated union: that would import the file of every entry, torch with some of them.
         return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

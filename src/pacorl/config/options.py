@@ -48,6 +48,7 @@ def option(default: Any, text: str, **settings: Any) -> Any:
     """
     metadata = {KEY: Option(text, **settings)}
     if isinstance(default, list):
+        # Dataclasses refuse a list as a default, since all groups would share it.
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
@@ -55,6 +56,7 @@ def option(default: Any, text: str, **settings: Any) -> Any:
 def inherited(group: type, name: str, *, default: Any = None, **changes: Any) -> Any:
     """The field of another group with some things changed, e.g. its default or its second names."""
     base = group.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    # None is "unchanged": no group turns a default into None.
     value = base.default if default is None else default
     return field(default=value, metadata={KEY: replace(base.metadata[KEY], **changes)})
 

@@ -91,6 +91,7 @@ class SamplingConfig(SamplingSteps):
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Every size that is trained at."""
+        # In the order of training, each once.
         return tuple(dict.fromkeys([self.size, *(size for _, size in self.curriculum)]))
 
     def size_at(self, epoch: int) -> Size:
@@ -113,6 +114,7 @@ class SamplingConfig(SamplingSteps):
             noise_level=self.noise_level,
             sde_steps=self.window.at(epoch, self.sde_steps, seed=seed),
             shared_noise=self.shared_noise,
+            # An objective of the endpoint samples the plain ODE.
             stochastic=spec.needs == "path",
             keeps_means=spec.keeps_means,
             shift_size=evaluation_size if self.shift == "evaluation" else None,
@@ -237,6 +239,7 @@ class PolicyRun(Section):
     weighted sum of the rewards; empty to keep none for it."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
 
+    # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
     model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default=DEFAULT_KIND)] = Field(
         default_factory=default_options
     )
@@ -263,6 +266,7 @@ class PolicyRun(Section):
         if not self.rewards:
             raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
         for key, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards)):
+            # Curves, tables and absences are keyed by these names.
             names = [reward.key for reward in rewards]
             if len(set(names)) < len(names):
                 raise ValueError(f"{key} {names} name one reward twice; give one of them another label")
@@ -283,6 +287,7 @@ class PolicyRun(Section):
 
     def _check_steps(self) -> None:
         sampling = self.sampling
+        # An sde_type may add no noise at a step, which then has no likelihood to train.
         if OBJECTIVES[self.objective.name].needs == "path":
             SDE_TYPES[sampling.sde_type].check(
                 sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level

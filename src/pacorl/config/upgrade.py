@@ -133,6 +133,7 @@ def rewrite(text: str, *, name: str) -> tuple[str, list[str]]:
 
 def _edits(text: str, run: str) -> Iterator[Edit]:
     """Renames and removes keys as they stand in the text."""
+    # Composed nodes know where they stand in the text; a loaded document does not.
     root = yaml.compose(text)
     for old, new in RENAMED.get(run, {}).items():
         if entry := _node(root, old):

@@ -229,6 +229,7 @@ def _rewards(config: PolicyRun, absences: Sequence[MissingFile]) -> Iterator[Fin
             if any(file.startswith(f"{key}.{name}.") for file in absent):
                 continue
             try:
+                # Loads the reward's weights, as the run would.
                 smoke_test({name: reward}, prompts_from(source, limit=1), size=Size(*size))
             except (ValueError, OSError, RuntimeError, ImportError) as fault:
                 yield Finding("error", "rewards", str(fault))

@@ -85,6 +85,7 @@ def plan_policy(config: PolicyRun) -> Plan:
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
     """
+    # Cheapest first: what the config alone can say, then the prompts, then models on meta tensors.
     _check_samples(config)
     check_trackers(config.trackers)
     check_rewards(config.rewards)
@@ -105,6 +106,7 @@ def plan_policy(config: PolicyRun) -> Plan:
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
     policy = policy_on_meta(config, generator.configs)
     for prompt in [*train, *evaluation]:
+        # A source that is missing or has no usable shape is said now, and not in the first epoch.
         policy.size_of(prompt, Size(*config.sampling.size))
     needed = rows(
         _at_largest(config, train, evaluation),
