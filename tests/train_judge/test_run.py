@@ -30,10 +30,9 @@ from pacorl.io.images import ImageError, open_image
 from pacorl.io.processor import load_processor
 from pacorl.judges.local import LocalJudge
 from pacorl.plan.judge_plan import plan_reward
-from pacorl.train_judge.callbacks import complete_checkpoints
 from pacorl.train_judge.data import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.train_judge.model import load_model, processor_of, save_processor, source_of, tune
-from pacorl.train_judge.run import JudgeTrainer, build_trainer
+from pacorl.train_judge.run import JudgeTrainer, build_trainer, complete_checkpoints
 from pacorl.train_judge.trainer import (
     LABEL_KEYS,
     LossSums,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from pacorl.config.judge_run import RewardRun
@@ -88,23 +89,32 @@ class Collator:
         tokens = iter((pixels["image_grid_thw"].prod(1) // self.processor.image_processor.merge_size**2).tolist())
         prompts = [self.prompt_ids(loaded.row.comparison, [next(tokens) for _ in loaded.images]) for loaded in rows]
         answers = [self.answer_ids(loaded.row.comparison) for loaded in rows]
-        ids, attended, answer = _padded(prompts, answers, pad=self.processor.tokenizer.pad_token_id)
+        sequences = [torch.tensor(prompt + answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        is_answer = [torch.arange(len(ids)) >= len(prompt) for ids, prompt in zip(sequences, prompts, strict=True)]
+        padded = partial(pad_sequence, batch_first=True)
+        ids_BL = padded(sequences, padding_value=self.processor.tokenizer.pad_token_id)
         return {
-            "input_ids": ids,
-            "attention_mask": attended,
-            "mm_token_type_ids": (ids == self.processor.image_token_id).int(),
+            "input_ids": ids_BL,
+            # By length: a checkpoint's padding token may be one that ends turns too.
+            "attention_mask": padded([torch.ones_like(ids) for ids in sequences]),
+            "mm_token_type_ids": (ids_BL == self.processor.image_token_id).int(),
             "pixel_values": pixels["pixel_values"],
             "image_grid_thw": pixels["image_grid_thw"],
-            "answer": answer,
+            "answer": padded(is_answer),
             "index": torch.tensor([loaded.index for loaded in rows]),
             "consistent": torch.tensor([loaded.row.comparison.consistent for loaded in rows]),
         }
 
     def prompt_ids(self, comparison: Comparison, image_tokens: Sequence[int]) -> list[int]:
-        """The prompt in tokens, with so many for each image."""
-        text = self.processor.apply_chat_template(
-            [{"role": "user", "content": _content(comparison)}], add_generation_prompt=True, tokenize=False
-        )
+        """The prompt in tokens, with so many for each image; images stand first, or at the tags of the question."""
+        question, image = comparison.question, {"type": "image"}
+        if IMAGE_TAG in question:
+            pieces = [piece for piece in re.split(f"({IMAGE_TAG})", question) if piece]
+            content = [image if piece == IMAGE_TAG else {"type": "text", "text": piece} for piece in pieces]
+        else:
+            content = [*(image for _ in comparison.images), {"type": "text", "text": question}]
+        turns = [{"role": "user", "content": content}]
+        text = self.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         prompt, *pieces = text.split(self.processor.image_token)
         for count, piece in zip(image_tokens, pieces, strict=True):
             prompt += self.processor.image_token * count + piece
@@ -120,40 +130,15 @@ class Collator:
             return [self.yes if comparison.consistent else self.no]
         label = "Yes." if comparison.consistent else "No."
         text = label if self.target == "label" else answer_text(comparison)
-        ids = [*self.processor.tokenizer(text, add_special_tokens=False).input_ids, self.end]
+        tokenizer = self.processor.tokenizer
+        end = int(tokenizer.convert_tokens_to_ids("<|im_end|>"))
+        ids = [*tokenizer(text, add_special_tokens=False).input_ids, end]
         if ids[0] != (self.yes if comparison.consistent else self.no):
             raise ValueError(
                 f"{comparison.images[0]}: the answer {text[:40]!r} does not begin with the token of "
                 f"{label[:-1]!r}, so the judge's score would not be trained; write '{label} …'"
             )
         return ids
-
-    @cached_property
-    def end(self) -> int:
-        """The token that ends a turn."""
-        return int(self.processor.tokenizer.convert_tokens_to_ids("<|im_end|>"))
-
-
-def _content(comparison: Comparison) -> list[Mapping[str, str]]:
-    """The user's turn: images first, or at the tags of the question."""
-    question = comparison.question
-    if IMAGE_TAG not in question:
-        return [*({"type": "image"} for _ in comparison.images), {"type": "text", "text": question}]
-    pieces = [piece for piece in re.split(f"({IMAGE_TAG})", question) if piece]
-    return [{"type": "image"} if piece == IMAGE_TAG else {"type": "text", "text": piece} for piece in pieces]
-
-
-def _padded(prompts: Sequence[list[int]], answers: Sequence[list[int]], *, pad: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids, attention mask, answer mask), each (B, L)."""
-    length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-    ids = torch.full((len(prompts), length), pad)
-    attended, answered = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.bool)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        start, end = len(prompt), len(prompt) + len(answer)
-        ids[row, :end] = torch.tensor(prompt + answer)
-        attended[row, :end] = 1
-        answered[row, start:end] = True
-    return ids, attended, answered
 
 
 # --- a run's data ----------------------------------------------------------------------------------------------
@@ -177,8 +162,10 @@ def load_data(config: RewardRun) -> JudgeData:
     """
     # The first process draws the pairs of the tiny world, which the others then read.
     with processes().main_process_first():
-        train = _read(config, config.data.train, limit=None)
-        evaluation = _read(config, config.data.evaluation, limit=config.data.evaluation_limit)
+        read = partial(comparisons_from, scratch=config.out / "data")
+        train = [comparison for source in config.data.train for comparison in read(source)]
+        limit = config.data.evaluation_limit
+        evaluation = [comparison for source in config.data.evaluation for comparison in read(source, limit=limit)]
         # All images are opened once, here: a damaged one would end a long run when its turn comes.
         if processes().is_main_process:
             check_readable(path for comparison in [*train, *evaluation] for path in comparison.images)
@@ -194,11 +181,6 @@ def check_answers(collator: Collator, comparisons: Sequence[Comparison]) -> None
     beginnings = {(comparison.consistent, comparison.answer[:16]): comparison for comparison in comparisons}
     for comparison in beginnings.values():
         collator.answer_ids(comparison)
-
-
-def _read(config: RewardRun, sources: Sequence[str], *, limit: int | None) -> list[Comparison]:
-    scratch = config.out / "data"
-    return [comparison for source in sources for comparison in comparisons_from(source, limit=limit, scratch=scratch)]
 
 
 def measure_of(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 from transformers.utils import cached_file
@@ -18,7 +18,7 @@ from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.documents import read_object, write_json
 from pacorl.io.files import safetensors_errors, write_atomic
 from pacorl.io.processor import load_processor
-from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter
+from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter, with_lora
 from pacorl.judges.local import TINY_JUDGE
 
 VISION = "visual"
@@ -85,10 +85,7 @@ def tune(model: Any, options: RewardTuningConfig) -> Any:
         task_type="CAUSAL_LM",
     )
     saved = read_adapter(model, options.start) if options.start else None
-    with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 by a name that it calls outdated.
-        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
-        adapted = get_peft_model(model, config)
+    adapted = with_lora(model, config)
     if saved:
         _start_from(adapted, *saved, options)
     return adapted
@@ -118,17 +115,15 @@ def lora_targets(model: Any, names: Sequence[str] = (), *, vision: bool = False)
     """
     towers = [model.model.language_model, *([getattr(model.model, VISION)] if vision else [])]
     linear = [name for tower in towers for name, module in tower.named_modules() if isinstance(module, nn.Linear)]
+    # A layer's own name; with its parent's if it is a number (`mlp.0`), which alone would match anywhere.
+    suffixes = sorted({re.findall(r"[^.]+(?:\.\d+)?$", name)[0] for name in linear})
     for target in names:
         if not any(name == target or name.endswith(f".{target}") for name in linear):
-            raise ValueError(f"tuning.targets names {target!r}, which no trained linear layer of the judge is called; "
-                             f"there are {', '.join(sorted(set(map(_suffix, linear))))}")  # fmt: skip
-    return list(names) or sorted(set(map(_suffix, linear)))
-
-
-def _suffix(name: str) -> str:
-    """A layer's own name; with its parent's if it is a number (`mlp.0`)."""
-    *parents, last = name.split(".")
-    return f"{parents[-1]}.{last}" if last.isdecimal() else last
+            raise ValueError(
+                f"tuning.targets names {target!r}, which no trained linear layer of the judge is called; "
+                f"there are {', '.join(suffixes)}"
+            )
+    return list(names) or suffixes
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
@@ -148,17 +143,12 @@ def merge_and_save(
     `processor` is saved with it; by default the checkpoint's own.
     """
     model = merge_adapter(load_model(checkpoint, dtype=dtype), str(adapter))
-    _own_generation_config(model)
+    if isinstance(model.generation_config, GenerationConfig) and not model.generation_config.do_sample:
+        # transformers refuses to save a greedy checkpoint's sampling settings, which mean nothing there.
+        model.generation_config.update(temperature=None, top_p=None, top_k=None)
     model.save_pretrained(out)
     save_processor(processor or processor_of(checkpoint), out, source=source_of(checkpoint))
     return out
-
-
-def _own_generation_config(model: Any) -> None:
-    """Sampling settings of a checkpoint that decodes greedily are refused when saved; they mean nothing there."""
-    if isinstance(model.generation_config, GenerationConfig) and not model.generation_config.do_sample:
-        for name in ("temperature", "top_p", "top_k"):
-            setattr(model.generation_config, name, None)
 
 
 def save_processor(processor: Any, out: Path, *, source: str) -> None:

@@ -9,32 +9,35 @@ folder holds config.yaml, metrics.jsonl, summary.json, checkpoints/, adapter/ (o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from transformers import ProgressCallback, TrainingArguments, set_seed
+import torch
+from accelerate.utils import reduce
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import dump
 from pacorl.config.judge_run import RewardRun
-from pacorl.engine.logbook import Logbook, check_trackers
+from pacorl.engine.logbook import TIME, Logbook, check_trackers
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted
 from pacorl.io.documents import read_jsonl, read_object, write_json
 from pacorl.io.files import write_atomic
-from pacorl.train_judge.callbacks import (
-    MARK,
-    Checkpoints,
-    Progress,
-    RunLog,
-    SkipBadSteps,
-    StopOnSignal,
-    complete_checkpoints,
-    step_of,
-)
 from pacorl.train_judge.data import JudgeData, each_once, in_both_orders, load_data, measure_of
 from pacorl.train_judge.model import load_model, merge_and_save, save_processor, source_of, tune
 from pacorl.train_judge.trainer import LossSums, WeightedLikelihoodTrainer, processes, training_arguments
+
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+MARK = "complete.json"
+"""Written last of all: a checkpoint without it was cut short, or is still being written."""
+UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
 
 
 class JudgeTrainer:
@@ -65,10 +68,13 @@ class JudgeTrainer:
         """
         check_trackers(config.trackers)
         self.config, self.resume = config, resume
-        self.checkpoint = _newest_checkpoint(config.out, resume=resume)
+        complete = complete_checkpoints(config.out / "checkpoints")
+        if not resume and (complete or (config.out / "metrics.jsonl").exists()):
+            raise ValueError(
+                f"{config.out} holds a run already; go on with --resume, or name another folder with out=…"
+            )
+        self.checkpoint = complete[-1] if complete else None
         self.sums = LossSums()
-        self.stop_on_signal = StopOnSignal()
-        self.skip_bad_steps = SkipBadSteps(limit=MAX_BAD_STEPS)
 
     def run(self) -> Path:
         """Train to the end of the config.
@@ -85,13 +91,15 @@ class JudgeTrainer:
         evaluates = bool(data.evaluation)
         arguments = training_arguments(self.config, evaluates=evaluates, resumed=self.checkpoint is not None)
         logbook = self._open_folder()
+        keeper = RunKeeper(self.config, logbook, self.sums, evaluates=evaluates)
         try:
-            with self.stop_on_signal.listening():
-                trainer = build_trainer(
-                    self.config, data, arguments, self.sums, self._callbacks(logbook, evaluates=evaluates)
-                )
+            with keeper.listening():
+                trainer = build_trainer(self.config, data, arguments, self.sums, [keeper])
                 trainer.train(resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None)
-            self._check_end(trainer)
+            if keeper.failure:
+                raise ValueError(keeper.failure)
+            if keeper.stopped:
+                raise Interrupted(f"stopped after step {trainer.state.global_step}, and saved; go on with --resume")
             self._save(trainer, data.processor)
         finally:
             logbook.close()
@@ -110,22 +118,6 @@ class JudgeTrainer:
             self.sums.sums = read_object(self.checkpoint / MARK)["tally"]
         return logbook
 
-    def _callbacks(self, logbook: Logbook, *, evaluates: bool) -> list[Any]:
-        # In this order: a step's line is written before its checkpoint, whose resumed run begins after the line.
-        log = RunLog(logbook, evaluates=evaluates)
-        return [
-            log,
-            Checkpoints(self.sums, keep=self.config.keep_checkpoints),
-            self.stop_on_signal,
-            self.skip_bad_steps,
-        ]
-
-    def _check_end(self, trainer: WeightedLikelihoodTrainer) -> None:
-        if self.skip_bad_steps.failure:
-            raise ValueError(self.skip_bad_steps.failure)
-        if self.stop_on_signal.stopped:
-            raise Interrupted(f"stopped after step {trainer.state.global_step}, and saved; go on with --resume")
-
     def _save(self, trainer: WeightedLikelihoodTrainer, processor: Any) -> None:
         """Write the trained weights and summary.json."""
         config, full = self.config, self.config.tuning.method == "full"
@@ -140,7 +132,10 @@ class JudgeTrainer:
             save_processor(processor, folder, source=source_of(base))
         elif config.merge:
             merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=processor)
-        summary = {"steps": trainer.state.global_step, "seed": config.seed} | _first_and_last_evaluation(config.out)
+        summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
+        evaluations = [line for line in read_jsonl(config.out / "metrics.jsonl") if line["kind"] == "evaluation"]
+        if evaluations:
+            summary |= {"before": evaluations[0], "after": evaluations[-1]}
         write_json(config.out / "summary.json", summary)
 
 
@@ -158,7 +153,7 @@ def build_trainer(
         yes=data.collator.yes,
         no=data.collator.no,
         sums=sums,
-        measure=measure_of(rows, data.evaluation) if rows else _no_metrics,
+        measure=measure_of(rows, data.evaluation) if rows else lambda p_yes: {},
         model=model,
         args=arguments,
         train_dataset=each_once(data.train),
@@ -172,18 +167,116 @@ def build_trainer(
     return trainer
 
 
-def _newest_checkpoint(out: Path, *, resume: bool) -> Path | None:
-    if resume:
-        return next(reversed(complete_checkpoints(out / "checkpoints")), None)
-    if (out / "metrics.jsonl").exists() or complete_checkpoints(out / "checkpoints"):
-        raise ValueError(f"{out} holds a run already; go on with --resume, or name another folder with out=…")
-    return None
+# --- what a run does beside learning ---------------------------------------------------------------------------
 
 
-def _no_metrics(p_yes: Mapping[int, float]) -> dict[str, float]:
-    return {}
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints that carry the mark, oldest first."""
+    marked = (path for path in folder.glob("checkpoint-*") if (path / MARK).exists())
+    return sorted((path for path in marked if CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
-def _first_and_last_evaluation(out: Path) -> dict[str, Any]:
-    evaluations = [line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "evaluation"]
-    return {"before": evaluations[0], "after": evaluations[-1]} if evaluations else {}
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps that a checkpoint's name says."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+class RunKeeper(TrainerCallback):  # type: ignore[misc]
+    """Writes the log, marks checkpoints complete, passes over bad gradients, and stops on a signal."""
+
+    def __init__(self, config: RewardRun, logbook: Logbook, sums: LossSums, *, evaluates: bool) -> None:
+        self.config, self.logbook, self.sums, self.evaluates = config, logbook, sums, evaluates
+        self.signalled = self.stopped = False
+        self.bad_steps, self.failure = 0, ""
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within the block SIGTERM and SIGINT end training after the optimizer step that is going on, with a
+        checkpoint; a second one kills."""
+
+        def request(number: int, frame: FrameType | None) -> None:
+            if self.signalled:
+                raise KeyboardInterrupt
+            self.signalled = True
+
+        before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        """A step whose gradients are not finite changes no weight, on all processes alike."""
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        bad = float(not all(bool(gradient.isfinite().all()) for gradient in gradients))
+        if not reduce(torch.tensor(bad, device=args.device), "sum").item():
+            self.bad_steps = 0
+            return
+        self.bad_steps += 1
+        for parameter in model.parameters():
+            parameter.grad = None  # AdamW passes over it: neither weights nor moments move
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """The last step is logged, evaluated and saved; a signal or too many bad steps in a row make this the last."""
+        if state.global_step >= state.max_steps:
+            control.should_log = control.should_save = True
+            control.should_evaluate = self.evaluates
+        # A signal may reach one process only, and all have to stop at the same step: the next one is a collective.
+        if reduce(torch.tensor(float(self.signalled), device=args.device), "sum").item():
+            self.stopped = state.global_step < state.max_steps
+            control.should_save = control.should_training_stop = True
+        if self.bad_steps >= MAX_BAD_STEPS:
+            self.failure = (
+                f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
+                "Lower optimizer.lr or look for an image or answer that is broken"
+            )
+            control.should_save = control.should_training_stop = True
+        return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write the Trainer's logs as lines of kind `train` and `evaluation`."""
+        logs = logs or {}
+        measured = {name.removeprefix("eval_"): number for name, number in logs.items() if name.startswith("eval_")}
+        if measured:
+            measured[f"{TIME}evaluation"] = measured["runtime"]
+        elif "loss" not in logs:
+            return
+        # Counted from the step: the Trainer's own epoch is a rounded share.
+        share = state.global_step / state.max_steps * state.num_train_epochs if state.max_steps else 0.0
+        hidden = UNLOGGED if measured else ("epoch",)
+        values = {name: number for name, number in (measured or logs).items() if name not in hidden}
+        kind = "evaluation" if measured else "train"
+        self.logbook.write(kind, epoch=math.floor(share + 1e-9), step=state.global_step, values=values)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Mark a checkpoint once every process has written its part, then delete all but the newest."""
+        sums = self.sums.over_ranks(args.device)
+        processes().wait_for_everyone()
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir)
+        write_json(folder / f"checkpoint-{state.global_step}" / MARK, {"step": state.global_step, "tally": sums})
+        # The Trainer's own rotation would delete the last good one before the new one is known to be whole.
+        for path in complete_checkpoints(folder)[: -self.config.keep_checkpoints]:
+            shutil.rmtree(path)
+
+
+class Progress(ProgressCallback):  # type: ignore[misc]
+    """The Trainer's bars, with the loss beside them instead of a line per log."""
+
+    def on_log(self, *arguments: Any, logs: Mapping[str, float] | None = None, **kwargs: Any) -> None:
+        """Show the loss and the accuracy since the last log."""
+        if self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}", accuracy=f"{logs['decision_accuracy']:.3f}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,11 @@ class LossSums:
 
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
-    def add(self, *, pairs: int, loss: float, right: int, **means: float) -> None:
-        values = {"loss": loss, **means}
-        for name, value in values.items():
-            self.sums[name] += value * pairs
+    def add(self, *, pairs: int, right: int, means: Mapping[str, float]) -> None:
         self.sums["pairs"] += pairs
-        self.sums["decision_accuracy"] += right
+        self.sums["decision_accuracy"] += right  # the count itself, which its mean times `pairs` might not be again
+        for name, mean in means.items():
+            self.sums[name] += mean * pairs
 
     def over_ranks(self, device: torch.device) -> dict[str, float]:
         """The sums of all processes."""
@@ -92,7 +91,7 @@ class LossSums:
         sums = self.over_ranks(device)
         self.sums = dict.fromkeys(SUMS, 0.0)
         pairs = sums.pop("pairs")
-        return {name: value / pairs for name, value in sums.items()} if pairs else {}
+        return {name: total / pairs for name, total in sums.items()} if pairs else {}
 
 
 class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
@@ -114,8 +113,12 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         measure: Callable[[Mapping[int, float]], dict[str, float]],
         **trainer: Any,
     ) -> None:
-        super().__init__(**trainer, compute_metrics=lambda prediction: measure(_by_row(prediction)))
-        self.alpha, self.yes, self.no, self.sums = alpha, yes, no, sums
+        super().__init__(**trainer, compute_metrics=self._measured)
+        self.alpha, self.yes, self.no, self.sums, self.measure = alpha, yes, no, sums, measure
+
+    def _measured(self, prediction: EvalPrediction) -> dict[str, float]:
+        # By row, since those of several processes come interleaved.
+        return self.measure(dict(zip(prediction.label_ids.tolist(), prediction.predictions.tolist(), strict=True)))
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Tensor]:
         """The micro-batches of one optimizer step, and its comparisons per process (a mean over processes, since
@@ -131,7 +134,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         loss, answers, metrics = self._loss_of(model, inputs)
         consistent_B = inputs["consistent"]
         right = int(((answers.p_yes_B > 0.5) == consistent_B).sum())
-        self.sums.add(pairs=len(consistent_B), loss=loss.item(), right=right, **metrics)
+        self.sums.add(pairs=len(consistent_B), right=right, means={"loss": loss.item(), **metrics})
         share = loss * len(consistent_B) / num_items_in_batch
         return (share, answers) if return_outputs else share
 
@@ -168,10 +171,6 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
 
-def _by_row(prediction: EvalPrediction) -> dict[int, float]:
-    return dict(zip(prediction.label_ids.tolist(), prediction.predictions.tolist(), strict=True))
-
-
 # --- its arguments ---------------------------------------------------------------------------------------------
 
 
@@ -205,37 +204,32 @@ def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = Fa
         "activation_checkpointing": config.model.gradient_checkpointing,
         "logging_strategy": "steps",
         "logging_steps": config.log_every,
-        "logging_nan_inf_filter": False,
+        "logging_nan_inf_filter": False,  # it would log the last finite loss instead, and hide the fault
         "eval_strategy": "steps" if evaluates and every else "no",
         "eval_on_start": evaluates and not resumed,
         "save_strategy": "steps",
         "save_steps": config.save_every,
         "report_to": [],
-        "remove_unused_columns": False,
+        "remove_unused_columns": False,  # rows are objects, which the collator makes tensors of
         "dataloader_num_workers": config.data.workers,
         "use_cpu": not torch.accelerator.is_available(),
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
-    if evaluates and every:
-        ours["eval_steps"] = every
+    ours |= {"eval_steps": every} if evaluates and every else {}
     if config.model.gradient_checkpointing:
+        # The reentrant kind needs an input with a gradient, and the embeddings of a judge are frozen.
         ours["activation_checkpointing_kwargs"] = {"use_reentrant": False}
     defaults = {
         "per_device_eval_batch_size": config.optimizer.micro_batch,
         "ddp_find_unused_parameters": False,
         "disable_tqdm": not sys.stderr.isatty(),
     }
-    _check_extra(config.trainer, reserved=ours)
-    return TrainingArguments(**ours, **(defaults | config.trainer))
-
-
-def _check_extra(extra: Mapping[str, Any], *, reserved: Mapping[str, Any]) -> None:
-    names = {field.name for field in fields(TrainingArguments)}
-    for name in extra:
-        if name not in names:
+    for name in config.trainer:
+        if name not in TrainingArguments.__dataclass_fields__:
             raise ValueError(f"trainer.{name}: transformers' TrainingArguments has no such key")
-        if name in reserved:
+        if name in ours:
             raise ValueError(f"trainer.{name}: a key of the config says it already; set that one")
+    return TrainingArguments(**ours, **(defaults | config.trainer))
 
 
 def micro_batches(config: RewardRun, *, world: int) -> tuple[int, int]:
@@ -250,9 +244,8 @@ def micro_batches(config: RewardRun, *, world: int) -> tuple[int, int]:
             f"optimizer.batch {batch} cannot be shared by {world} processes; make it a multiple of {world}"
         )
     per_process = batch // world
-    micro = next(
-        size for size in range(min(per_process, config.optimizer.micro_batch), 0, -1) if per_process % size == 0
-    )
+    sizes = range(min(per_process, config.optimizer.micro_batch), 0, -1)
+    micro = next(size for size in sizes if per_process % size == 0)
     return micro, per_process // micro
 
 
@@ -274,24 +267,19 @@ def decision_metrics(
         Accuracy, AUC, calibration error and order gap; NaN if the data does not define one (an AUC without a No, an
         order gap without pairs).
     """
-    p, y = np.asarray(p_yes, dtype=float), np.asarray(consistent, dtype=bool)
-    other = np.array([np.nan if value is None else value for value in swapped], dtype=float)
-    category_N = np.asarray(category)
-    metrics = _measures(p, y, other)
-    kinds = sorted(set(category))
-    for kind in kinds if len(kinds) > 1 else []:
-        mask = category_N == kind
-        metrics |= {f"{name}/{kind}": value for name, value in _measures(p[mask], y[mask], other[mask]).items()}
+    p_N, y_N = np.asarray(p_yes, dtype=float), np.asarray(consistent, dtype=bool)
+    swapped_N = np.array(swapped, dtype=float)  # None becomes NaN
+    categories = sorted(set(category))
+    masks = {"": np.ones(len(p_N), dtype=bool)}
+    masks |= {f"/{name}": np.asarray(category) == name for name in categories} if len(categories) > 1 else {}
+    metrics = {}
+    for suffix, mask in masks.items():
+        p, y = p_N[mask], y_N[mask]
+        metrics[f"decision_accuracy{suffix}"] = float(((p > 0.5) == y).mean())
+        metrics[f"auc{suffix}"] = auc(p, y)
+        metrics[f"ece{suffix}"] = calibration_error(p, y)
+        metrics[f"order_gap{suffix}"] = order_gap(p, swapped_N[mask])
     return metrics
-
-
-def _measures(p: Values, y: Labels, other: Values) -> dict[str, float]:
-    return {
-        "decision_accuracy": float(((p > 0.5) == y).mean()),
-        "auc": auc(p, y),
-        "ece": calibration_error(p, y),
-        "order_gap": order_gap(p, other),
-    }
 
 
 def auc(p_yes: Values, consistent: Labels) -> float:
