@@ -1,11 +1,17 @@
-"""docs/python.md is true: its code runs as it stands, in order, on the tiny world."""
+"""docs/python.md and the examples of what it imports are true: they run as they stand, on the tiny world."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+
+import pacorl
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "python.md"
@@ -23,3 +29,31 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for run in ("python-judge", "python-policy"):
         assert (tmp_path / "runs" / run / "adapter" / "adapter_model.safetensors").is_file()
     assert (tmp_path / "hero.png").is_file()
+
+
+@pytest.mark.parametrize("name", ["Generator", "PacoReward", "PolicyRun"])
+def test_the_example_of_a_class_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(_example(name), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("name", ["JudgeTrainer", "PolicyTrainer"])
+def test_the_example_of_a_trainer_is_code(name: str) -> None:
+    """`tests/train/test_trainer.py` runs the policy's; the page above trains a judge."""
+    assert f"{name}(config" in _example(name)
+    compile(_example(name), name, "exec")
+
+
+def _example(name: str) -> str:
+    return textwrap.dedent((inspect.getdoc(getattr(pacorl, name)) or "").partition("Example:\n")[2])
+
+
+def test_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, pacorl\n"
+        "assert {'Generator', 'PolicyTrainer', 'load_prompts'} <= set(dir(pacorl))\n"
+        "assert not {'torch', 'pydantic', 'numpy', 'PIL'} & set(sys.modules)\n"
+        "from pacorl import PolicyRun, load_prompts\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,8 +1,9 @@
 """pacorl: consistent image generation, by a judge of pairs and reinforcement learning that uses it.
 
-    import pacorl
-    prompts = pacorl.load_prompts("examples/prompts.jsonl")
-    judge = pacorl.LocalJudge.from_pretrained("tiny")
+    from pacorl import Generator, PacoReward, PolicyRun, PolicyTrainer
+
+    generator = Generator.load("tiny")
+    reward = PacoReward.from_pretrained("tiny")
 
 The names below are imported when they are first used, so `import pacorl` costs nothing.
 """
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pacorl.config.judge_run import RewardRun
     from pacorl.config.policy_run import PolicyRun
     from pacorl.data.records import load_prompts
+    from pacorl.engine.generator import Generator
     from pacorl.judges.http.judge import HttpJudge
     from pacorl.judges.local import LocalJudge
     from pacorl.score.reward import PacoReward
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Generator",
     "HttpJudge",
     "JudgeTrainer",
     "LocalJudge",
@@ -37,13 +40,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Generator": "pacorl.engine.generator",
     "HttpJudge": "pacorl.judges.http.judge",
     "JudgeTrainer": "pacorl.train_judge.run",
+    "LocalJudge": "pacorl.judges.local",
+    "PacoReward": "pacorl.score.reward",
     "PolicyRun": "pacorl.config.policy_run",
     "PolicyTrainer": "pacorl.train.trainer",
     "RewardRun": "pacorl.config.judge_run",
-    "PacoReward": "pacorl.score.reward",
-    "LocalJudge": "pacorl.judges.local",
     "load_prompts": "pacorl.data.records",
 }
 

@@ -220,7 +220,13 @@ class OptimizerConfig(Section):
 
 
 class PolicyRun(Section):
-    """A PaCo-GRPO run."""
+    """A PaCo-GRPO run; what is left out has the paper's value.
+
+    Example:
+        from pacorl import PolicyRun
+
+        config = PolicyRun(epochs=20, group_size=8, model={"checkpoint": "tiny"}, rewards=[{"name": "consistency"}])
+    """
 
     out: Path = Path("runs/policy")
     seed: int = 42

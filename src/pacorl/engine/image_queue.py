@@ -1,8 +1,5 @@
 """The one queue of generated images: resumable, shared by processes, each image with the recipe that made it.
 
-    source = ImageSource(load, {"checkpoint": "tiny", "steps": 10}, seed=0)
-    generate_missing([ImageJob("0000", prompt, "images/0000.png")], folder, source)
-
 An image whose recipe is still the current one is never generated again; one with another recipe is replaced.
 """
 
@@ -25,7 +22,8 @@ if TYPE_CHECKING:
 GenerateImages = Callable[[Sequence[Prompt], Sequence[int]], Sequence["Image"]]
 """(prompts, seeds) → one image each, in order."""
 
-RECIPE = "pacorl recipe"  # the key of the PNG text: images of the first edition carry it
+# The key of the PNG text: images of the first edition carry it.
+RECIPE = "pacorl recipe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +100,13 @@ def generate_missing(
     save_panels: Callable[[ImageJob, Image], None] = lambda job, image: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Generates the images that this shard lacks, a batch at a time.
+    """Generate the images that this shard lacks, a batch at a time.
 
     Args:
+        jobs: all of the run's.
+        out: its folder.
+        source: what generates them.
+        shard: this process's share.
         save_panels: writes what belongs to an image, such as its panels.
         progress: gets (done, total) after each batch.
 

@@ -1,10 +1,4 @@
-"""A judge behind the calls that a script makes.
-
-from pacorl import PacoReward
-
-with PacoReward.from_pretrained("X-GenGroup/PaCo-Reward-7B") as reward:
-    reward.score("a.png", "b.png", theme="a dentist in blue scrubs")
-"""
+"""A judge behind the calls that a script makes."""
 
 from __future__ import annotations
 
@@ -30,7 +24,17 @@ TINY_NOTE = (
 
 
 class PacoReward(AbstractContextManager["PacoReward", None]):
-    """A judge behind the calls that a script makes."""
+    """A judge behind the calls that a script makes.
+
+    Example:
+        from PIL import Image
+
+        from pacorl import PacoReward
+
+        red, blue = (Image.new("RGB", (32, 32), colour) for colour in ("red", "blue"))
+        with PacoReward.from_pretrained("tiny", decline=False) as reward:  # or a hub name, a folder, a server's URL
+            p_yes = reward.score(red, blue, theme="a dentist in blue scrubs")  # paths and URLs are images too
+    """
 
     def __init__(self, judge: Judge, *, name: str = "") -> None:
         self.judge = judge
