@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import StatisticsError, correlation, fmean
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,12 @@ from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rollout import ConditioningCache, one_size_batches, sample_images
 from pacorl.engine.runtime import Runtime
 from pacorl.judges.judge import Judge
-from pacorl.judges.pairwise import Pair, matrix_of
+from pacorl.judges.pairwise import matrix_of
 from pacorl.lora.adapters import FusedLora, MovingAverage, fuse_lora
 from pacorl.policies.policy import Policy
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of
-from pacorl.types import Prompt, Size, Verdict
+from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 Job = tuple[Prompt, int]
 """A prompt to be sampled, and which of its images this is."""
 
+# Below it a reward at the training size says little of itself at full size.
 LEAST_CORRELATION = 0.3
-"""Below it a reward at the training size says little of itself at full size."""
+# Images below which a correlation says too little to warn of.
 LEAST_FOR_WARNING = 10
-"""Images below which a correlation says too little to warn of."""
 NORMAL_95 = 1.96
+# The trained adapter is compared on every fourth image if the average was sampled at full size alone, so that a
+# comparison never costs as much as the evaluation.
 TRAINED_STRIDE = 4
-"""The trained adapter is compared on every fourth image if the average was sampled at full size alone, so that a
-comparison never costs as much as the evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,6 @@ class EvaluatedSample:
             "seed": self.index,
             "image": image,
         }
-
-
-Judging = Callable[[Sequence[Job], "Sequence[Image]"], list[EvaluatedSample]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,38 +145,37 @@ class Evaluator:
         if reduced:
             metrics |= self._correlations(full, reduced, small, epoch=epoch)
         if trained:
-            metrics |= self._trained_and_average(trained, reduced or full[::TRAINED_STRIDE])
+            # Means over equal prompts, seeds and size.
+            of_trained, of_average = self._means(trained), self._means(reduced or full[::TRAINED_STRIDE])
+            shared = [name for name in of_trained if name in of_average]
+            metrics |= {f"trained/{name}": of_trained[name] for name in shared}
+            metrics |= {f"average/{name}": of_average[name] for name in shared}
         return Evaluation(full, metrics, self.config.rewards)
 
     @property
-    def sampler(self) -> Sampler:
-        """At full size, without noise."""
-        return Sampler(size=Size(*self.config.evaluation.size), steps=self.config.evaluation.steps)
+    def full_size(self) -> Size:
+        """The evaluation's size, as the config says it."""
+        return Size(*self.config.evaluation.size)
 
     def _sample_average(self, jobs: Sequence[Job], small: Size) -> tuple[list[EvaluatedSample], list[EvaluatedSample]]:
         """The averaged adapter at full size, and at the training size if the two are compared."""
-        sampler = self.sampler
+        full_size, size_of = self.full_size, self.policy.size_of
         compared = self.config.evaluation.compare_sizes and any(
-            self.policy.size_of(prompt, small) != self.policy.size_of(prompt, sampler.size) for prompt in self.prompts
+            size_of(prompt, small) != size_of(prompt, full_size) for prompt in self.prompts
         )
         total = (1 + compared) * len(jobs) // self.runtime.world
         with self.average.swapped_in(), self.bars.phase("evaluating", total=total) as advance:
             fused = self._fused()
-            full = self._sample(jobs, sampler, fused, advance, measure=self._measure_all)
+            full = self._sample(jobs, full_size, fused, advance, everything=True)
             if not compared:
                 return full, []
-            at_small = sampler.model_copy(update={"size": small})
-            return full, self._sample(jobs, at_small, fused, advance, measure=self._measure_rewards)
+            return full, self._sample(jobs, small, fused, advance, everything=False)
 
     def _sample_trained(self, jobs: Sequence[Job], small: Size | None) -> list[EvaluatedSample]:
         """The trained adapter: all jobs at the training size, or every fourth at full size."""
-        sampler = self.sampler
-        if small:
-            sampler = sampler.model_copy(update={"size": small})
-        else:
-            jobs = jobs[::TRAINED_STRIDE]
+        jobs = jobs if small else jobs[::TRAINED_STRIDE]
         with self.bars.phase("evaluating the trained", total=len(jobs) // self.runtime.world) as advance:
-            return self._sample(jobs, sampler, self._fused(), advance, measure=self._measure_rewards)
+            return self._sample(jobs, small or self.full_size, self._fused(), advance, everything=False)
 
     def _fused(self) -> FusedLora | None:
         transformer = self.runtime.unwrap(self.policy.transformer)
@@ -188,21 +184,21 @@ class Evaluator:
     def _sample(
         self,
         jobs: Sequence[Job],
-        sampler: Sampler,
+        size: Size,
         fused: FusedLora | None,
         advance: Callable[[int], None],
         *,
-        measure: Judging,
+        everything: bool,
     ) -> list[EvaluatedSample]:
-        """Sample and measure each of `jobs`, spread over the ranks."""
+        """Sample at a size and measure each of `jobs`, spread over the ranks."""
         config, runtime = self.config, self.runtime
         # Batches are cut before they are sharded, so that what is in one does not depend on the number of processes.
         prompts = [prompt for prompt, _ in jobs]
-        batches = one_size_batches(self.policy, prompts, size=sampler.size, batch=config.evaluation.batch)
-        own = runtime.shard(batches)
-        own_jobs = [jobs[row] for _, batch in own for row in batch]
+        batches = one_size_batches(self.policy, prompts, size=size, batch=config.evaluation.batch)
+        numbered = runtime.shard(batches)
+        own_jobs = [jobs[row] for _, batch in numbered for row in batch]
         # A batch under a negative number only keeps other ranks' forwards going: its results are thrown away.
-        rows = [row if number >= 0 else -1 for number, batch in own for row in batch]
+        rows = [row if number >= 0 else -1 for number, batch in numbered for row in batch]
 
         def count_batch(size: int) -> None:
             advance(size)
@@ -211,75 +207,54 @@ class Evaluator:
         images = sample_images(
             self.policy,
             [prompt for prompt, _ in own_jobs],
-            sampler=sampler,
+            sampler=Sampler(size=size, steps=config.evaluation.steps),
             cache=self.cache,
             seeds=[seed_of(config.seed, "evaluation", prompt.id, index) for prompt, index in own_jobs],
             batch=config.evaluation.batch,
             fused=fused,
             progress=count_batch,
         )
-        for _ in range(runtime.rounds(len(batches)) - len(own)):
+        for _ in range(runtime.rounds(len(batches)) - len(numbered)):
             runtime.check_stop()  # as often as the ranks that have a batch more
 
-        def measured() -> dict[int, EvaluatedSample]:
-            return {row: s for row, s in zip(rows, measure(own_jobs, images), strict=True) if row >= 0}
+        def measure() -> dict[int, EvaluatedSample]:
+            measured = self._measure(own_jobs, images, everything=everything)
+            return {row: s for row, s in zip(rows, measured, strict=True) if row >= 0}
 
-        return list(runtime.gather_rows(measured).values())
+        return list(runtime.gather_rows(measure).values())
 
-    # --- measures ----------------------------------------------------------------------------------------------
-
-    def _measure_rewards(self, jobs: Sequence[Job], images: Sequence[Image]) -> list[EvaluatedSample]:
-        """The rewards' scores, and P(Yes) of the pairs that a reward asks about anyway."""
+    def _measure(self, jobs: Sequence[Job], images: Sequence[Image], *, everything: bool) -> list[EvaluatedSample]:
+        """The rewards' scores and P(Yes) of the pairs that one asks about; or everything, each question once."""
         prompts = [prompt for prompt, _ in jobs]
-        consistency = self._consistency()
-        pairs = consistency.pairs(prompts, images) if consistency else [{} for _ in images]
-        scores = self._scores(prompts, images, consistency, pairs)
-        return [
-            EvaluatedSample(prompt, index, image, scores[row], [[verdict.p_yes for verdict in pairs[row].values()]])
-            for row, ((prompt, index), image) in enumerate(zip(jobs, images, strict=True))
-        ]
-
-    def _measure_all(self, jobs: Sequence[Job], images: Sequence[Image]) -> list[EvaluatedSample]:
-        """Everything that measures: rewards, held-out measures, the matrix of pairs, panels. Each question once."""
-        prompts = [prompt for prompt, _ in jobs]
-        consistency = self._consistency()
-        asking = consistency or (Consistency(self.judge) if self.judge else None)
-        pairs = asking.pairs(prompts, images) if asking else []
-        scores = self._scores(prompts, images, consistency, pairs)
-        held_out = _rows_of({n: _finite(n, r, prompts, images) for n, r in self.held_out.items()}, len(images))
-        return [
-            EvaluatedSample(
-                prompt,
-                index,
-                image,
-                scores=scores[row],
-                p_yes=[list(cells) for cells in matrix_of(pairs[row], prompt.grid.count)] if pairs else [],
-                reward=weighted_reward(self.config.rewards, scores[row]),
-                held_out=held_out[row],
-                panel_statistics=panel_statistics(prompt, image),
-            )
-            for row, ((prompt, index), image) in enumerate(zip(jobs, images, strict=True))
-        ]
-
-    def _consistency(self) -> Consistency | None:
-        """The reward whose questions about pairs are asked once for it and for the matrix."""
-        return next((reward for reward in self.rewards.values() if isinstance(reward, Consistency)), None)
-
-    def _scores(
-        self,
-        prompts: Sequence[Prompt],
-        images: Sequence[Image],
-        consistency: Consistency | None,
-        pairs: Sequence[Mapping[Pair, Verdict]],
-    ) -> list[dict[str, float | None]]:
-        """Each image's scores by reward."""
+        # Its answers about pairs serve the reward and the matrix.
+        consistency = next((reward for reward in self.rewards.values() if isinstance(reward, Consistency)), None)
+        asking = consistency or (Consistency(self.judge) if everything and self.judge else None)
+        answers = asking.pairs(prompts, images) if asking else [{} for _ in images]
         columns: dict[str, Sequence[float | None]] = {
-            name: consistency.reduce(pairs)
+            name: consistency.reduce(answers)
             if consistency and reward is consistency
             else _finite(name, reward, prompts, images)
             for name, reward in self.rewards.items()
         }
-        return _rows_of(columns, len(images))
+        samples = [
+            EvaluatedSample(prompt, index, image, scores, [[verdict.p_yes for verdict in verdicts.values()]])
+            for (prompt, index), image, scores, verdicts in zip(
+                jobs, images, _rows_of(columns, len(images)), answers, strict=True
+            )
+        ]
+        if not everything:
+            return samples
+        held_out = _rows_of({n: _finite(n, r, prompts, images) for n, r in self.held_out.items()}, len(images))
+        return [
+            replace(
+                sample,
+                p_yes=[list(cells) for cells in matrix_of(verdicts, sample.prompt.grid.count)] if asking else [],
+                reward=weighted_reward(self.config.rewards, sample.scores),
+                held_out=measures,
+                panel_statistics=panel_statistics(sample.prompt, sample.image),
+            )
+            for sample, verdicts, measures in zip(samples, answers, held_out, strict=True)
+        ]
 
     # --- comparisons -------------------------------------------------------------------------------------------
 
@@ -299,22 +274,12 @@ class Evaluator:
                     correlations[f"correlation/{name}"] = correlation(*zip(*scored, strict=True))
             if _surely_below(LEAST_CORRELATION, correlations.get(f"correlation/{name}", 1.0), count=len(scored)):
                 warnings.warn(
-                    f"after epoch {epoch} reward {name} at {small} and at {self.sampler.size} correlate by "
+                    f"after epoch {epoch} reward {name} at {small} and at {self.full_size} correlate by "
                     f"{correlations[f'correlation/{name}']:.2f}, surely less than {LEAST_CORRELATION}: "
                     "what is learned at the training size may not carry over; train at a larger sampling.size",
                     stacklevel=2,
                 )
         return correlations
-
-    def _trained_and_average(
-        self, trained: Sequence[EvaluatedSample], average: Sequence[EvaluatedSample]
-    ) -> dict[str, float]:
-        """The mean of each measure that both have, over equal prompts, seeds and size."""
-        of_trained, of_average = self._means(trained), self._means(average)
-        shared = [name for name in of_trained if name in of_average]
-        return {f"trained/{name}": of_trained[name] for name in shared} | {
-            f"average/{name}": of_average[name] for name in shared
-        }
 
     def _means(self, samples: Sequence[EvaluatedSample]) -> dict[str, float]:
         """The mean of each reward, and of P(Yes) over the pairs; left out if none has a value."""
@@ -340,12 +305,14 @@ def _rows_of(columns: Mapping[str, Sequence[float | None]], count: int) -> list[
 
 
 def _mean_of_each(columns: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
-    return {name: fmean(given) for name, column in columns.items() if (given := [v for v in column if v is not None])}
+    values = {name: [value for value in column if value is not None] for name, column in columns.items()}
+    return {name: fmean(column) for name, column in values.items() if column}
 
 
 def _surely_below(least: float, estimate: float, *, count: int) -> bool:
     """Whether the whole 95 % interval of a correlation over `count` pairs lies below `least` (Fisher's z)."""
     if count < LEAST_FOR_WARNING:
         return False
+    # atanh is infinite at ±1.
     z = math.atanh(max(-0.999999, min(0.999999, estimate)))
     return math.tanh(z + NORMAL_95 / math.sqrt(count - 3)) < least
