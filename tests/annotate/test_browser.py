@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
+from dataset_folder import AnnotationServer, free_port
 
 from pacorl.annotate.store import Store
 
@@ -22,7 +19,6 @@ pytestmark = [
 ]
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-SERVE = "from pacorl.cli.dataset import app; app()"
 SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
 """A folder that receives images of the page, for people who work on its looks."""
 
@@ -30,54 +26,10 @@ SCREENSHOTS = os.environ.get("PACORL_SCREENSHOTS", "")
 @pytest.fixture
 def served(dataset):
     folder = dataset(prompts=2, grids=2)  # 48 instances
-    with serving(folder, "--annotators", "ann", "--controls", "2", "--overlap", "0", port=port_for()) as links:
+    with AnnotationServer(
+        folder, "--annotators", "ann", "--controls", "2", "--overlap", "0", port=free_port()
+    ) as links:
         yield folder, links
-
-
-def port_for() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class serving:  # noqa: N801  (reads as a verb where it is used)
-    """`pacorl dataset annotate` as a process of its own."""
-
-    def __init__(self, folder: Path, *options: str, port: int) -> None:
-        command = [sys.executable, "-c", SERVE, "annotate", str(folder), "--port", str(port), *options]
-        self.command, self.port = command, port
-
-    def __enter__(self) -> dict[str, str]:
-        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
-        links = {}
-        while "serving" not in (line := self.process.stdout.readline()):
-            assert line, "the server ended before it served"
-            name, _, link = line.strip().partition("\t")
-            links[name] = link
-        wait_until_healthy(self.port)
-        return links
-
-    def __exit__(self, *fault: object) -> None:
-        self.process.terminate()
-        self.process.wait(20)
-        self.process.stdout.close()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
-
-
-def wait_until_healthy(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.1)
 
 
 @pytest.fixture
@@ -184,8 +136,8 @@ def test_finish_and_export(served, browser):
 
 
 def test_a_ranking_made_while_the_server_is_away_is_saved_when_it_returns(dataset, browser):
-    folder, port = dataset(prompts=2, grids=2), port_for()
-    server = serving(folder, "--annotators", "ann", "--controls", "0", "--overlap", "0", port=port)
+    folder, port = dataset(prompts=2, grids=2), free_port()
+    server = AnnotationServer(folder, "--annotators", "ann", "--controls", "0", "--overlap", "0", port=port)
     page = browser.new_page()
     with server as links:
         page.goto(links["ann"])
@@ -194,7 +146,7 @@ def test_a_ranking_made_while_the_server_is_away_is_saved_when_it_returns(datase
         page.keyboard.press("1")
         page.keyboard.press("Enter")
         playwright.expect(page.locator("#saved")).to_have_text("Not saved yet")
-    with serving(folder, port=port):
+    with AnnotationServer(folder, port=port):
         count(page, 1, 48)
         playwright.expect(page.locator("#submit")).to_be_disabled()
     with Store(folder / "annotations.db") as store:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 
 import pytest
+from dataset_folder import AnnotationServer, free_port
 
 from pacorl.annotate.simulate import Client
 from pacorl.annotate.store import Store, public_key, shown_order
@@ -21,48 +16,7 @@ from pacorl.io.files import write_atomic
 
 PEOPLE = [f"person{number}" for number in range(8)]
 PICTURES = 12
-SERVE = "from pacorl.cli.dataset import app; app()"
-
-
-def start(folder, port):
-    options = [
-        "--annotators",
-        ",".join(PEOPLE),
-        "--overlap",
-        "1",
-        "--judges",
-        "8",
-        "--controls",
-        "0",
-        "--port",
-        str(port),
-    ]
-    command = [sys.executable, "-c", SERVE, "annotate", str(folder), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    links = {}
-    while "serving" not in (line := process.stdout.readline()):
-        assert line, "the server ended before it served"
-        name, _, link = line.strip().partition("\t")
-        links[name] = link.rpartition("/")[2]
-    wait_until_healthy(port)
-    return process, links
-
-
-def wait_until_healthy(port):
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+OPTIONS = ["--annotators", ",".join(PEOPLE), "--overlap", "1", "--judges", "8", "--controls", "0"]
 
 
 def many_instances(folder, count):
@@ -91,7 +45,8 @@ def slots_of(instance, name):
 def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, kills):
     many_instances(tmp_path, count)
     port, acknowledged = free_port(), Counter()
-    process, tokens = start(tmp_path, port)
+    server = AnnotationServer(tmp_path, *OPTIONS, port=port)
+    tokens = {name: link.rpartition("/")[2] for name, link in server.__enter__().items()}
 
     def work(name):
         client = Client(f"http://127.0.0.1:{port}", tokens[name])
@@ -108,16 +63,11 @@ def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, ki
     for kill in range(1, kills + 1):
         while acknowledged.total() < total * kill // (kills + 1):
             time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        process, fresh = start(tmp_path, port)
-        assert not fresh  # known people keep their links
+        server.kill()
+        assert not server.__enter__()  # known people keep their links
     for thread in threads:
         thread.join()
-    process.terminate()
-    process.wait()
-    process.stdout.close()
+    server.__exit__()
 
     assert len(collect_answers(tmp_path)) == total
     exported = Counter((one.annotator, public_key(one.instance)) for one in read_answers(tmp_path / "rankings.jsonl"))

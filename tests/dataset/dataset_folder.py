@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL.Image import Image
 
 from pacorl.data.characters import Panel, character_prompts, draw_grid, redrawn
 from pacorl.dataset.records import PromptRecord, read_prompts
 from pacorl.io.documents import write_jsonl
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.types import Prompt
 
 
 def write_tiny_prompts(path: Path, count: int) -> None:
@@ -36,6 +43,15 @@ def write_tiny_prompts(path: Path, count: int) -> None:
         for prompt in character_prompts("train", count)
     ]
     write_jsonl(path, rows)
+
+
+def draw_unreliably(prompts: Sequence[Prompt], seeds: Sequence[int], *, panel_size: int = 16) -> list[Image]:
+    """Grids as a generator would make them that gets a third of the attributes wrong; the oracle can read them."""
+    sets = [[Panel.parse(text) for text in prompt.panels] for prompt in prompts]
+    return [
+        draw_grid(redrawn(panels, chance=0.35, rng=random.Random(seed)), prompt.grid, panel_size)
+        for prompt, panels, seed in zip(prompts, sets, seeds, strict=True)
+    ]
 
 
 def write_grids(folder: Path, records: list[PromptRecord], *, grids: int, panel_size: int = 32) -> None:
@@ -142,3 +158,48 @@ def llm():
     for server, model in opened:
         model.close()
         server.close()
+
+
+# --- the annotation page as a process ----------------------------------------------------------------------------
+
+SERVE = "from pacorl.cli.dataset import app; app()"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class AnnotationServer:
+    """`pacorl dataset annotate` as a process of its own; entered, it gives the links of its people."""
+
+    def __init__(self, folder: Path, *options: str, port: int) -> None:
+        self.command = [sys.executable, "-c", SERVE, "annotate", str(folder), "--port", str(port), *options]
+        self.port = port
+
+    def __enter__(self) -> dict[str, str]:
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        links = {}
+        while "serving" not in (line := self.process.stdout.readline()):
+            assert line, "the server ended before it served"
+            name, _, link = line.strip().partition("\t")
+            links[name] = link
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                    return links
+            except OSError:
+                assert time.monotonic() < deadline, "the server does not answer"
+                time.sleep(0.1)
+
+    def __exit__(self, *fault: object) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+        self.process.stdout.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+        self.process.stdout.close()

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-import random
 from io import BytesIO
 
 import pytest
+from dataset_folder import draw_unreliably
 from PIL import Image
 
 from pacorl.core.grid import parse_layout, split
-from pacorl.data.characters import Panel, draw_grid, redrawn
 from pacorl.dataset.grids import generate, image_source, instances_of, pair, panel_path
 from pacorl.dataset.records import PromptRecord, read_instances, read_prompts
 from pacorl.engine.image_queue import ImageSource, Shard
@@ -28,11 +27,7 @@ class DrawnSource:
         if self.generated >= self.stop_after:
             raise KeyboardInterrupt
         self.generated += len(prompts)
-        sets = [[Panel.parse(text) for text in prompt.panels] for prompt in prompts]
-        return [
-            draw_grid(redrawn(panels, chance=0.35, rng=random.Random(seed)), prompt.grid, 16)
-            for prompt, panels, seed in zip(prompts, sets, seeds, strict=True)
-        ]
+        return draw_unreliably(prompts, seeds)
 
 
 def source(drawn=None, *, checkpoint="drawn", batch=4):

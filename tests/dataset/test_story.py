@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
+from functools import partial
 
 import pytest
+from dataset_folder import draw_unreliably
 from serving import serving_app
 from typer.testing import CliRunner
 
 from pacorl.annotate.simulate import read_panel, shared_attributes
 from pacorl.cli.dataset import app
-from pacorl.data.characters import Panel, draw_grid, redrawn
 from pacorl.engine.image_queue import ImageSource
 from pacorl.io.documents import read_jsonl
 
@@ -23,15 +23,6 @@ def run(*arguments: object) -> dict:
     found = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
     assert found.exit_code == 0
     return json.loads(found.stdout)
-
-
-def draw(prompts, seeds):
-    """A generator as unreliable as the tiny one, whose images the oracle can read."""
-    sets = [[Panel.parse(text) for text in prompt.panels] for prompt in prompts]
-    return [
-        draw_grid(redrawn(panels, chance=0.3, rng=random.Random(seed)), prompt.grid, 32)
-        for prompt, panels, seed in zip(prompts, sets, seeds, strict=True)
-    ]
 
 
 def serve_and_simulate(folder, people):
@@ -56,7 +47,7 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     folder = tmp_path / "set"
     assert run("prompts", folder, "--writer", "tiny", "--count", 20)["records"] == 20
     assert run("diversify", folder, "--number", 6)["kept"] == 6
-    source = ImageSource(lambda: draw, {"checkpoint": "drawn"})
+    source = ImageSource(lambda: partial(draw_unreliably, panel_size=32), {"checkpoint": "drawn"})
     monkeypatch.setattr("pacorl.dataset.grids.image_source", lambda *args, **options: source)
     assert run("generate", folder, "--grids", 3)["missing"] == 0
     total = run("pair", folder)["instances"]

@@ -231,13 +231,7 @@ SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {
 
 
 def import_folder(
-    folder: Path,
-    source: Path,
-    *,
-    kind: str,
-    name: str = "",
-    dry_run: bool = False,
-    progress: Progress = silent,
+    folder: Path, source: Path, *, kind: str, name: str = "", dry_run: bool = False, progress: Progress = silent
 ) -> dict[str, int]:
     """Brings a source (of a kind of SOURCES) in as `imported/NAME`; returns how many rankings or pairs and images came.
 
