@@ -38,7 +38,7 @@ COMMON = [
     "evaluation.steps=6",
     "evaluation.rewards=[{name: panel_match}]",
 ]
-HACKED = ["rewards=[{name: consistency}]", "sampling.shared_noise=false", "evaluation.every=1"]
+HACKED = ["rewards=[{name: consistency}]", "sampling.tree={}", "evaluation.every=1"]
 HEALTHY = ["evaluation.every=5"]
 
 

@@ -105,9 +105,36 @@ FAULTS = [
     (["sampling.sde_steps=[6]", "sampling.steps=6"], "sampling: sde_steps [6] reach beyond the 6 sampling steps"),
     (["sampling.sde_type=cps", "sampling.noise_level=1.2"], "config: sampling.noise_level 1.2 is beyond 1"),
     (
-        ["objective.name=diffusion_nft", "sampling.shared_noise=true"],
-        "config: sampling.shared_noise with diffusion_nft would make every sample of a group alike",
+        ["objective.name=diffusion_nft", "sampling.tree.seeds=1"],
+        "config: sampling.tree with 1 seeds and diffusion_nft would make samples of a group alike",
     ),
+    (
+        ["group_size=12", "sampling.tree={seeds: 2, branches: [4]}"],
+        "config: sampling.tree has 2 seeds × 4 branches = 8 samples and group_size is 12; make them equal",
+    ),
+    (["group_size=12", "sampling.tree.seeds=5"], "config: sampling.tree has 5 seeds × 2 branches = 10 samples"),
+    (
+        ["sampling.tree.branches=[4, 4]"],
+        "config: sampling.tree.branches [4, 4] has 2 entries and an epoch has 1 stochastic steps",
+    ),
+    (
+        ["group_size=9", "sampling.tree={seeds: 3, antithetic: true}"],
+        "config: sampling.tree.antithetic pairs siblings, and branches [3] leaves some alone",
+    ),
+    (
+        ["sampling.tree.antithetic=true"],
+        "config: sampling.tree.antithetic pairs siblings, and branches [1]",
+    ),
+    (
+        ["sampling.sde_steps=[9]", "sampling.suffix.steps=2"],
+        "config: sampling.suffix.steps 2 and only 0 deterministic steps follow the last stochastic one; leave",
+    ),
+    (["sampling.suffix.steps=9"], "config: sampling.suffix.steps 9 and only 8 deterministic steps follow"),
+    (
+        ["sampling.suffix={solver: ab2, steps: 1}"],
+        "config: sampling.suffix.solver ab2 looks back one step, and the suffix has 1; give it 2 steps",
+    ),
+    (["sampling.suffix.solver=heun"], "sampling.suffix.solver: unknown solver 'heun'; there are euler, ab2"),
     (
         ["sampling.window.kind=sliding", "sampling.window.size=2"],
         "sampling: window.size 2 exceeds the 1 sde_steps that it is chosen from",

@@ -128,10 +128,7 @@ class Conditioning:
 
 @dataclass(slots=True)
 class Rollout:
-    """One batch of samples with all that training needs to replay its stochastic steps.
-
-    Latents, means and log-probabilities are fp32. Only the trained steps and the endpoint are kept.
-    """
+    """One batch of samples, as rewards and objectives of the endpoint see them."""
 
     prompts: list[Prompt]
     row_B: list[int]
@@ -139,20 +136,51 @@ class Rollout:
     size: Size
     sigmas_T: Tensor
     """(T+1,)"""
-    steps_S: list[int]
-    """Indices of the trained sampling steps, ascending: the stochastic ones, or, for objectives of the endpoint, those
-    whose sigmas it is noised to."""
-    latents_BSNC: Tensor
-    """Empty along S, like the next two, if sampling was without noise."""
-    next_latents_BSNC: Tensor
-    log_prob_BS: Tensor
     final_BNC: Tensor
+    """Endpoints, fp32, on the CPU like all that is kept for training."""
     images: list[Image]
-    mean_BSNC: Tensor | None = None
-    """Of the stochastic steps, if the objective needs it."""
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+
+@dataclass(slots=True)
+class NodeBatch:
+    """Nodes of one stochastic step that one forward served, with all that training needs to replay it.
+
+    V nodes, from which E children leave, with B samples below them on this process. Tensors are fp32.
+    """
+
+    step: int
+    """Index of the sampling step."""
+    level: int
+    """How many stochastic steps come before it."""
+    prompts: list[Prompt]
+    """Of each node."""
+    size: Size
+    sigmas_T: Tensor
+    """(T+1,)"""
+    latents_VNC: Tensor
+    next_latents_ENC: Tensor
+    row_B: list[int]
+    """Global row of each sample."""
+    node_B: Tensor
+    """int64, the node above each sample."""
+    child_B: Tensor
+    """int64, the child that each sample descends from."""
+    log_prob_B: Tensor
+    """Of the step to that child, under the policy that sampled."""
+    mean_VNC: Tensor | None = None
+    """Of the transition, if the objective needs it."""
+
+
+@dataclass(slots=True)
+class Samples:
+    """What one process sampled for one optimizer step."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+    nodes: list[NodeBatch] = field(default_factory=list)
+    """In the order in which their first samples were dealt; empty if sampling was without noise."""
 
 
 @dataclass(frozen=True, slots=True)

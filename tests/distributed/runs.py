@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,11 +45,16 @@ def train_and_keep(config: PolicyRun) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     collect, advantages, step = loop.collect, loop.advantages, Runtime.step
 
-    def keep_samples(policy, rows, **rest):  # type: ignore[no-untyped-def]
-        rollout = collect(policy, rows, **rest)
-        for row, final, log_prob in zip(rollout.row_B, rollout.final_BNC, rollout.log_prob_BS, strict=True):
-            torch.save((final, log_prob), kept / f"sample-{rest['epoch']}-{row}.pt")
-        return rollout
+    def keep_samples(draw, rows, on_rollout):  # type: ignore[no-untyped-def]
+        samples = collect(draw, rows, on_rollout)
+        log_probs = defaultdict(list)
+        for nodes in samples.nodes:
+            for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
+                log_probs[row].append(log_prob)
+        for rollout in samples.rollouts:
+            for row, final in zip(rollout.row_B, rollout.final_BNC, strict=True):
+                torch.save((final, torch.tensor(log_probs[row])), kept / f"sample-{draw.epoch}-{row}.pt")
+        return samples
 
     def keep_advantages(*args, **rest):  # type: ignore[no-untyped-def]
         found = advantages(*args, **rest)

@@ -37,7 +37,7 @@ CHEAP = ["rewards=[{name: jpeg_size}]", "prompts.evaluation=tiny:dev:1", "evalua
 OBJECTIVES = {
     "flux": [],
     "flux_guard": [*CHEAP, "objective.name=grpo_guard"],
-    "flux_nft": [*CHEAP, "objective.name=diffusion_nft", "sampling.shared_noise=false"],
+    "flux_nft": [*CHEAP, "objective.name=diffusion_nft", "sampling.tree={}"],
 }
 EDITS = ("kontext", "qwen_edit", "qwen_edit_plus")
 CASES = (*OBJECTIVES, *EDITS)

@@ -1,5 +1,7 @@
 """Sampling for training: seeds, shared starts, and the ratio before any update."""
 
+import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -10,13 +12,14 @@ from toy_world import ToyPolicy
 from pacorl.core.objectives.diffusion_nft import DiffusionNft
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
-from pacorl.core.sampling import Sampler
+from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import (
     ConditioningCache,
+    Draw,
     Row,
-    assign_groups,
+    assign_rows,
     check_mixed_sizes,
     collect,
     epoch_rows,
@@ -26,11 +29,13 @@ from pacorl.engine.rollout import (
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import FusedLora, OldPolicy, adapter_off, adapter_state, add_lora, can_fuse_lora
 from pacorl.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
-from pacorl.train.update import Batch, PolicyLoss, update_policy
-from pacorl.types import Prompt, Size
+from pacorl.train.update import PolicyLoss, update_policy
+from pacorl.types import Advantages, Prompt, Samples, Size
 
 PROMPTS = character_prompts("train", 4)
-SAMPLER = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 2))
+OWN = Tree(seeds=2, branches=(1, 1))
+SHARED = Tree(seeds=1, branches=(2, 1))
+SAMPLER = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 2), tree=OWN)
 
 
 @pytest.fixture(scope="module")
@@ -49,40 +54,58 @@ def policy() -> FluxPolicy:
     return policy
 
 
+def drawn(policy, rows, *, sampler=SAMPLER, cache=None, seed=1, epoch=0, fused=None, batch=4):  # type: ignore[no-untyped-def]
+    """The samples of some rows."""
+    return collect(Draw(policy, sampler, cache or ConditioningCache(policy), seed, epoch, batch, fused), rows)
+
+
+def finals(samples: Samples) -> torch.Tensor:
+    return torch.cat([rollout.final_BNC for rollout in samples.rollouts])
+
+
+def values(advantages: list[float], used: list[bool] | None = None) -> Advantages:
+    used_B = torch.tensor(used or [True] * len(advantages))
+    return Advantages(torch.tensor(advantages, dtype=torch.float64), used_B, {})
+
+
 def rows(count: int = 4, group: int = 2) -> list[Row]:
     return [Row(PROMPTS[number // group], number) for number in range(count)]
 
 
 def test_what_is_drawn_does_not_depend_on_the_batch(policy: FluxPolicy) -> None:
-    cache = ConditioningCache(policy)
-    together = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=3)
-    alone = collect(policy, rows()[2:3], sampler=SAMPLER, cache=cache, seed=1, epoch=3)
-    torch.testing.assert_close(together.final_BNC[2], alone.final_BNC[0], rtol=0, atol=1e-5)
-    torch.testing.assert_close(together.log_prob_BS[2], alone.log_prob_BS[0], rtol=0, atol=1e-5)
-    other = collect(policy, rows()[2:3], sampler=SAMPLER, cache=cache, seed=1, epoch=4)
-    assert not torch.allclose(other.final_BNC, alone.final_BNC, atol=1e-2)
+    together = drawn(policy, rows(), epoch=3)
+    alone = drawn(policy, rows()[2:3], epoch=3)
+    torch.testing.assert_close(finals(together)[2], finals(alone)[0], rtol=0, atol=1e-5)
+    for several, one in zip(together.nodes, alone.nodes, strict=True):
+        torch.testing.assert_close(several.log_prob_B[2], one.log_prob_B[0], rtol=0, atol=1e-5)
+    other = drawn(policy, rows()[2:3], epoch=4)
+    assert not torch.allclose(finals(other), finals(alone), atol=1e-2)
 
 
 def test_a_group_may_share_its_start(policy: FluxPolicy) -> None:
-    shared = Sampler(**{name: getattr(SAMPLER, name) for name in ("size", "steps", "sde_steps")}, shared_noise=True)
-    rollout = collect(policy, rows(), sampler=shared, cache=ConditioningCache(policy), seed=1, epoch=0)
-    before = rollout.latents_BSNC[:, 0]
-    assert torch.equal(before[0], before[1])
-    assert not torch.allclose(before[1], before[2], atol=1e-2)
-    assert not torch.allclose(rollout.final_BNC[0], rollout.final_BNC[1], atol=1e-2)
+    samples = drawn(policy, rows(), sampler=SAMPLER.model_copy(update={"tree": SHARED}))
+    first = [nodes for nodes in samples.nodes if nodes.level == 0]
+    assert [(nodes.row_B, nodes.node_B.tolist(), nodes.child_B.tolist()) for nodes in first] == [
+        ([0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 2, 3])
+    ]
+    assert not torch.allclose(*first[0].latents_VNC, atol=1e-2)
+    final = finals(samples)
+    assert not torch.allclose(final[0], final[1], atol=1e-2)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_every_draw_has_its_own_noise(shared: bool) -> None:
     """Over seeds, epochs, rows and steps no two draws are alike; with a shared start those of one group start alike."""
     policy = ToyPolicy()
-    sampler = Sampler(size=Size(32, 32), steps=4, sde_steps=(0, 1, 2), shared_noise=shared, keeps_means=True)
+    tree = Tree(1, (2, 1, 1)) if shared else Tree(2, (1, 1, 1))
+    sampler = Sampler(size=Size(32, 32), steps=4, sde_steps=(0, 1, 2), tree=tree, keeps_means=True)
     cache, starts, steps = ConditioningCache(policy), [], []
     for seed, epoch in product((1, 2), (0, 1, 2)):
-        rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=seed, epoch=epoch)
-        assert rollout.mean_BSNC is not None
-        starts.append(rollout.latents_BSNC[:, 0].flatten(1))
-        steps.append((rollout.next_latents_BSNC - rollout.mean_BSNC).flatten(0, 1).flatten(1))
+        for nodes in drawn(policy, rows(), sampler=sampler, cache=cache, seed=seed, epoch=epoch).nodes:
+            assert nodes.mean_VNC is not None
+            if nodes.level == 0:
+                starts.append(nodes.latents_VNC[nodes.node_B].flatten(1))
+            steps.append((nodes.next_latents_ENC[nodes.child_B] - nodes.mean_VNC[nodes.node_B]).flatten(1))
     draws = torch.cat(starts + steps)
     expected = torch.eye(len(draws), dtype=torch.bool)
     if shared:
@@ -105,35 +128,50 @@ class Counting:
         monkeypatch.setattr(policy, "velocity", counted)
 
 
-def test_a_shared_prefix_is_computed_once(policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        (Tree(4, (1,)), (1,), 4, [4, 4, 4, 4]),
+        (Tree(4, (1,)), (1,), 2, [2, 2, 2, 2, 2, 2, 2, 2]),
+        (Tree(1, (4,)), (2,), 4, [1, 1, 1, 4]),
+        (Tree(1, (4,)), (2,), 1, [1, 1, 1, 1, 1, 1, 1]),
+        (Tree(2, (2,)), (0,), 4, [2, 4, 4, 4]),
+        (Tree(2, (2,)), (0,), 1, [1, 1, *[1] * 12]),
+        (Tree(1, (2, 2)), (0, 2), 4, [1, 2, 2, 4]),
+        (Tree(1, (2, 2)), (0, 1), 2, [1, 1, 1, 2, 2, 2, 2]),
+        (Tree(2, (1, 2)), (1, 2), 4, [2, 2, 2, 4]),
+    ],
+)
+def test_each_distinct_latent_passes_once(
+    policy: FluxPolicy, monkeypatch: pytest.MonkeyPatch, case: tuple[Tree, tuple[int, ...], int, list[int]]
+) -> None:
+    """Rows of each forward: in sampling, and in training one forward and one backward per node."""
+    tree, sde_steps, batch, forwards = case
     counting = Counting(policy, monkeypatch)
-    shared = Sampler(size=Size(64, 64), steps=4, sde_steps=(2,), shared_noise=True)
-    cache, prefixes = ConditioningCache(policy), dict[int, torch.Tensor]()
-    whole = collect(policy, rows(), sampler=shared, cache=cache, seed=1, epoch=0)
-    assert counting.rows == [2, 2, 4, 4]
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=sde_steps, tree=tree)
+    cache = ConditioningCache(policy)
+    samples = drawn(policy, [Row(PROMPTS[0], number) for number in range(4)], sampler=sampler, cache=cache, batch=batch)
+    assert counting.rows == forwards
     counting.rows.clear()
-    parts = [
-        collect(
-            policy, rows()[start : start + 1], sampler=shared, cache=cache, seed=1, epoch=0, shared_prefixes=prefixes
-        )
-        for start in range(4)
-    ]
-    assert counting.rows == [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "4 rows × 2 steps, and 2 steps for each of 2 groups"
-    torch.testing.assert_close(torch.cat([part.final_BNC for part in parts]), whole.final_BNC, rtol=0, atol=1e-5)
+    loss = PolicyLoss(policy, sampler, cache, GrpoClip())
+    metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
+    assert sum(counting.rows) == sum(tree.seeds * math.prod(tree.branches[:level]) for level in range(len(sde_steps)))
+    assert len(counting.rows) == len(samples.nodes)
+    assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
 
 
 def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPolicy) -> None:
     before = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
     cache = ConditioningCache(policy)
-    plain = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0)
-    merged = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0, fused=FusedLora(policy.transformer))
-    torch.testing.assert_close(merged.final_BNC, plain.final_BNC, rtol=0, atol=1e-5)
+    plain = finals(drawn(policy, rows(), cache=cache))
+    fused = finals(drawn(policy, rows(), cache=cache, fused=FusedLora(policy.transformer)))
+    torch.testing.assert_close(fused, plain, rtol=0, atol=1e-5)
     after = policy.transformer.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     with adapter_off(policy.transformer):
-        base = collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=0)
-    assert not torch.allclose(base.final_BNC, plain.final_BNC, atol=1e-3), "the adapter changes nothing here"
+        base = finals(drawn(policy, rows(), cache=cache))
+    assert not torch.allclose(base, plain, atol=1e-3), "the adapter changes nothing here"
 
 
 def test_in_bf16_nothing_is_merged(policy: FluxPolicy) -> None:
@@ -180,15 +218,15 @@ def test_batches_hold_one_size() -> None:
 
 
 def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPolicy) -> None:
-    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 3), stochastic=False)
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 3), stochastic=False, tree=OWN)
     cache, old = ConditioningCache(policy), OldPolicy(policy.transformer)
-    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0)
-    assert rollout.latents_BSNC.shape[1] == rollout.log_prob_BS.shape[1] == 0
+    samples = drawn(policy, rows(), sampler=sampler, cache=cache)
+    assert not samples.nodes
     learner = PolicyLoss(policy, sampler, cache, DiffusionNft(beta=0.1, kl_weight=0.1), old=old)
-    batch = Batch(rollout, torch.tensor([5.0, -5.0, 1.0, 0.0]), torch.tensor([True, True, True, False]))
+    advantages = values([5.0, -5.0, 1.0, 0.0], [True, True, True, False])
     before = {name: value.clone() for name, value in adapter_state(policy.transformer).items()}
     policy.transformer.zero_grad()
-    metrics = update_policy(learner, [batch], runtime=Runtime(), draw=(1, 0, 0))
+    metrics = update_policy(learner, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
     assert metrics["velocity_change"] == 0.0
     assert metrics["kl"] > 0
     assert all(torch.equal(before[name], value) for name, value in adapter_state(policy.transformer).items())
@@ -217,15 +255,18 @@ def test_prompts_are_encoded_once(policy: FluxPolicy, monkeypatch: pytest.Monkey
     monkeypatch.setattr(policy, "encode", lambda prompts, size: encoded.append(len(prompts)) or encode(prompts, size))
     cache = ConditioningCache(policy)
     for epoch in range(3):
-        collect(policy, rows(), sampler=SAMPLER, cache=cache, seed=1, epoch=epoch)
+        drawn(policy, rows(), cache=cache, epoch=epoch)
     assert sum(encoded) == 2
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kernel", ["flow_sde", "cps"])
-def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpointing: bool, kernel: str) -> None:
+@pytest.mark.parametrize("tree", [OWN, SHARED, Tree(1, (2, 1), antithetic=True)])
+def test_before_an_update_the_ratio_is_exactly_one(
+    policy: FluxPolicy, checkpointing: bool, kernel: str, tree: Tree
+) -> None:
     """Also where the adapter was in the weights at the steps without noise."""
-    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(0, 2), sde_type=kernel, keeps_means=True)
+    sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(0, 2), sde_type=kernel, keeps_means=True, tree=tree)
     toggle = (
         policy.transformer.enable_gradient_checkpointing
         if checkpointing
@@ -235,12 +276,11 @@ def test_before_an_update_the_ratio_is_exactly_one(policy: FluxPolicy, checkpoin
     policy.transformer.train()
     cache = ConditioningCache(policy)
     merged = FusedLora(policy.transformer)
-    rollout = collect(policy, rows(), sampler=sampler, cache=cache, seed=1, epoch=0, fused=merged)
-    batch = Batch(rollout, torch.tensor([1.0, -1.0, 0.5, 2.0]), torch.ones(4, dtype=torch.bool))
+    samples, advantages = drawn(policy, rows(), sampler=sampler, cache=cache, fused=merged), values([1.0, -1.0, 0.5, 2])
     for options in (GrpoClip(clip_range=1e-4), GrpoGuard(clip_range=1e-4)):
         policy.transformer.zero_grad()
         learner = PolicyLoss(policy, sampler, cache, options)
-        metrics = update_policy(learner, [batch], runtime=Runtime(), draw=(1, 0, 0))
+        metrics = update_policy(learner, samples, advantages, runtime=Runtime(), draw=(1, 0, 0))
         assert metrics["ratio_deviation/0"] == 0.0
         assert metrics["ratio_deviation/2"] == 0.0
         norms = [p.grad.norm().item() for p in policy.transformer.parameters() if p.grad is not None]
@@ -269,16 +309,39 @@ def test_prompts_are_shuffled_anew_each_time_and_for_each_seed() -> None:
 
 def test_batches_do_not_depend_on_the_number_of_processes() -> None:
     numbered = [Row(PROMPTS[0], number) for number in range(24)]
-    alone = assign_groups(numbered, batch=3, updates=2, world=1, rank=0)
+    cut = partial(assign_rows, numbered, tree=Tree(24, (1,)), batch=3, updates=2)
+    alone = cut(world=1, rank=0)
     for update in range(2):
-        dealt = [assign_groups(numbered, batch=3, updates=2, world=2, rank=rank)[update] for rank in range(2)]
+        dealt = [
+            assign_rows(numbered, tree=Tree(24, (1,)), batch=3, updates=2, world=2, rank=rank)[update]
+            for rank in range(2)
+        ]
         together = sorted([[row.number for row in batch] for part in dealt for batch in part])
         assert together == sorted([row.number for row in batch] for batch in alone[update])
 
 
+def test_processes_deal_whole_subtrees_if_these_divide() -> None:
+    """If not, a node whose samples lie on several processes is one unit on each; updates have the same rows anyway."""
+    numbered = [Row(PROMPTS[0], number) for number in range(24)]
+    cut = partial(assign_rows, numbered, tree=Tree(2, (3, 2)), batch=2, updates=2)
+    assert [[len(unit) for unit in update] for update in cut(world=1, rank=0)] == [[6, 6], [6, 6]]
+    assert [[row.number for row in unit] for unit in cut(world=2, rank=1)[0]] == [[12, 13, 14, 15, 16, 17]]
+    thirds = [cut(world=3, rank=rank)[1] for rank in range(3)]
+    assert [[[row.number for row in unit] for unit in units] for units in thirds] == [
+        [[6, 7], [18, 19]],
+        [[8, 9], [20, 21]],
+        [[10, 11], [22, 23]],
+    ]
+    joined = partial(assign_rows, numbered, tree=Tree(1, (12, 1)), batch=2, updates=1, world=3, rank=0)
+    assert [len(unit) for unit in joined()[0]] == [4, 4]
+    assert [len(unit) for unit in joined(sharded=True)[0]] == [2, 2, 2, 2]
+    with pytest.raises(ValueError, match="cut through subtrees of 3 samples"):
+        assign_rows(numbered, tree=Tree(4, (3, 1)), batch=4, updates=1, world=3, rank=0, sharded=True)
+
+
 def test_groups_that_do_not_divide_name_what_would() -> None:
     with pytest.raises(ValueError, match="batches of 1, 2, 3, 6; or 20 or 40 samples"):
-        assign_groups([Row(PROMPTS[0], n) for n in range(24)], batch=5, updates=2, world=2, rank=0)
+        assign_rows([Row(PROMPTS[0], n) for n in range(24)], tree=OWN, batch=5, updates=2, world=2, rank=0)
 
 
 def test_seeds_are_what_they_were() -> None:

@@ -17,17 +17,12 @@ PROMPTS = [Prompt(number, f"prompt {number}") for number in range(4)]
 
 
 def rollout(rows: Sequence[int]) -> Rollout:
-    nothing = torch.empty(len(rows), 0, 1, 1)
     return Rollout(
         prompts=[PROMPTS[row % 4] for row in rows],
         row_B=list(rows),
         size=Size(4, 4),
         sigmas_T=torch.tensor([1.0, 0.0]),
-        steps_S=[0],
-        latents_BSNC=nothing,
-        next_latents_BSNC=nothing,
-        log_prob_BS=nothing[:, :, 0, 0],
-        final_BNC=nothing[:, 0] if nothing.shape[1] else torch.empty(len(rows), 1, 1),
+        final_BNC=torch.empty(len(rows), 1, 1),
         images=[Image.new("RGB", (4, 4), (row, 0, 0)) for row in rows],
     )
 

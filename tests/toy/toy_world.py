@@ -34,7 +34,7 @@ from pacorl.judges.judge import JudgeSpec
 from pacorl.judges.local import LocalOptions
 from pacorl.policies import DEFAULT_KIND, POLICIES
 from pacorl.policies.flux import FLUX
-from pacorl.policies.pipeline import check_multiple
+from pacorl.policies.pipeline import at_least_fp32, check_multiple
 from pacorl.policies.policy import PolicyOptions, PolicySpec
 from pacorl.types import Conditioning, Prompt, Question, Size, Verdict
 
@@ -163,7 +163,7 @@ class ToyPolicy:
         weight = next(self.transformer.parameters())
         inputs = (x_BNC, sigma_B, conditioning.tensors["text"], place_N2)
         predicted: Tensor = self.transformer(*(tensor.to(weight.device, weight.dtype) for tensor in inputs))
-        return predicted.float()
+        return at_least_fp32(predicted)
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image.Image]:
         rows, _ = _token_grid(size)

@@ -19,7 +19,6 @@ from pacorl.rewards.reward import score
 from pacorl.train import checkpoint
 from pacorl.train import trainer as loop
 from pacorl.train.trainer import PolicyTrainer, train_policy
-from pacorl.train.update import Batch
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -72,15 +71,15 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
     whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
     stopped = tiny_run([*settings, f"out={tmp_path / 'stopped'}"])
-    sample_batch = PolicyTrainer._sample_batch
+    sample_units = PolicyTrainer._sample_units
 
     def sample_and_kill(training, *rest):  # type: ignore[no-untyped-def]
         if training.epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return sample_batch(training, *rest)
+        return sample_units(training, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PolicyTrainer, "_sample_batch", sample_and_kill)
+        patch.setattr(PolicyTrainer, "_sample_units", sample_and_kill)
         with pytest.raises(Interrupted, match="--resume"):
             train_policy(stopped)
     assert len(metrics(stopped.out)) < len(metrics(whole))
@@ -92,17 +91,17 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     """Schedulers repeat their signal; the second one comes while the state is saved."""
     config = toy_config(tmp_path / "run", "epochs=3", "evaluation.every=0")
     held: list[bool] = []
-    sample_batch, save = PolicyTrainer._sample_batch, PolicyTrainer.save
+    sample_units, save = PolicyTrainer._sample_units, PolicyTrainer.save
 
     def sample_and_stop(trainer, *rest):  # type: ignore[no-untyped-def]
         os.kill(os.getpid(), signal.SIGTERM)
-        return sample_batch(trainer, *rest)
+        return sample_units(trainer, *rest)
 
     def save_and_look(trainer):  # type: ignore[no-untyped-def]
         held.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
         save(trainer)
 
-    monkeypatch.setattr(PolicyTrainer, "_sample_batch", sample_and_stop)
+    monkeypatch.setattr(PolicyTrainer, "_sample_units", sample_and_stop)
     monkeypatch.setattr(PolicyTrainer, "save", save_and_look)
     with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
         train_policy(config)
@@ -129,9 +128,9 @@ def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monke
     """Each batch's advantages are those of its own images' rewards, in whatever order batches are dealt to updates."""
     updates, update = [], loop.update_policy
 
-    def kept(learner, batches, **rest):  # type: ignore[no-untyped-def]
-        updates.append(batches)
-        return update(learner, batches, **rest)
+    def kept(policy_loss, samples, values, **rest):  # type: ignore[no-untyped-def]
+        updates.append((samples, values))
+        return update(policy_loss, samples, values, **rest)
 
     monkeypatch.setattr(loop, "update_policy", kept)
     config = toy_config(tmp_path / "run", "advantages.aggregate=weighted_sum", "objective.inner_epochs=2")
@@ -141,14 +140,17 @@ def test_every_sample_is_trained_on_with_its_own_advantage(tmp_path: Path, monke
     training.close()
     weights = [reward.weight for reward in config.rewards]
     for several in (updates[:2], updates[2:]):  # the updates of each inner epoch
-        batches: list[Batch] = [batch for update in several for batch in update]
-        assert sorted(row for batch in batches for row in batch.rollout.row_B) == list(range(8))
-        prompts = [prompt for batch in batches for prompt in batch.rollout.prompts]
-        images = [image for batch in batches for image in batch.rollout.images]
+        rollouts = [rollout for samples, _ in several for rollout in samples.rollouts]
+        rows = [row for rollout in rollouts for row in rollout.row_B]
+        assert sorted(rows) == list(range(8))
+        assert sorted(row for samples, _ in several for nodes in samples.nodes for row in nodes.row_B) == sorted(rows)
+        prompts = [prompt for rollout in rollouts for prompt in rollout.prompts]
+        images = [image for rollout in rollouts for image in rollout.images]
         own = advantages(score(training.rewards, prompts, images), config.advantages, weights=weights)
         assert len(own.value_B.unique()) == 8
-        torch.testing.assert_close(torch.cat([batch.advantage_B for batch in batches]), own.value_B)
-        assert torch.cat([batch.used_B for batch in batches]).all()
+        for _, values in several:
+            torch.testing.assert_close(values.value_B[rows], own.value_B)
+            assert values.used_B.all()
 
 
 @pytest.mark.parametrize(("objective", "draws"), [("grpo_clip", 1 + 1), ("diffusion_nft", 1 + 2)])

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 import torch
 from toy_world import ToyPolicy
 
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampling import Sampler
+from pacorl.core.sampling import Sampler, Tree
+from pacorl.core.sde import log_prob
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache, Row, collect
+from pacorl.engine.rollout import ConditioningCache, Draw, Row, collect, transition_at
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import OldPolicy, adapter_state, add_lora
-from pacorl.train.update import Batch, PolicyLoss, update_policy
-from pacorl.types import Size
+from pacorl.train.update import PolicyLoss, update_policy
+from pacorl.types import Advantages, NodeBatch, Samples, Size
 
 
 @pytest.fixture
@@ -31,24 +31,10 @@ def policy() -> ToyPolicy:
     return policy
 
 
-def at_step(batch: Batch, place: int) -> Batch:
-    """The batch with one of its trained steps."""
-    rollout, one = batch.rollout, slice(place, place + 1)
-    kept = dataclasses.replace(
-        rollout,
-        steps_S=rollout.steps_S[one],
-        latents_BSNC=rollout.latents_BSNC[:, one],
-        next_latents_BSNC=rollout.next_latents_BSNC[:, one],
-        log_prob_BS=rollout.log_prob_BS[:, one],
-        mean_BSNC=None if rollout.mean_BSNC is None else rollout.mean_BSNC[:, one],
-    )
-    return dataclasses.replace(batch, rollout=kept)
-
-
-def gradient(learner: PolicyLoss, batches: Sequence[Batch]) -> torch.Tensor:
-    learner.policy.transformer.zero_grad()
-    update_policy(learner, batches, runtime=Runtime(), draw=(1, 0, 0))
-    learning = [p for p in learner.policy.transformer.parameters() if p.requires_grad]
+def gradient(loss: PolicyLoss, samples: Samples, values: Advantages) -> torch.Tensor:
+    loss.policy.transformer.zero_grad()
+    update_policy(loss, samples, values, runtime=Runtime(), draw=(1, 0, 0))
+    learning = [p for p in loss.policy.transformer.parameters() if p.requires_grad]
     return torch.cat([p.grad.flatten().double() for p in learning if p.grad is not None])
 
 
@@ -56,21 +42,90 @@ def gradient(learner: PolicyLoss, batches: Sequence[Batch]) -> torch.Tensor:
 def test_an_update_is_the_mean_over_batches_and_trained_steps(policy: ToyPolicy, objective: str) -> None:
     chosen, cache = OBJECTIVES[objective], ConditioningCache(policy)
     path = chosen.needs == "path"
-    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 1, 2), stochastic=path, keeps_means=chosen.keeps_means)
+    sampler = Sampler(
+        size=Size(16, 16),
+        steps=4,
+        sde_steps=(0, 1, 2),
+        tree=Tree(2, (1, 1, 1)),
+        stochastic=path,
+        keeps_means=chosen.keeps_means,
+    )
     old = None if path else OldPolicy(policy.transformer)
-    learner = PolicyLoss(policy, sampler, cache, chosen.options(kl_weight=0.1), old=old)
-    prompts, advantage_B = character_prompts("train", 2), torch.tensor([1.0, -0.5])
-    batches = [
-        Batch(
-            collect(
-                policy, [Row(prompt, 2 * n), Row(prompt, 2 * n + 1)], sampler=sampler, cache=cache, seed=1, epoch=0
-            ),
-            advantage_B * (n + 1),
-            torch.ones(2, dtype=torch.bool),
+    loss = PolicyLoss(policy, sampler, cache, chosen.options(kl_weight=0.1), old=old)
+    rows = [Row(prompt, 2 * n + member) for n, prompt in enumerate(character_prompts("train", 2)) for member in (0, 1)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    together = gradient(loss, samples, values)
+    if path:
+        apart = [gradient(loss, Samples(nodes=[nodes]), values) for nodes in samples.nodes]
+    else:
+        one_step = [dataclasses.replace(loss, sampler=sampler.model_copy(update={"sde_steps": (s,)})) for s in range(3)]
+        apart = [gradient(one, Samples([rollout]), values) for rollout in samples.rollouts for one in one_step]
+    assert len(apart) == 2 * 3
+    assert all(one.norm() > 0 for one in apart)
+    torch.testing.assert_close(together, torch.stack(apart).mean(0), rtol=1e-4, atol=1e-7)
+
+
+def per_sample(samples: Samples) -> Samples:
+    """The same steps with one latent for each sample, as a trainer replays them that knows no nodes."""
+
+    def expanded(nodes: NodeBatch) -> NodeBatch:
+        each_B = torch.arange(len(nodes.row_B))
+        return dataclasses.replace(
+            nodes,
+            prompts=[nodes.prompts[node] for node in nodes.node_B],
+            latents_VNC=nodes.latents_VNC[nodes.node_B],
+            next_latents_ENC=nodes.next_latents_ENC[nodes.child_B],
+            mean_VNC=None if nodes.mean_VNC is None else nodes.mean_VNC[nodes.node_B],
+            node_B=each_B,
+            child_B=each_B,
         )
-        for n, prompt in enumerate(prompts)
-    ]
-    together = gradient(learner, batches)
-    apart = torch.stack([gradient(learner, [at_step(batch, place)]) for batch in batches for place in range(3)])
-    assert (apart.norm(dim=1) > 0).all()
-    torch.testing.assert_close(together, apart.mean(0), rtol=1e-4, atol=1e-7)
+
+    return Samples(samples.rollouts, [expanded(nodes) for nodes in samples.nodes])
+
+
+TREES = [Tree(1, (8, 1)), Tree(4, (2, 1)), Tree(1, (4, 2)), Tree(2, (2, 2), antithetic=True), Tree(2, (1, 4))]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+@pytest.mark.parametrize("objective", ["grpo_clip", "grpo_guard"])
+def test_nodes_have_the_gradient_of_their_samples(policy: ToyPolicy, objective: str, tree: Tree) -> None:
+    """Also where the policy has moved since, so that some ratios are clipped, and where a batch cuts through nodes."""
+    policy.transformer.double()
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree, keeps_means=spec.keeps_means)
+    loss = PolicyLoss(policy, sampler, cache, spec.options(kl_weight=0.1))
+    prompts = character_prompts("train", 2)
+    rows = [Row(prompts[number // 8], number) for number in range(16)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), rows)
+    values = Advantages(torch.randn(16, dtype=torch.float64), torch.ones(16, dtype=torch.bool), {})
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(torch.randn_like(value) * 1e-3)
+    ours, theirs = gradient(loss, samples, values), gradient(loss, per_sample(samples), values)
+    assert ours.norm() > 0
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("tree", [Tree(8, (1, 1)), *TREES], ids=str)
+def test_each_sample_acts_on_its_own_steps_with_its_own_advantage(policy: ToyPolicy, tree: Tree) -> None:
+    """Against −A·ρ of each sample's path by itself, one forward a step, averaged over samples and steps."""
+    policy.transformer.double()
+    cache = ConditioningCache(policy)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=tree)
+    prompt = character_prompts("train", 1)[0]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=3), [Row(prompt, n) for n in range(8)])
+    values = Advantages(torch.randn(8, dtype=torch.float64), torch.ones(8, dtype=torch.bool), {})
+    ours = gradient(PolicyLoss(policy, sampler, cache, OBJECTIVES["grpo_clip"].options()), samples, values)
+    policy.transformer.zero_grad()
+    for nodes in samples.nodes:
+        for row, node, child in zip(nodes.row_B, nodes.node_B, nodes.child_B, strict=True):
+            x, sigma = nodes.latents_VNC[node][None], nodes.sigmas_T[nodes.step]
+            velocity = policy.velocity(x, sigma[None], cache.batch([prompt], nodes.size), nodes.size)
+            taken = log_prob(
+                nodes.next_latents_ENC[child][None], transition_at(sampler, nodes.sigmas_T, nodes.step, x, velocity)
+            )
+            # The ratio is 1 here, so that its gradient is the log-probability's; advantages are given in fp32.
+            (-values.value_B[row].float() * taken.sum() / 16).backward()
+    theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))

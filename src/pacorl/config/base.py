@@ -50,15 +50,9 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
         ConfigError: The config cannot be run; it has one line per fault.
     """
     prefix = f"{path}: " if path else ""
-    document = _read_mapping(path) if path else {}
+    document = _upgraded(_read_mapping(path) if path else {}, kind.__name__, prefix)
     for override in overrides:
-        _apply(document, override)
-    try:
-        # After the overrides, which may have old keys as well.
-        for notice in upgrade(document, kind.__name__):
-            logger.warning("%s%s", prefix, notice)
-    except ValueError as error:
-        raise ConfigError(f"{prefix}{error}") from None
+        _apply(document, override, run=kind.__name__, prefix=prefix)
     return validated(kind, document, prefix=prefix)
 
 
@@ -90,20 +84,44 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return document or {}
 
 
-def _apply(document: dict[str, Any], override: str) -> None:
+def _upgraded(document: dict[str, Any], run: str, prefix: str) -> dict[str, Any]:
+    """The document with today's keys; a line is logged for each old one."""
+    try:
+        for notice in upgrade(document, run):
+            logger.warning("%s%s", prefix, notice)
+    except ValueError as error:
+        raise ConfigError(f"{prefix}{error}") from None
+    return document
+
+
+def _apply(document: dict[str, Any], override: str, *, run: str, prefix: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
-    *sections, last = key.split(".")
-    # Sections that the file lacks are made: an override may be all that is said of one.
-    for section in sections:
-        document = document.setdefault(section, {})
-        if not isinstance(document, dict):
-            raise ConfigError(f"override {override!r}: {section} is not a section")
     try:
-        document[last] = parse_yaml(text, name=f"override {override!r}")
+        value = parse_yaml(text, name=f"override {override!r}")
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    keys = key.split(".")
+    for step in reversed(keys):
+        value = {step: value}
+    # By itself, so that an old key on the command line stands over today's key in the file.
+    try:
+        _graft(document, _upgraded(value, run, prefix), depth=len(keys))
+    except TypeError as error:
+        raise ConfigError(f"override {override!r}: {error} is not a section") from None
+
+
+def _graft(document: dict[str, Any], branch: Mapping[str, Any], *, depth: int) -> None:
+    """Set what stands `depth` keys down the branch. Raises TypeError with a key on the way that is no section."""
+    for key, value in branch.items():
+        if depth == 1:
+            document[key] = value
+            continue
+        section = document.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise TypeError(key)
+        _graft(section, value, depth=depth - 1)
 
 
 def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> str:

@@ -12,7 +12,7 @@ from pacorl.config.base import Positive, Section, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.sampling import Sampler, SamplingSteps
+from pacorl.core.sampling import Sampler, SamplingSteps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.judges import JudgeSection, default_judge
@@ -65,6 +65,8 @@ class SamplingConfig(SamplingSteps):
     """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
     is without noise, those whose sigmas endpoints are noised to."""
     window: NoiseWindow = NoiseWindow()
+    tree: TreeOptions = TreeOptions()
+    """How the samples of a group branch; by default each has its own noise, as in the paper."""
     batch: Positive = 1
     """Samples per forward."""
     fuse_lora: bool = True
@@ -98,11 +100,17 @@ class SamplingConfig(SamplingSteps):
         """The size that epoch `epoch` (from 0) is sampled at."""
         return Size(*(stage_size(self.curriculum, epoch) or self.size))
 
-    def sampler(self, epoch: int, *, seed: int, spec: ObjectiveSpec, evaluation_size: Size) -> Sampler:
+    @property
+    def stochastic_steps(self) -> int:
+        """How many an epoch has."""
+        return len(self.sde_steps) if self.window.kind == "fixed" else self.window.size
+
+    def sampler(self, epoch: int, *, group_size: int, seed: int, spec: ObjectiveSpec, evaluation_size: Size) -> Sampler:
         """How an epoch's samples are drawn.
 
         Args:
             epoch: from 0.
+            group_size: samples per prompt.
             seed: of the run, which random windows follow.
             spec: of the objective that is trained.
             evaluation_size: whose sigmas are taken with `shift: evaluation`.
@@ -113,7 +121,8 @@ class SamplingConfig(SamplingSteps):
             sde_type=self.sde_type,
             noise_level=self.noise_level,
             sde_steps=self.window.at(epoch, self.sde_steps, seed=seed),
-            shared_noise=self.shared_noise,
+            suffix=self.suffix,
+            tree=self.tree.resolve(group_size, steps=self.stochastic_steps),
             # An objective of the endpoint samples the plain ODE.
             stochastic=spec.needs == "path",
             keeps_means=spec.keeps_means,
@@ -293,15 +302,18 @@ class PolicyRun(Section):
 
     def _check_steps(self) -> None:
         sampling = self.sampling
+        tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         # An sde_type may add no noise at a step, which then has no likelihood to train.
         if OBJECTIVES[self.objective.name].needs == "path":
             SDE_TYPES[sampling.sde_type].check(
                 sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
-        elif sampling.shared_noise:
+            for last in sorted(sampling.sde_steps)[sampling.stochastic_steps - 1 :]:
+                sampling.suffix.grid(last + 1, sampling.steps)
+        elif tree.seeds < self.group_size:
             raise ValueError(
-                f"sampling.shared_noise with {self.objective.name} would make every sample of a group alike, since it "
-                "samples without noise; set it to false"
+                f"sampling.tree with {tree.seeds} seeds and {self.objective.name} would make samples of a group alike, "
+                "since it samples without noise; leave the tree out"
             )
 
     def _check_edits(self) -> None:

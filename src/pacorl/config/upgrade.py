@@ -33,6 +33,11 @@ DROPPED: Mapping[str, Mapping[str, Any]] = {
 }
 """Run → key that is no more → the only value that it could have."""
 
+REPLACED: Mapping[str, Mapping[str, tuple[str, Mapping[Any, Any]]]] = {
+    "PolicyRun": {"sampling.shared_noise": ("sampling.tree", {True: {"seeds": 1}, False: {}})},
+}
+"""Run → key that is no more → the key that says it today, and its value for each old one."""
+
 BAD_STEPS = "the run stops after 10 steps in a row whose gradients are not finite"
 RETIRED: Mapping[str, Mapping[str, str]] = {
     "PolicyRun": {
@@ -75,11 +80,28 @@ def upgrade(document: dict[str, Any], run: str) -> list[str]:
         section, name = _section(document, key)
         if (stated := section.pop(name, only)) != only:
             raise ValueError(f"{key} {stated!r} is no longer a setting: it could only be {only!r}; leave it out")
+    notices += _replace(document, run)
     for key, today in RETIRED.get(run, {}).items():
         section, name = _section(document, key)
         if name in section:
             section.pop(name)
             notices.append(f"{key} is no longer a setting: {today}")
+    return notices
+
+
+def _replace(document: dict[str, Any], run: str) -> list[str]:
+    """Say old values by the keys that say them today."""
+    notices = []
+    for key, (new, values) in REPLACED.get(run, {}).items():
+        section, name = _section(document, key)
+        if name not in section:
+            continue
+        value = values[section.pop(name)]
+        target, new_name = _section(document, new, create=True)
+        if target.get(new_name, value) != value:
+            raise ValueError(f"{key} is now said by {new}, and both are given and disagree; leave {key} out")
+        target[new_name] = value
+        notices.append(f"{key} is now {new}: {value}")
     return notices
 
 
@@ -139,6 +161,11 @@ def _edits(text: str, run: str) -> Iterator[Edit]:
         if entry := _node(root, old):
             key = entry[1]
             yield key.start_mark.index, key.end_mark.index, new.rpartition(".")[2]
+    for old, (new, values) in REPLACED.get(run, {}).items():
+        if entry := _node(root, old):
+            _, key, value = entry
+            today = yaml.safe_dump(values[yaml.safe_load(value.value)], default_flow_style=True).strip()
+            yield key.start_mark.index, value.end_mark.index, f"{new.rpartition('.')[2]}: {today}"
     for old in [*DROPPED.get(run, {}), *RETIRED.get(run, {})]:
         if entry := _node(root, old):
             section, key, value = entry

@@ -1,17 +1,132 @@
-"""How samples are drawn: the one declaration of the settings that a config, the rollout and the update share."""
+"""How samples are drawn: the one declaration of the settings that a config, the rollout and the update share.
+
+The samples of a prompt are the leaves of a tree. `seeds` initial noises are followed without noise to the first
+stochastic step; there each latent, a *node*, gets `branches[0]` children, each child gets `branches[1]` at the second
+stochastic step, and so on. Siblings leave from one latent, so that one forward serves them all, in sampling and in
+training. `{seeds: 16, branches: [1]}` is Flow-GRPO's own noise for each sample (arXiv 2505.05470), `{seeds: 1,
+branches: [16]}` one start for a whole group, as in TempFlow-GRPO (2508.04324) and BranchGRPO (2509.06040).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from pacorl.config.base import Positive, Section
 from pacorl.core.sde import SDE_TYPES
+from pacorl.core.solvers import SOLVERS
 from pacorl.types import Size
 
 SdeType = Annotated[str, AfterValidator(lambda name: SDE_TYPES.named(name).name)]
 """A key of `SDE_TYPES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The tree of a group. A node of level ℓ is where the ℓ-th stochastic step begins; level K holds the samples.
+
+    A node is named by the global row of the first sample below it, so that its draws depend on nothing else.
+    """
+
+    seeds: int
+    branches: tuple[int, ...] = ()
+    """Children per node, one entry per stochastic step."""
+    antithetic: bool = False
+    """Whether every second child takes its elder sibling's noise with the opposite sign."""
+
+    @property
+    def group_size(self) -> int:
+        """Samples per prompt."""
+        return self.seeds * self.leaves(0)
+
+    def leaves(self, level: int) -> int:
+        """Samples below one node of a level."""
+        return math.prod(self.branches[level:])
+
+    def node_of(self, row: int, level: int) -> int:
+        """The node of a level above the sample of a global row."""
+        return row - row % self.leaves(level)
+
+    def noise_of(self, child: int, level: int) -> tuple[int, float]:
+        """Whose noise a child of a node of `level` takes, and with which sign.
+
+        Returns:
+            The node that names the draw, and 1 or −1.
+        """
+        width = self.leaves(level + 1)
+        is_mirror = self.antithetic and (child % self.leaves(level)) // width % 2 == 1
+        return (child - width, -1.0) if is_mirror else (child, 1.0)
+
+
+class TreeOptions(Section):
+    """The tree of each group. What is left out follows from `group_size`: by itself each sample has its own noise."""
+
+    seeds: Positive | None = None
+    """Initial noises per prompt; `group_size` of them unless it or `branches` is given."""
+    branches: tuple[Positive, ...] = ()
+    """Children per node, one entry per stochastic step of an epoch; by default all of them at the first."""
+    antithetic: bool = False
+    """Whether siblings come in pairs of opposite noise, +ε and −ε."""
+
+    def resolve(self, group_size: int, *, steps: int) -> Tree:
+        """The tree of `group_size` samples with `steps` stochastic steps.
+
+        Raises:
+            ValueError: if they do not fit; the message names the key and the fix.
+        """
+        if self.branches and len(self.branches) != steps:
+            raise ValueError(
+                f"sampling.tree.branches {list(self.branches)} has {len(self.branches)} entries and an epoch has "
+                f"{steps} stochastic steps; give one entry per step"
+            )
+        seeds = self.seeds or max(1, group_size // math.prod(self.branches))
+        branches = self.branches or (max(1, group_size // seeds), *[1] * (steps - 1))
+        tree = Tree(seeds, branches, self.antithetic)
+        if tree.group_size != group_size:
+            raise ValueError(
+                f"sampling.tree has {seeds} seeds × {' × '.join(map(str, branches))} branches = {tree.group_size} "
+                f"samples and group_size is {group_size}; make them equal"
+            )
+        if self.antithetic and (all(count == 1 for count in branches) or any(c > 1 and c % 2 for c in branches)):
+            raise ValueError(
+                f"sampling.tree.antithetic pairs siblings, and branches {list(branches)} leaves some alone; "
+                "give even numbers of children"
+            )
+        return tree
+
+
+class Suffix(Section):
+    """The deterministic steps after the last stochastic one. They are no part of log p, so that a cheaper way to the
+    image changes only which image is judged; evaluation always takes all steps."""
+
+    solver: Annotated[str, AfterValidator(lambda name: SOLVERS.named(name).name)] = "euler"
+    """A key of `core.solvers.SOLVERS`."""
+    steps: Positive | None = None
+    """Steps to the image, evenly chosen of the remaining ones; all of them unless it is given."""
+
+    def grid(self, first: int, last: int) -> list[int]:
+        """The indices of the sigmas that are visited from `first` to `last`, both included.
+
+        Raises:
+            ValueError: if there are not as many steps.
+        """
+        left, count = last - first, last - first if self.steps is None else self.steps
+        if self.steps is not None and (left < 1 or count > left):
+            raise ValueError(
+                f"sampling.suffix.steps {count} and only {left} deterministic steps follow the last stochastic one; "
+                + (f"set it to at most {left}" if left else "leave sampling.suffix out, or raise sampling.steps")
+            )
+        SOLVERS[self.solver].check(count)
+        return [first + round(index * left / count) for index in range(count + 1)] if left else [first]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the steps are the sampler's own."""
+        return self == Suffix()
 
 
 class SamplingSteps(Section):
@@ -25,8 +140,7 @@ class SamplingSteps(Section):
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
     is without noise, those whose sigmas endpoints are noised to."""
-    shared_noise: bool = False
-    """Whether all samples of a group start from one noise, so that they differ by the stochastic steps alone."""
+    suffix: Suffix = Suffix()
 
 
 class Sampler(SamplingSteps):
@@ -38,9 +152,16 @@ class Sampler(SamplingSteps):
 
     size: Size
     """As the config says it; `Policy.size_of` makes it a prompt's."""
+    tree: Tree = Tree(seeds=1)
+    """Of each group; its branches are those of `stochastic_steps`."""
     stochastic: bool = True
     """Whether the trained steps add noise (paths), or sampling is the plain ODE (endpoints)."""
     keeps_means: bool = False
     """Whether the means of the stochastic steps are kept."""
     shift_size: Size | None = None
     """The size that the sigmas are shifted for, if it is not the sampled one."""
+
+    @property
+    def stochastic_steps(self) -> Sequence[int]:
+        """The steps that add noise."""
+        return self.sde_steps if self.stochastic else ()

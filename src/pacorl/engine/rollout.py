@@ -5,28 +5,27 @@ Randomness comes from (seed, epoch, global row, step) alone, so that one process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pacorl.core.sampling import Sampler
+from pacorl.core.sampling import Sampler, Suffix, Tree
 from pacorl.core.schedule import seed_of
-from pacorl.core.sde import SDE_TYPES, Transition, log_prob, ode
+from pacorl.core.sde import SDE_TYPES, Transition, log_prob
+from pacorl.core.solvers import SOLVERS, Past
 from pacorl.lora.adapters import FusedLora
-from pacorl.types import Conditioning, Prompt, Rollout, Size
+from pacorl.types import Conditioning, NodeBatch, Prompt, Rollout, Samples, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.policies.policy import Policy
-
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,24 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
     return [Row(chosen[number // group_size], number) for number in range(count * group_size)]
 
 
-def assign_groups(rows: Sequence[Item], *, batch: int, updates: int, world: int, rank: int) -> list[list[list[Item]]]:
-    """This rank's micro-batches for each update of the epoch: [update][micro-batch][row].
+def assign_rows(
+    rows: Sequence[Row], *, tree: Tree, batch: int, updates: int, world: int, rank: int, sharded: bool = False
+) -> list[list[list[Row]]]:
+    """This rank's rows for each update of the epoch, in units that share no node: [update][unit][row].
 
-    Batches are cut from the global rows and spread over ranks in turn, so what is in a batch does not depend on the
-    number of processes.
+    Rows are cut into whole subtrees and batches, which are spread over updates and then over ranks in turn, so that
+    which rows an update has does not depend on the number of processes. If whole subtrees do not divide, batches are
+    spread instead, and a node whose samples lie on several processes is computed once on each.
+
+    Args:
+        rows: of the epoch.
+        tree: of each group.
+        batch: samples per forward.
+        updates: of the epoch.
+        world: number of processes.
+        rank: this one.
+        sharded: whether a forward needs every process. All must then make as many, so that a unit that is no whole
+            subtree is a single batch.
 
     Raises:
         ValueError: if they do not divide evenly; it names sizes that would.
@@ -64,8 +76,35 @@ def assign_groups(rows: Sequence[Item], *, batch: int, updates: int, world: int,
             f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
             f"batches of {batch}; {_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
         )
-    batches = [list(rows[start : start + batch]) for start in range(0, len(rows), batch)]
-    return [batches[update::updates][rank::world] for update in range(updates)]
+    subtree = math.lcm(batch, tree.leaves(0))
+    pieces = _cut(rows, batch if len(rows) % (subtree * updates) else subtree)
+    shares = []
+    for update in range(updates):
+        share = pieces[update::updates]
+        if len(share) % world:
+            share = [part for piece in share for part in _cut(piece, batch)]
+        if sharded and len(share[0]) % subtree and tree.leaves(0) % batch:
+            raise ValueError(
+                f"batches of {batch} cut through subtrees of {tree.leaves(0)} samples, and with a sharded transformer "
+                "every process must make as many forwards; set sampling.batch to a divisor of it"
+            )
+        shares.append(share[rank::world] if sharded else _joined(share[rank::world], tree))
+    return shares
+
+
+def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:
+    """Neighbours that descend from one node, as one unit."""
+    units: list[list[Row]] = []
+    for piece in pieces:
+        if units and tree.node_of(units[-1][-1].number, 0) == tree.node_of(piece[0].number, 0):
+            units[-1] = [*units[-1], *piece]
+        else:
+            units.append(piece)
+    return units
+
+
+def _cut(rows: Sequence[Row], size: int) -> list[list[Row]]:
+    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> str:
@@ -142,70 +181,165 @@ def _key(prompt: Prompt, size: Size) -> tuple[Any, ...]:
     return prompt.text, prompt.sources, size
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What all samples of an epoch are drawn with."""
+
+    policy: Policy
+    sampler: Sampler
+    cache: ConditioningCache
+    seed: int
+    """Of the run."""
+    epoch: int
+    """From 0; with `seed`, a step and a node it gives every draw."""
+    batch: int
+    """Samples per forward."""
+    fused: FusedLora | None = None
+    """The adapter in the weights at the steps without noise, and only there: what is trained must be replayed."""
+
+    def noise(self, kind: tuple[str | int, ...], rows: Sequence[int], size: Size) -> Tensor:
+        """(B, N, C), one draw per row."""
+        return self.policy.noise([seed_of(self.seed, self.epoch, *kind, row) for row in rows], size)
+
+
 @torch.no_grad()
-def collect(
-    policy: Policy,
-    rows: Sequence[Row],
-    *,
-    sampler: Sampler,
-    cache: ConditioningCache,
-    seed: int,
-    epoch: int,
-    shared_prefixes: dict[int, Tensor] | None = None,
-    fused: FusedLora | None = None,
-) -> Rollout:
-    """Draw one micro-batch of training samples and keep its stochastic steps.
+def collect(draw: Draw, rows: Sequence[Row], on_rollout: Callable[[Rollout], None] = lambda rollout: None) -> Samples:
+    """Draw the training samples of rows that share nodes: down the tree level by level, then each batch to its images.
+
+    Each distinct latent passes the transformer once, however many samples descend from it. With own noise (one sample
+    per node) a batch of nodes is a batch of samples.
 
     Args:
+        draw: what they are drawn with.
         rows: the samples, all of one size.
-        epoch: from 0; with `seed` and a row's number it gives every draw.
-        shared_prefixes: the latents at which groups branch, kept for the other batches of the epoch.
-        fused: the adapter in the weights at the steps without noise, and only there: what is trained must be replayed.
+        on_rollout: called with each batch of samples as soon as it is decoded.
     """
-    prompts = [row.prompt for row in rows]
-    size = policy.size_of(prompts[0], sampler.size)
-    assert all(policy.size_of(prompt, sampler.size) == size for prompt in prompts), "a batch has one size"
-    sigmas = sigmas_of(policy, sampler, prompts[0])
-    seeds = [seed_of(seed, epoch, "start", row.prompt.id if sampler.shared_noise else row.number) for row in rows]
-    trajectory: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-
-    def stochastic(x_BNC: Tensor, velocity_BNC: Tensor, step: int) -> Tensor:
-        transition = transition_at(sampler, sigmas, step, x_BNC, velocity_BNC)
-        noise = policy.noise([seed_of(seed, epoch, "step", step, row.number) for row in rows], size)
-        drawn = transition.mean_BNC + transition.std * noise
-        trajectory.append((x_BNC, drawn, transition.mean_BNC, log_prob(drawn, transition)))
-        return drawn
-
-    final = denoise(
-        policy,
-        seeds,
-        size=size,
-        conditioning=cache.batch(prompts, size),
-        sigmas=sigmas,
-        stochastic=stochastic,
-        sde_steps=sampler.sde_steps if sampler.stochastic else (),
-        shared_prefixes=shared_prefixes if sampler.shared_noise else None,
-        fused=fused,
-    )
-    latents, next_latents, means, log_probs = zip(*trajectory, strict=True) if trajectory else ((), (), (), ())
-    return Rollout(
-        prompts=prompts,
-        row_B=[row.number for row in rows],
-        size=size,
-        sigmas_T=sigmas,
-        steps_S=list(sampler.sde_steps),
-        latents_BSNC=_stacked(latents, final),
-        next_latents_BSNC=_stacked(next_latents, final),
-        log_prob_BS=torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(rows), 0),
-        final_BNC=final.cpu(),
-        images=policy.decode(final, size),
-        mean_BSNC=_stacked(means, final) if sampler.keeps_means else None,
-    )
+    trunk = _Trunk(draw, rows)
+    nodes, latents = trunk.grow()
+    rollouts = []
+    for start in range(0, len(rows), draw.batch):
+        batch = rows[start : start + draw.batch]
+        rollouts.append(trunk.finish(batch, torch.stack([latents[row.number] for row in batch])))
+        on_rollout(rollouts[-1])
+    return Samples(rollouts, nodes)
 
 
-def _stacked(latents: Sequence[Tensor], final_BNC: Tensor) -> Tensor:
-    """(B, S, N, C) on the CPU, with S = 0 if there were no stochastic steps."""
-    return torch.stack(list(latents), 1).cpu() if latents else final_BNC[:, None][:, :0].cpu()
+class _Trunk:
+    """The stochastic part of a tree, and the way from its last level to the images."""
+
+    def __init__(self, draw: Draw, rows: Sequence[Row]) -> None:
+        self.draw, self.rows, sampler = draw, rows, draw.sampler
+        self.prompts = {row.number: row.prompt for row in rows}
+        sizes = {draw.policy.size_of(row.prompt, sampler.size) for row in rows}
+        assert len(sizes) == 1, "rows that share nodes have one size"
+        self.size = sizes.pop()
+        self.sigmas = sigmas_of(draw.policy, sampler, rows[0].prompt)
+        self.tree = sampler.tree if sampler.stochastic else Tree(sampler.tree.group_size)
+
+    def grow(self) -> tuple[list[NodeBatch], dict[int, Tensor]]:
+        """The node batches, and each sample's latent after its last stochastic step."""
+        steps = self.draw.sampler.stochastic_steps
+        latents, batches = self._start(steps[0] if steps else 0), list[NodeBatch]()
+        for level, step in enumerate(steps):
+            children: dict[int, Tensor] = {}
+            for nodes in self._node_batches(level):
+                batch, branched = self._branch(nodes, level, torch.stack([latents[node] for node in nodes]))
+                batches.append(batch)
+                children |= branched
+            following = steps[level + 1] if level + 1 < len(steps) else step + 1
+            latents = self._advance(children, level + 1, range(step + 1, following + 1))
+        # A batch's first sample gives its turn, so that with own noise all steps of a batch of samples come together.
+        return sorted(batches, key=lambda batch: (batch.row_B[0], batch.level)), latents
+
+    def finish(self, rows: Sequence[Row], x_BNC: Tensor, *, suffix: Suffix | None = None) -> Rollout:
+        """From the latents after the last stochastic step to images.
+
+        Args:
+            rows: the samples.
+            x_BNC: their latents.
+            suffix: how, if not as the sampler says.
+        """
+        draw, steps, prompts = self.draw, self.draw.sampler.stochastic_steps, [row.prompt for row in rows]
+        suffix = suffix or draw.sampler.suffix
+        final = integrate(
+            draw.policy,
+            x_BNC,
+            draw.cache.batch(prompts, self.size),
+            size=self.size,
+            sigmas=self.sigmas,
+            grid=suffix.grid(steps[-1] + 1 if steps else 0, len(self.sigmas) - 1),
+            solver=suffix.solver,
+            fused=draw.fused,
+        )
+        images = draw.policy.decode(final, self.size)
+        return Rollout(prompts, [row.number for row in rows], self.size, self.sigmas, final.cpu(), images)
+
+    def _node_batches(self, level: int) -> list[list[int]]:
+        """The distinct nodes of a level, in batches that are no larger than what a batch of samples descends from."""
+        nodes = list(dict.fromkeys(self.tree.node_of(row.number, level) for row in self.rows))
+        count = max(1, self.draw.batch // self.tree.leaves(level))
+        return [nodes[start : start + count] for start in range(0, len(nodes), count)]
+
+    def _start(self, following: int) -> dict[int, Tensor]:
+        """The latents of level 0 at step `following`, by node."""
+        noises = {
+            node: x
+            for nodes in self._node_batches(0)
+            for node, x in zip(nodes, self.draw.noise(("start",), nodes, self.size), strict=True)
+        }
+        return self._advance(noises, 0, range(following + 1))
+
+    def _advance(self, latents: Mapping[int, Tensor], level: int, grid: Sequence[int]) -> dict[int, Tensor]:
+        """Latents of a level, by node, taken along the steps of `grid` without noise."""
+        if len(grid) < 2:
+            return dict(latents)
+        draw, advanced = self.draw, dict[int, Tensor]()
+        for nodes in self._node_batches(level):
+            x_VNC = integrate(
+                draw.policy,
+                torch.stack([latents[node] for node in nodes]),
+                self._conditioning(nodes),
+                size=self.size,
+                sigmas=self.sigmas,
+                grid=grid,
+                fused=draw.fused,
+            )
+            advanced |= dict(zip(nodes, x_VNC, strict=True))
+        return advanced
+
+    def _branch(self, nodes: Sequence[int], level: int, x_VNC: Tensor) -> tuple[NodeBatch, dict[int, Tensor]]:
+        """The stochastic step of some nodes, and the latents of their children by node."""
+        draw, tree, step = self.draw, self.tree, self.draw.sampler.sde_steps[level]
+        velocity = velocity_at(draw.policy, x_VNC, self.sigmas[step], self._conditioning(nodes), self.size)
+        transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity)
+        rows = [row.number for row in self.rows if tree.node_of(row.number, level) in nodes]
+        children = list(dict.fromkeys(tree.node_of(row, level + 1) for row in rows))
+        parent_E = torch.tensor([nodes.index(tree.node_of(child, level)) for child in children])
+        draws, signs = zip(*(tree.noise_of(child, level) for child in children), strict=True)
+        noise = draw.noise(("step", step), draws, self.size)
+        noise = noise * noise.new_tensor(signs)[:, None, None]
+        x_ENC = transition.mean_BNC[parent_E] + transition.std * noise
+        node_B = torch.tensor([nodes.index(tree.node_of(row, level)) for row in rows])
+        child_B = torch.tensor([children.index(tree.node_of(row, level + 1)) for row in rows])
+        taken = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std))
+        batch = NodeBatch(
+            step=step,
+            level=level,
+            prompts=[self.prompts[node] for node in nodes],
+            size=self.size,
+            sigmas_T=self.sigmas,
+            latents_VNC=x_VNC.cpu(),
+            next_latents_ENC=x_ENC.cpu(),
+            row_B=rows,
+            node_B=node_B,
+            child_B=child_B,
+            log_prob_B=taken.cpu(),
+            mean_VNC=transition.mean_BNC.cpu() if draw.sampler.keeps_means else None,
+        )
+        return batch, dict(zip(children, x_ENC, strict=True))
+
+    def _conditioning(self, nodes: Sequence[int]) -> Conditioning:
+        return self.draw.cache.batch([self.prompts[node] for node in nodes], self.size)
 
 
 @torch.no_grad()
@@ -250,6 +384,32 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
     )
 
 
+def velocity_at(policy: Policy, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
+    """The policy's velocity of a batch that is at one sigma."""
+    return policy.velocity(x_BNC, sigma.to(x_BNC.device).expand(len(x_BNC)), conditioning, size)
+
+
+def integrate(
+    policy: Policy,
+    x_BNC: Tensor,
+    conditioning: Conditioning,
+    *,
+    size: Size,
+    sigmas: Tensor,
+    grid: Sequence[int],
+    solver: str = "euler",
+    fused: FusedLora | None = None,
+) -> Tensor:
+    """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`."""
+    step, past = SOLVERS[solver].step, None
+    with fused.swapped_in() if fused else nullcontext():
+        for here, following in pairwise(grid):
+            velocity_BNC = velocity_at(policy, x_BNC, sigmas[here], conditioning, size)
+            length = float(sigmas[following]) - float(sigmas[here])
+            x_BNC, past = step(x_BNC, velocity_BNC, length, past), Past(velocity_BNC, length)
+    return x_BNC
+
+
 def denoise(
     policy: Policy,
     seeds: Sequence[int],
@@ -257,43 +417,8 @@ def denoise(
     size: Size,
     conditioning: Conditioning,
     sigmas: Tensor,
-    stochastic: Callable[[Tensor, Tensor, int], Tensor] | None = None,
-    sde_steps: Sequence[int] = (),
-    shared_prefixes: dict[int, Tensor] | None = None,
     fused: FusedLora | None = None,
 ) -> Tensor:
-    """From noise (one seed per row) to endpoints (B, N, C).
-
-    `stochastic` takes the steps of `sde_steps`; all others are Euler's. Rows of one seed (and so of one prompt) are
-    computed once until the first stochastic step, from which they branch.
-    """
-
-    def euler(x_BNC: Tensor, conditioning: Conditioning, steps: Iterable[int]) -> Tensor:
-        with fused.swapped_in() if fused else nullcontext():
-            for step in steps:
-                velocity_BNC = velocity(x_BNC, conditioning, step)
-                x_BNC = ode(x_BNC, velocity_BNC, sigma=float(sigmas[step]), sigma_next=float(sigmas[step + 1]))
-        return x_BNC
-
-    def velocity(x_BNC: Tensor, conditioning: Conditioning, step: int) -> Tensor:
-        return policy.velocity(x_BNC, sigmas[step].to(x_BNC.device).expand(len(x_BNC)), conditioning, size)
-
-    last, branch_step = len(sigmas) - 1, sde_steps[0] if sde_steps else 0
-    prefixes = {} if shared_prefixes is None else shared_prefixes
-    new_seeds = list(dict.fromkeys(seed for seed in seeds if seed not in prefixes))
-    if new_seeds:
-        first_rows = [seeds.index(seed) for seed in new_seeds]
-        x_BNC = euler(policy.noise(new_seeds, size), _rows(conditioning, first_rows), range(branch_step))
-        prefixes |= dict(zip(new_seeds, x_BNC, strict=True))
-    x_BNC = torch.stack([prefixes[seed] for seed in seeds])
-    for step, following in pairwise([*sde_steps, last]):
-        assert stochastic is not None
-        x_BNC = stochastic(x_BNC, velocity(x_BNC, conditioning, step), step)
-        x_BNC = euler(x_BNC, conditioning, range(step + 1, following))
-    return x_BNC if sde_steps else euler(x_BNC, conditioning, range(last))
-
-
-def _rows(conditioning: Conditioning, rows: Sequence[int]) -> Conditioning:
-    if len(rows) == len(conditioning):
-        return conditioning
-    return Conditioning({name: tensor[list(rows)] for name, tensor in conditioning.tensors.items()})
+    """From noise (one seed per row) to endpoints (B, N, C), by Euler's steps without noise."""
+    noise = policy.noise(seeds, size)
+    return integrate(policy, noise, conditioning, size=size, sigmas=sigmas, grid=range(len(sigmas)), fused=fused)

@@ -23,12 +23,11 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.logbook import check_trackers
-from pacorl.engine.rollout import assign_groups
 from pacorl.plan import sources
 from pacorl.plan.components import PHASES, PLACES, Phase, Place, Row, policy_on_meta, rows
 from pacorl.plan.sources import MissingFile
 from pacorl.rewards import check_rewards
-from pacorl.train.builders import without_idle_judges
+from pacorl.train.builders import check_division, without_idle_judges
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -161,10 +160,8 @@ def print_components(plan: Plan, console: Console) -> None:
 
 def _check_samples(config: PolicyRun) -> None:
     """Whether an epoch's samples can be dealt to the processes that torchrun or accelerate started this under."""
-    samples = range(config.prompts_per_epoch * config.group_size)
-    world, updates = int(os.environ.get("WORLD_SIZE", "1")), config.optimizer.updates_per_epoch
     try:
-        assign_groups(samples, batch=config.sampling.batch, updates=updates, world=world, rank=0)
+        check_division(config, world=int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         raise ConfigError(f"sampling.batch: {error}") from None
 

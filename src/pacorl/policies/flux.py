@@ -13,7 +13,7 @@ from torch import Tensor
 from pacorl import twins
 from pacorl.config.base import Positive
 from pacorl.data.tiny_words import check_tiny, tiny_prompt
-from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, at_least_fp32, guided
 from pacorl.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrueGuidance
 from pacorl.types import Conditioning, Size
 
@@ -85,7 +85,7 @@ class FluxPolicy(PipelinePolicy):
                 img_ids=ids_N3.to(tokens),
                 return_dict=False,
             )[0]
-            return predicted.float()
+            return at_least_fp32(predicted)
 
         return guided(predict, scale=self.options.true_cfg_scale)
 

@@ -45,6 +45,11 @@ def unpack(x_BNC: Tensor, *, rows: int) -> Tensor:
     return rearrange(x_BNC, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, p=2, q=2)
 
 
+def at_least_fp32(velocity: Tensor) -> Tensor:
+    """The velocity in fp32, or in fp64 if the model computes in it: steps and log-probabilities follow its type."""
+    return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
+
+
 def nearest_multiple(size: Size, *, step: int) -> Size:
     """The nearest size whose sides are multiples of `step` pixels."""
     return Size(*(max(step, round(side / step) * step) for side in (size.height, size.width)))

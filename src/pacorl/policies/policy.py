@@ -87,7 +87,7 @@ class Policy(Protocol):
         """(B, N, C) fp32, one seed per row, drawn on the CPU so that every machine starts alike."""
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        """The model's velocity in fp32: (B, N, C) at one sigma per row."""
+        """The model's velocity in fp32, or fp64 of an fp64 model: (B, N, C) at one sigma per row."""
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
         """Endpoints → RGB images."""
@@ -100,8 +100,8 @@ class PolicyOptions(Section):
     checkpoint: str
     """A diffusers folder, a hub name, or `tiny` for a committed checkpoint; else the published one of `kind`."""
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
-    """Of the frozen weights; latents and log-probabilities are always fp32, adapters too (fp64 with float64, which is
-    for comparing machines to the last digits)."""
+    """Of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
+    comparing machines to the last digits)."""
     gradient_checkpointing: bool = True
 
     @property

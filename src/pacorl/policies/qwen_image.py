@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from pacorl import twins
 from pacorl.io.images import open_image, upright_size
 from pacorl.io.processor import image_text_processor, image_tokens, load_processor
-from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_area, guided, pack
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, at_least_fp32, check_area, guided, pack
 from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -187,7 +187,7 @@ class QwenEditPolicy(PipelinePolicy):
                 img_shapes=[[output, *((1, *grid) for grid in grids)]] * len(x_BNC),
                 return_dict=False,
             )[0]
-            return predicted[:, : x_BNC.shape[1]].float()
+            return at_least_fp32(predicted[:, : x_BNC.shape[1]])
 
         return guided(predict, scale=self.options.true_cfg_scale, keep_norm=True)
 

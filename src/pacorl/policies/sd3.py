@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl import twins
-from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, at_least_fp32, guided, pack, unpack
 from pacorl.policies.policy import PolicyOptions, PolicySpec
 from pacorl.types import Conditioning, Size
 
@@ -83,7 +83,7 @@ class SD3Policy(PipelinePolicy):
                 pooled_projections=tensors[f"{prefix}pooled"],
                 return_dict=False,
             )[0]
-            return pack(predicted_BCHW).float()
+            return at_least_fp32(pack(predicted_BCHW))
 
         return guided(predict, scale=self.options.guidance_scale)
 

@@ -13,8 +13,7 @@ from pacorl.config.policy_run import PolicyRun, RewardConfig
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.logbook import check_trackers
-from pacorl.engine.rollout import ConditioningCache, assign_groups, check_mixed_sizes
-from pacorl.engine.runtime import Runtime
+from pacorl.engine.rollout import ConditioningCache, Row, assign_rows, check_mixed_sizes
 from pacorl.judges import JUDGES, open_judge
 from pacorl.judges.judge import Judge, close_judge
 from pacorl.lora.adapters import add_lora, start_from
@@ -98,15 +97,22 @@ def read_prompts(config: PolicyRun) -> tuple[list[Prompt], list[Prompt], str]:
     return train, evaluation, leaks or ""
 
 
-def check_division(config: PolicyRun, runtime: Runtime) -> None:
+def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> None:
     """Refuse sizes that leave a process without its share of an epoch.
 
     Raises:
         ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
     """
-    rows = range(config.prompts_per_epoch * config.group_size)
-    updates = config.optimizer.updates_per_epoch
-    assign_groups(rows, batch=config.sampling.batch, updates=updates, world=runtime.world, rank=runtime.rank)
+    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
+    assign_rows(
+        rows,
+        tree=config.sampling.tree.resolve(config.group_size, steps=config.sampling.stochastic_steps),
+        batch=config.sampling.batch,
+        updates=config.optimizer.updates_per_epoch,
+        world=world,
+        rank=0,
+        sharded=sharded,
+    )
 
 
 def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:

@@ -15,14 +15,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
@@ -39,20 +37,20 @@ from pacorl.engine.monitor import (
     PanelStatistics,
     panel_statistics,
 )
-from pacorl.engine.rollout import Row, assign_groups, collect, epoch_rows
+from pacorl.engine.rollout import Draw, Row, assign_rows, collect, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, overlaps
 from pacorl.io.documents import read_jsonl
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import Judge, counts_of
-from pacorl.lora.adapters import FusedLora, MovingAverage, OldPolicy, fuse_lora
+from pacorl.lora.adapters import MovingAverage, OldPolicy, fuse_lora
 from pacorl.report.page import write_report
 from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
 from pacorl.train.checkpoint import Resume, TrainedWeights, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
-from pacorl.train.update import Batch, PolicyLoss, update_policy
-from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Size
+from pacorl.train.update import PolicyLoss, update_policy
+from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Samples, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,16 +68,6 @@ def train_policy(config: PolicyRun, *, resume: Resume = False, extra_metrics: Ex
         The run's folder.
     """
     return PolicyTrainer(config, resume=resume, extra_metrics=extra_metrics).run()
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingContext:
-    """What all batches of an epoch are sampled with."""
-
-    sampler: Sampler
-    fused: FusedLora | None
-    shared_prefixes: dict[int, Tensor] | None
-    """The latents at which groups branch, by their seed; None if each batch computes its own."""
 
 
 class PolicyTrainer:
@@ -146,7 +134,7 @@ class PolicyTrainer:
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
         start = self.runtime.on_main(partial(starting_point, config, resume))
-        builders.check_division(config, self.runtime)
+        builders.check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
         self._judges = builders.RunJudges()
         with ExitStack() as on_fault:
             on_fault.callback(self._judges.close)
@@ -268,64 +256,74 @@ class PolicyTrainer:
             seed=config.seed,
         )
         with Scorer(self.rewards, overlap=self._scoring_overlaps()) as scorer:
-            rollouts = self.sample(rows, scorer)
+            samples = self.sample(rows, scorer)
             scores = self.gather_scores(scorer)
             table = reward_table(scores, rows, names=tuple(self.rewards))
             epoch_advantages = advantages(table, config.advantages, weights=[r.weight for r in config.rewards])
             metrics = dict(epoch_advantages.stats) | {"samples/not_finite": _share_not_finite(scores)}
             self._check_failure_budget(metrics, scorer)
         metrics |= self._judge_counts(since=judge_before)
-        metrics |= self._sampling_metrics() | self.learn(rollouts, epoch_advantages)
+        metrics |= self._sampling_metrics() | self.learn(samples, epoch_advantages)
         metrics |= {f"seconds/{phase}": now - seconds_before.get(phase, 0.0) for phase, now in self.seconds.items()}
         if scorer.overlap:
             metrics["seconds/hidden_reward"] = max(0.0, scorer.busy_seconds - metrics["seconds/reward"])
-        metrics |= self._monitor_samples(rollouts, metrics)
+        metrics |= self._monitor_samples(samples, metrics)
         self.epoch += 1
         self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
         if self.epoch % config.save_every == 0 or self.epoch == 1:
-            self.logbook.image(f"epoch-{self.epoch:06d}", rollouts[0][0].images[0])
+            self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])
         return metrics
 
     # --- sampling ----------------------------------------------------------------------------------------------
 
-    def sample(self, rows: Sequence[Row], scorer: Scorer) -> list[list[Rollout]]:
-        """This rank's rollouts, [update][micro-batch]; each goes to the scorer as soon as it is decoded."""
-        config, runtime = self.config, self.runtime
-        updates = assign_groups(
-            rows,
-            batch=config.sampling.batch,
-            updates=config.optimizer.updates_per_epoch,
-            world=runtime.world,
-            rank=runtime.rank,
-        )
+    def sample(self, rows: Sequence[Row], scorer: Scorer) -> list[Samples]:
+        """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded."""
+        updates = self._dealt(rows)
         sampling_weights: AbstractContextManager[None] = self.old.swapped_in() if self.old else nullcontext()
-        with self.bars.phase("sampling", total=len(rows) // runtime.world) as advance, sampling_weights:
-            with self.timed("rollout"):
-                fused = fuse_lora(self.transformer, enabled=config.sampling.fuse_lora)
-            # If a forward needs every process, all must make as many: none may have a prefix that others lack.
-            context = SamplingContext(self.sampler, fused, shared_prefixes=None if runtime.sharded else {})
+        with self.bars.phase("sampling", total=len(rows) // self.runtime.world) as advance, sampling_weights:
+            draw = self._draw()
 
-            def sample_batch(batch: Sequence[Row]) -> Rollout:
-                rollout = self._sample_batch(batch, context)
+            def submit(rollout: Rollout) -> None:
                 scorer.submit(rollout)
                 advance(len(rollout))
-                return rollout
+                self.runtime.check_stop()
 
-            return [[sample_batch(batch) for batch in update] for update in updates]
+            return [self._sample_units(draw, units, submit) for units in updates]
 
-    def _sample_batch(self, rows: Sequence[Row], context: SamplingContext) -> Rollout:
-        self.runtime.check_stop()
+    def _dealt(self, rows: Sequence[Row]) -> list[list[list[Row]]]:
+        return assign_rows(
+            rows,
+            tree=self.sampler.tree,
+            batch=self.config.sampling.batch,
+            updates=self.config.optimizer.updates_per_epoch,
+            world=self.runtime.world,
+            rank=self.runtime.rank,
+            sharded=self.runtime.sharded,
+        )
+
+    def _draw(self) -> Draw:
+        config = self.config
         with self.timed("rollout"):
-            return collect(
-                self.policy,
-                rows,
-                sampler=context.sampler,
-                cache=self.cache,
-                seed=self.config.seed,
-                epoch=self.epoch,
-                shared_prefixes=context.shared_prefixes,
-                fused=context.fused,
-            )
+            fused = fuse_lora(self.transformer, enabled=config.sampling.fuse_lora)
+        return Draw(
+            self.policy,
+            self.sampler,
+            self.cache,
+            seed=config.seed,
+            epoch=self.epoch,
+            batch=config.sampling.batch,
+            fused=fused,
+        )
+
+    def _sample_units(self, draw: Draw, units: Sequence[Sequence[Row]], submit: Callable[[Rollout], None]) -> Samples:
+        samples = Samples()
+        for rows in units:
+            self.runtime.check_stop()
+            with self.timed("rollout"):
+                unit = collect(draw, rows, submit)
+            samples.rollouts += unit.rollouts
+            samples.nodes += unit.nodes
+        return samples
 
     # --- scores ------------------------------------------------------------------------------------------------
 
@@ -363,14 +361,14 @@ class PolicyTrainer:
 
     # --- updates -----------------------------------------------------------------------------------------------
 
-    def learn(self, rollouts: Sequence[Sequence[Rollout]], epoch_advantages: Advantages) -> dict[str, float]:
+    def learn(self, samples: Sequence[Samples], epoch_advantages: Advantages) -> dict[str, float]:
         """Take the epoch's optimizer steps.
 
         Returns:
             Their metrics, over all ranks.
         """
         config = self.config
-        updates = [(inner, update) for inner in range(config.objective.inner_epochs) for update in rollouts]
+        updates = [(inner, update) for inner in range(config.objective.inner_epochs) for update in samples]
         history: dict[str, list[float]] = defaultdict(list)
         with self.timed("update"), self.bars.phase("updating", total=len(updates)) as advance:
             for inner, update in updates:
@@ -385,12 +383,13 @@ class PolicyTrainer:
         self._warn_of_deviation(metrics)
         return metrics
 
-    def update(self, rollouts: Sequence[Rollout], epoch_advantages: Advantages, *, inner: int) -> dict[str, float]:
+    def update(self, samples: Samples, epoch_advantages: Advantages, *, inner: int) -> dict[str, float]:
         """Take one optimizer step; it is skipped, on all ranks alike, if a gradient is not finite."""
-        config, values = self.config, epoch_advantages
+        config = self.config
         metrics = {"lr": self._set_learning_rate()} | update_policy(
             self._policy_loss(),
-            [Batch(rollout, values.value_B[rollout.row_B], values.used_B[rollout.row_B]) for rollout in rollouts],
+            samples,
+            epoch_advantages,
             runtime=self.runtime,
             draw=(config.seed, self.epoch, inner),
         )
@@ -507,11 +506,11 @@ class PolicyTrainer:
         if due and self.evaluated != self.epoch:
             self.evaluate()
 
-    def _monitor_samples(self, rollouts: Sequence[Sequence[Rollout]], metrics: Mapping[str, float]) -> dict[str, float]:
+    def _monitor_samples(self, samples: Sequence[Samples], metrics: Mapping[str, float]) -> dict[str, float]:
         statistics = [
             panel_statistics(prompt, image)
-            for update in rollouts
-            for rollout in update
+            for update in samples
+            for rollout in update.rollouts
             for prompt, image in zip(rollout.prompts, rollout.images, strict=True)
         ]
         # Every rank sees all of them, and so comes to the same alarms.
@@ -600,7 +599,11 @@ class PolicyTrainer:
         """How the epoch that comes next is sampled."""
         config = self.config
         return config.sampling.sampler(
-            self.epoch, seed=config.seed, spec=self.objective, evaluation_size=Size(*config.evaluation.size)
+            self.epoch,
+            group_size=config.group_size,
+            seed=config.seed,
+            spec=self.objective,
+            evaluation_size=Size(*config.evaluation.size),
         )
 
     @property

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
-from pacorl.core.sde import kl, log_prob
-from pacorl.engine.rollout import ConditioningCache, transition_at
+from pacorl.core.sde import Transition, kl, log_prob
+from pacorl.engine.rollout import ConditioningCache, transition_at, velocity_at
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import AdapterCopy, adapter_off
-from pacorl.types import Conditioning, Rollout
+from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples
 
 if TYPE_CHECKING:
     from pacorl.core.objectives import Loss
@@ -26,23 +27,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A rollout's micro-batch and how good its samples were."""
-
-    rollout: Rollout
-    advantage_B: Tensor
-    """0 for samples that must not be trained on."""
-    used_B: Tensor
-    """False for those."""
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """What turns a batch into a loss: the objective, and the forwards that it needs."""
+    """What turns samples into a loss: the objective, and the forwards that it needs."""
 
     policy: Policy
     sampler: Sampler
-    """What the batches were sampled with."""
+    """What they were sampled with."""
     cache: ConditioningCache
     options: ObjectiveOptions
     """Of the objective."""
@@ -61,93 +51,128 @@ class PolicyLoss:
         """Where the policy computes."""
         return next(self.policy.transformer.parameters()).device
 
-    def velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, rollout: Rollout) -> Tensor:
-        """Of the trained policy, at the rollout's sigma of a step."""
-        sigma_B = rollout.sigmas_T[step].to(x_BNC.device).expand(len(x_BNC))
-        return self.policy.velocity(x_BNC, sigma_B, conditioning, rollout.size)
+    def velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: NodeBatch | Rollout) -> Tensor:
+        """Of the trained policy, at the batch's sigma of a step."""
+        return velocity_at(self.policy, x_BNC, batch.sigmas_T[step], conditioning, batch.size)
 
     @torch.no_grad()
-    def base_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, rollout: Rollout) -> Tensor:
+    def base_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: NodeBatch | Rollout) -> Tensor:
         """Of the policy without its adapter."""
         with adapter_off(self.policy.transformer):
-            return self.velocity(x_BNC, step, conditioning, rollout)
+            return self.velocity(x_BNC, step, conditioning, batch)
 
     @torch.no_grad()
-    def old_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, rollout: Rollout) -> Tensor:
+    def old_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: NodeBatch | Rollout) -> Tensor:
         """Of the policy that sampled."""
         sampling_weights: AbstractContextManager[None] = self.old.swapped_in() if self.old else nullcontext()
         with sampling_weights:
-            return self.velocity(x_BNC, step, conditioning, rollout)
+            return self.velocity(x_BNC, step, conditioning, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of an update's loss: one forward and one backward."""
+
+    loss: Callable[[], Loss]
+    samples: int
+    """How many it is the mean over."""
 
 
 def update_policy(
-    policy_loss: PolicyLoss, batches: Sequence[Batch], *, runtime: Runtime, draw: tuple[int, ...]
+    policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, runtime: Runtime, draw: tuple[int, ...]
 ) -> dict[str, float]:
-    """Add the gradient of the mean loss over all batches and trained steps.
+    """Add the gradient of the mean loss over all samples and trained steps.
 
-    Per trained step this makes one forward and one backward, one forward of the policy that sampled for objectives of
-    the endpoint, and one of the base only if the KL weight is above 0.
+    Per distinct latent of a trained step (a node) this makes one forward and one backward, whatever the number of
+    samples that descend from it: their losses meet in the mean of its transition, ∇Σᵢlossᵢ(μ) = (Σᵢ∂lossᵢ/∂μ)·∂μ/∂θ.
+    It makes one forward of the policy that sampled for objectives of the endpoint, and one of the base only if the KL
+    weight is above 0.
 
     Args:
         policy_loss: the objective and the policy.
-        batches: the rollout's own, so that before the first update the ratio is exactly 1: another cut would round
-            differently.
+        samples: as they were rolled out; the rollout's own batches of nodes are replayed, so that before the first
+            update the ratio is exactly 1: another cut would round differently.
+        values: the advantages of the epoch, by global row.
         runtime: whose processes share the gradient.
         draw: names the noise that endpoints are given.
 
     Returns:
-        The mean of each metric over batches and steps; of a ratio's deviation the largest.
+        The mean of each metric over samples and steps; of a ratio's deviation the largest.
     """
     metrics: dict[str, list[float]] = defaultdict(list)
-    trained = [(batch, index) for batch in batches for index in range(len(batch.rollout.steps_S))]
-    step_loss: Callable[..., Loss] = {"path": _path_loss, "endpoint": _endpoint_loss}[policy_loss.objective.needs]
-    for number, (batch, step_index) in enumerate(trained):
-        last = number == len(trained) - 1
+    terms = _terms(policy_loss, samples, values, draw=draw)
+    total = sum(term.samples for term in terms)
+    for number, term in enumerate(terms):
+        last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
-            loss, step_metrics = step_loss(policy_loss, batch, step_index, draw=draw)
-            runtime.backward(loss / len(trained), last=last)
-        for name, value in (step_metrics | {"loss": float(loss.detach())}).items():
+            loss, term_metrics = term.loss()
+            runtime.backward(loss / (total / term.samples), last=last)
+        for name, value in (term_metrics | {"loss": float(loss.detach())}).items():
             metrics[name].append(value)
-    return {
-        name: max(values) if name.startswith(RATIO_DEVIATION) else sum(values) / len(values)
-        for name, values in metrics.items()
-    }
+    most = max(term.samples for term in terms)
+    weights = [term.samples / most for term in terms]
+    return {name: _summary(name, several, weights) for name, several in metrics.items()}
 
 
-def _path_loss(policy_loss: PolicyLoss, batch: Batch, step_index: int, *, draw: tuple[int, ...]) -> Loss:
-    """The objective at one stochastic step of one micro-batch."""
-    rollout, device, options = batch.rollout, policy_loss.device, policy_loss.options
-    step, conditioning = rollout.steps_S[step_index], policy_loss.cache.batch(rollout.prompts, rollout.size)
-    x, x_next = (latents[:, step_index].to(device) for latents in (rollout.latents_BSNC, rollout.next_latents_BSNC))
-    velocity = policy_loss.velocity(x, step, conditioning, rollout)
-    transition = transition_at(policy_loss.sampler, rollout.sigmas_T, step, x, velocity)
+def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, draw: tuple[int, ...]) -> list[Term]:
+    if policy_loss.objective.needs == "path":
+        return [
+            Term(partial(_path_loss, policy_loss, nodes, values), samples=len(nodes.row_B)) for nodes in samples.nodes
+        ]
+    return [
+        Term(partial(_endpoint_loss, policy_loss, rollout, values, step, draw=draw), samples=len(rollout))
+        for rollout in samples.rollouts
+        for step in policy_loss.sampler.sde_steps
+    ]
+
+
+def _summary(name: str, values: Sequence[float], weights: Sequence[float]) -> float:
+    """Of a metric over an update's terms. Those that one term in several has (a ratio's, named by step) are maxima."""
+    if name.startswith(RATIO_DEVIATION):
+        return max(values)
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) -> Loss:
+    """The objective at the nodes of one forward, for every sample below them."""
+    device, options = policy_loss.device, policy_loss.options
+    step, conditioning = nodes.step, policy_loss.cache.batch(nodes.prompts, nodes.size)
+    x_VNC, node_B = nodes.latents_VNC.to(device), nodes.node_B.to(device)
+
+    def transition_of(velocity_VNC: Tensor) -> Transition:
+        """What each sample's step is drawn from: its node's transition."""
+        mean_VNC, std = transition_at(policy_loss.sampler, nodes.sigmas_T, step, x_VNC, velocity_VNC)
+        return Transition(mean_VNC[node_B], std)
+
+    transition = transition_of(policy_loss.velocity(x_VNC, step, conditioning, nodes))
     loss, metrics = policy_loss.objective.loss(
         Step(
             transition,
-            log_prob_B=log_prob(x_next, transition),
-            old_log_prob_B=rollout.log_prob_BS[:, step_index].to(device),
-            old_mean_BNC=None if rollout.mean_BSNC is None else rollout.mean_BSNC[:, step_index].to(device),
-            dt=float(rollout.sigmas_T[step + 1] - rollout.sigmas_T[step]),
-            advantage_B=batch.advantage_B.to(device, torch.float32),
+            log_prob_B=log_prob(nodes.next_latents_ENC.to(device)[nodes.child_B.to(device)], transition),
+            old_log_prob_B=nodes.log_prob_B.to(device),
+            old_mean_BNC=None if nodes.mean_VNC is None else nodes.mean_VNC.to(device)[node_B],
+            dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
+            advantage_B=values.value_B[nodes.row_B].to(device, torch.float32),
         ),
         options,
     )
     metrics = {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
     if options.kl_weight > 0:
-        base = policy_loss.base_velocity(x, step, conditioning, rollout)
-        reference = transition_at(policy_loss.sampler, rollout.sigmas_T, step, x, base)
+        reference = transition_of(policy_loss.base_velocity(x_VNC, step, conditioning, nodes))
         return _with_kl(loss, metrics, kl(transition, reference).mean(), weight=options.kl_weight)
     return loss, metrics
 
 
-def _endpoint_loss(policy_loss: PolicyLoss, batch: Batch, step_index: int, *, draw: tuple[int, ...]) -> Loss:
+def _endpoint_loss(
+    policy_loss: PolicyLoss, rollout: Rollout, values: Advantages, step: int, *, draw: tuple[int, ...]
+) -> Loss:
     """The objective at one sigma, to which the endpoints of one micro-batch are noised again.
 
     The divergence from the base is the mean squared difference of velocities, to which the KL of flow matching is
     proportional at each sigma.
     """
-    rollout, device, options = batch.rollout, policy_loss.device, policy_loss.options
-    step, conditioning = rollout.steps_S[step_index], policy_loss.cache.batch(rollout.prompts, rollout.size)
+    device, options = policy_loss.device, policy_loss.options
+    conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
     sigma, clean = float(rollout.sigmas_T[step]), rollout.final_BNC.to(device)
     noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
@@ -163,9 +188,9 @@ def _endpoint_loss(policy_loss: PolicyLoss, batch: Batch, step_index: int, *, dr
             sigma=sigma,
             velocity_BNC=velocity,
             old_velocity_BNC=old,
-            advantage_B=batch.advantage_B.to(device, torch.float32),
+            advantage_B=values.value_B[rollout.row_B].to(device, torch.float32),
             advantage_clip=policy_loss.advantage_clip,
-            used_B=batch.used_B.to(device),
+            used_B=values.used_B[rollout.row_B].to(device),
         ),
         options,
     )

@@ -76,11 +76,6 @@ SDE_TYPES: Table[SdeSpec] = Table(
 )
 
 
-def ode(x_BNC: Tensor, velocity_BNC: Tensor, *, sigma: float, sigma_next: float) -> Tensor:
-    """Take Euler's step, without noise."""
-    return x_BNC + velocity_BNC * (sigma_next - sigma)
-
-
 def log_prob(next_latents_BNC: Tensor, transition: Transition) -> Tensor:
     """(B,) Gaussian log-density of x', averaged (not summed) over tokens and channels, as the field does."""
     scaled = (next_latents_BNC - transition.mean_BNC) / transition.std
