@@ -27,8 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampling import Sampler
-from pacorl.engine.rollout import ConditioningCache, Row, collect, denoise, sigmas_of
+from pacorl.core.sampling import Sampler, Tree
+from pacorl.engine.rollout import ConditioningCache, Draw, Row, collect, denoise, sigmas_of
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import MovingAverage, add_lora
 from pacorl.plan import sources
@@ -36,8 +36,8 @@ from pacorl.plan.components import Phase, policy_on_meta, rows
 from pacorl.plan.plan import Plan, size_text
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import Policy
-from pacorl.train.update import Batch, PolicyLoss, update_policy
-from pacorl.types import Conditioning, Prompt, Rollout, Size
+from pacorl.train.update import PolicyLoss, update_policy
+from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
 
 NOISE_STEP = 1
 SLACK = 2**30
@@ -156,23 +156,18 @@ class Bench:
     def measure(self, side: int, config: PolicyRun, options: argparse.Namespace, *, peak: float) -> list[Measured]:
         """Sampling, decoding and training at one size."""
         size = self.generator.nearest_size(Size(side, side))
-        sampler = Sampler(size=size, steps=options.steps, sde_steps=(NOISE_STEP,))
+        sampler = Sampler(size=size, steps=options.steps, sde_steps=(NOISE_STEP,), tree=Tree(options.batch, (1,)))
         prompts = [Prompt(id=0, text="drawn")] * options.batch
-        rollout = collect(
-            self.policy,
-            [Row(prompt, number) for number, prompt in enumerate(prompts)],
-            sampler=sampler,
-            cache=self.cache,
-            seed=0,
-            epoch=0,
-        )
+        draw = Draw(self.policy, sampler, self.cache, seed=0, epoch=0, batch=options.batch)
+        samples = collect(draw, [Row(prompt, number) for number, prompt in enumerate(prompts)])
+        final = samples.rollouts[0].final_BNC.to(self.device)
         works: dict[Phase, Callable[[], Any]] = {
             "sample": lambda: self.sample(prompts, sampler),
-            "decode": lambda: self.policy.decode(rollout.final_BNC.to(self.device), size),
-            "train": lambda: self.train(rollout, sampler),
+            "decode": lambda: self.policy.decode(final, size),
+            "train": lambda: self.train(samples, sampler),
         }
         planned = self.planned(config)
-        self.train(rollout, sampler)  # the optimizer's moments exist from its first step on
+        self.train(samples, sampler)  # the optimizer's moments exist from its first step on
         found = []
         for phase, work in works.items():
             flops = counted(work)
@@ -194,7 +189,7 @@ class Bench:
                 sigmas=sigmas_of(self.policy, sampler, prompts[0]),
             )
 
-    def train(self, rollout: Rollout, sampler: Sampler) -> None:
+    def train(self, samples: Samples, sampler: Sampler) -> None:
         """One optimizer step on one micro-batch."""
         learner = PolicyLoss(
             self.policy,
@@ -202,9 +197,10 @@ class Bench:
             self.cache,
             options=OBJECTIVES["grpo_clip"].options(),
         )
-        advantage_B = torch.linspace(-1, 1, len(rollout)) if len(rollout) > 1 else torch.ones(1)
-        batch = Batch(rollout, advantage_B, torch.ones(len(rollout), dtype=torch.bool))
-        update_policy(learner, [batch], runtime=self.runtime, draw=(0,))
+        count = len(samples.rollouts[0])
+        advantage_B = torch.linspace(-1, 1, count) if count > 1 else torch.ones(1)
+        values = Advantages(advantage_B, torch.ones(count, dtype=torch.bool), {})
+        update_policy(learner, samples, values, runtime=self.runtime, draw=(0,))
         self.runtime.step(self.optimizer, self.trained, max_norm=1.0)
 
     def planned(self, config: PolicyRun) -> Plan:
