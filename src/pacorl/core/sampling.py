@@ -120,7 +120,8 @@ class Suffix(Section):
                 f"sampling.suffix.steps {count} and only {left} deterministic steps follow the last stochastic one; "
                 + (f"set it to at most {left}" if left else "leave sampling.suffix out, or raise sampling.steps")
             )
-        SOLVERS[self.solver].check(count)
+        if left or not self.is_full:
+            SOLVERS[self.solver].check(count)
         return [first + round(index * left / count) for index in range(count + 1)] if left else [first]
 
     @property

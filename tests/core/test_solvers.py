@@ -1,0 +1,42 @@
+"""Deterministic solvers and the grid of a suffix, against solutions that are known."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from pacorl.core.sampling import Suffix
+from pacorl.core.solvers import SOLVERS, Past
+
+
+def solved(solver: str, sigmas: list[float]) -> float:
+    """x at the last sigma, for dx/dσ = −x with x(1) = 1."""
+    x, past = torch.ones(1, 1, 1, dtype=torch.float64), None
+    for here, following in pairwise(sigmas):
+        length = following - here
+        x, past = SOLVERS[solver].step(x, -x, length, past), Past(-x, length)
+    return float(x)
+
+
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("ab2", 2)])
+def test_half_the_step_is_an_error_of_its_order(solver: str, order: int) -> None:
+    """On steps of unequal length, as shifted sigmas are."""
+    errors = []
+    for steps in (32, 64):
+        sigmas = [(1 - n / steps) ** 1.5 for n in range(steps + 1)]
+        errors.append(abs(solved(solver, sigmas) - math.e))
+    assert errors[0] / errors[1] == pytest.approx(2**order, rel=0.1)
+
+
+def test_equal_steps_have_the_textbook_weights() -> None:
+    x, now, before = torch.randn(3, 1, 2, 3, dtype=torch.float64)
+    expected = x - 0.1 * (1.5 * now - 0.5 * before)
+    torch.testing.assert_close(SOLVERS["ab2"].step(x, now, -0.1, Past(before, -0.1)), expected)
+
+
+def test_a_suffix_visits_evenly_chosen_steps() -> None:
+    assert Suffix().grid(2, 10) == list(range(2, 11))
+    assert Suffix(steps=4).grid(2, 10) == [2, 4, 6, 8, 10]
+    assert Suffix(steps=3, solver="ab2").grid(2, 10) == [2, 5, 7, 10]
+    assert Suffix().grid(10, 10) == [10]
