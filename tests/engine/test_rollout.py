@@ -339,6 +339,13 @@ def test_processes_deal_whole_subtrees_if_these_divide() -> None:
         assign_rows(numbered, tree=Tree(4, (3, 1)), batch=4, updates=1, world=3, rank=0, sharded=True)
 
 
+def test_a_process_may_lack_the_sample_that_names_a_node(policy: FluxPolicy) -> None:
+    sampler = SAMPLER.model_copy(update={"tree": Tree(1, (4, 1))})
+    numbered = [Row(PROMPTS[0], number) for number in range(4)]
+    whole, half = (finals(drawn(policy, share, sampler=sampler)) for share in (numbered, numbered[2:]))
+    torch.testing.assert_close(half, whole[2:], rtol=0, atol=1e-5)
+
+
 def test_groups_that_do_not_divide_name_what_would() -> None:
     with pytest.raises(ValueError, match="batches of 1, 2, 3, 6; or 20 or 40 samples"):
         assign_rows([Row(PROMPTS[0], n) for n in range(24)], tree=OWN, batch=5, updates=2, world=2, rank=0)

@@ -229,12 +229,14 @@ class _Trunk:
 
     def __init__(self, draw: Draw, rows: Sequence[Row]) -> None:
         self.draw, self.rows, sampler = draw, rows, draw.sampler
-        self.prompts = {row.number: row.prompt for row in rows}
         sizes = {draw.policy.size_of(row.prompt, sampler.size) for row in rows}
         assert len(sizes) == 1, "rows that share nodes have one size"
         self.size = sizes.pop()
         self.sigmas = sigmas_of(draw.policy, sampler, rows[0].prompt)
         self.tree = sampler.tree if sampler.stochastic else Tree(sampler.tree.group_size)
+        # The sample that names a node may lie on another process: a node has the prompt of any sample below it.
+        levels = range(len(self.tree.branches) + 1)
+        self.prompts = {self.tree.node_of(row.number, level): row.prompt for row in rows for level in levels}
 
     def grow(self) -> tuple[list[NodeBatch], dict[int, Tensor]]:
         """The node batches, and each sample's latent after its last stochastic step."""

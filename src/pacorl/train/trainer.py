@@ -286,6 +286,7 @@ class PolicyTrainer:
             def submit(rollout: Rollout) -> None:
                 scorer.submit(rollout)
                 advance(len(rollout))
+                # Ranks meet here: they may have other units, but each has as many batches of samples.
                 self.runtime.check_stop()
 
             return [self._sample_units(draw, units, submit) for units in updates]
@@ -318,7 +319,6 @@ class PolicyTrainer:
     def _sample_units(self, draw: Draw, units: Sequence[Sequence[Row]], submit: Callable[[Rollout], None]) -> Samples:
         samples = Samples()
         for rows in units:
-            self.runtime.check_stop()
             with self.timed("rollout"):
                 unit = collect(draw, rows, submit)
             samples.rollouts += unit.rollouts
