@@ -148,7 +148,8 @@ def test_the_log_speaks_of_all_processes(runs: dict[str, Path], mode: str, case:
 
 def test_weights_in_double_precision(tmp_path: Path) -> None:
     # With own noise: the halves of a node on two processes add up behind the fp32 norms of the transformer's backward.
-    double = [*SETTINGS, "model.dtype=float64", "evaluation.every=0", "prompts.evaluation=tiny:dev:1", "sampling.tree={}"]
+    double = [*SETTINGS, "model.dtype=float64", "sampling.tree={}"]
+    double += ["evaluation.every=0", "prompts.evaluation=tiny:dev:1"]
     worlds.run(train, [*double, f"out={tmp_path / 'one'}"])
     worlds.run(train, [*double, f"out={tmp_path / 'two'}"], world=2)
     one, two = (weights(tmp_path / name, "adapter") for name in ("one", "two"))
