@@ -169,9 +169,9 @@ def test_epochs_share_neither_noise_nor_prompts(
         seeds.extend(several)
         return noise(several, size)
 
-    def collected(policy, rows, **rest):  # type: ignore[no-untyped-def]
+    def collected(draw, rows, on_rollout):  # type: ignore[no-untyped-def]
         sampled[-1].extend(row.prompt.id for row in rows)
-        return collect(policy, rows, **rest)
+        return collect(draw, rows, on_rollout)
 
     monkeypatch.setattr(training.policy, "noise", drawn)
     monkeypatch.setattr(loop, "collect", collected)

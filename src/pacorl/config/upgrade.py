@@ -164,8 +164,9 @@ def _edits(text: str, run: str) -> Iterator[Edit]:
     for old, (new, values) in REPLACED.get(run, {}).items():
         if entry := _node(root, old):
             _, key, value = entry
-            today = yaml.safe_dump(values[yaml.safe_load(value.value)], default_flow_style=True).strip()
-            yield key.start_mark.index, value.end_mark.index, f"{new.rpartition('.')[2]}: {today}"
+            section = values[parse_yaml(value.value, name=old)]
+            inside = ", ".join(f"{name}: {setting}" for name, setting in section.items())
+            yield key.start_mark.index, value.end_mark.index, f"{new.rpartition('.')[2]}: {{{inside}}}"
     for old in [*DROPPED.get(run, {}), *RETIRED.get(run, {})]:
         if entry := _node(root, old):
             section, key, value = entry
