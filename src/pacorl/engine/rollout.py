@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pacorl.core.sampling import Sampler, Suffix, Tree
+from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob
 from pacorl.core.solvers import SOLVERS, Past
@@ -253,16 +253,10 @@ class _Trunk:
         # A batch's first sample gives its turn, so that with own noise all steps of a batch of samples come together.
         return sorted(batches, key=lambda batch: (batch.row_B[0], batch.level)), latents
 
-    def finish(self, rows: Sequence[Row], x_BNC: Tensor, *, suffix: Suffix | None = None) -> Rollout:
-        """From the latents after the last stochastic step to images.
-
-        Args:
-            rows: the samples.
-            x_BNC: their latents.
-            suffix: how, if not as the sampler says.
-        """
+    def finish(self, rows: Sequence[Row], x_BNC: Tensor) -> Rollout:
+        """From the latents of some samples after the last stochastic step to their images."""
         draw, steps, prompts = self.draw, self.draw.sampler.stochastic_steps, [row.prompt for row in rows]
-        suffix = suffix or draw.sampler.suffix
+        suffix = draw.sampler.suffix
         final = integrate(
             draw.policy,
             x_BNC,
