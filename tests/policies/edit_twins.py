@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 
 from pacorl.data.characters import vocabulary
+from pacorl.engine.rollout import denoise
 from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.policies.kontext import tiny_kontext
+from pacorl.policies.policy import Policy
 from pacorl.policies.qwen_image import tiny_qwen_edit
-from pacorl.types import Prompt
+from pacorl.types import Prompt, Size
 
 INSTRUCTIONS = ("Give the hero a crown.", "Change the scene to night.", "Paint the hero red.")
 
@@ -52,3 +54,16 @@ def source_image(path: Path, *, height: int, width: int, seed: int = 0) -> Path:
 
 def edit(path: Path, number: int = 0, text: str = INSTRUCTIONS[0]) -> Prompt:
     return Prompt(id=number, text=text, sources=(path,))
+
+
+def loop(policy: Policy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
+    """Endpoints of the loop without noise, from one seed per prompt."""
+    conditioning = policy.collate(policy.encode(prompts, size))
+    with torch.no_grad():
+        return denoise(
+            policy,
+            list(range(len(prompts))),
+            conditioning=conditioning,
+            sigmas=policy.sigmas(steps, size),
+            size=size,
+        )

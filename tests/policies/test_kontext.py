@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers_own import diffusers_own
-from edit_twins import INSTRUCTIONS, edit, kontext_pipeline, source_image
+from edit_twins import INSTRUCTIONS, edit, kontext_pipeline, loop, source_image
 from PIL import Image
 
 from pacorl import twins as tiny
 from pacorl.data.characters import vocabulary
-from pacorl.engine.rollout import denoise
 from pacorl.policies.flux import tiny_flux, tiny_flux_transformer
 from pacorl.policies.kontext import KONTEXT, KontextPolicy, tiny_kontext
 from pacorl.types import Prompt, Size
@@ -22,18 +21,6 @@ def kontext() -> KontextPolicy:
     return KONTEXT.over(
         kontext_pipeline(), guidance_scale=2.5, max_sequence_length=48, true_cfg_scale=3.0, negative_prompt="night"
     )
-
-
-def loop(policy: KontextPolicy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
-    conditioning = policy.collate(policy.encode(prompts, size))
-    with torch.no_grad():
-        return denoise(
-            policy,
-            list(range(len(prompts))),
-            conditioning=conditioning,
-            sigmas=policy.sigmas(steps, size),
-            size=size,
-        )
 
 
 @pytest.mark.parametrize("true_cfg_scale", [1.0, 3.0])

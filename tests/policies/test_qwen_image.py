@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from edit_twins import INSTRUCTIONS, edit, qwen_pipeline, source_image
+from edit_twins import INSTRUCTIONS, edit, loop, qwen_pipeline, source_image
 from PIL import Image
 
-from pacorl.engine.rollout import denoise
 from pacorl.policies.qwen_image import CONDITION_AREA, QWEN_EDIT, QWEN_EDIT_PLUS, QwenEditPolicy
 from pacorl.types import Prompt, Size
 
@@ -24,18 +23,6 @@ def qwen() -> QwenEditPolicy:
 @pytest.fixture(scope="module")
 def plus() -> QwenEditPolicy:
     return QWEN_EDIT_PLUS.over(qwen_pipeline(plus=True), true_cfg_scale=4.0)
-
-
-def loop(policy: QwenEditPolicy, prompts: list[Prompt], size: Size, *, steps: int = 3) -> torch.Tensor:
-    conditioning = policy.collate(policy.encode(prompts, size))
-    with torch.no_grad():
-        return denoise(
-            policy,
-            list(range(len(prompts))),
-            conditioning=conditioning,
-            sigmas=policy.sigmas(steps, size),
-            size=size,
-        )
 
 
 def by_pipeline(
