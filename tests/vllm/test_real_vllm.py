@@ -49,10 +49,10 @@ def test_the_adapter_agrees_with_merged_weights(served: Served) -> None:
 
 def test_token_ids_are_those_of_the_tokenizer(served: Served) -> None:
     with HttpJudge.connect(served.url, model="judge") as judge:
-        (report,) = judge.check()
-    assert (report.yes_ids, report.no_ids) == (served.base.yes_ids, served.base.no_ids)
-    assert report.served == ("judge", "judge-lora")
-    assert report.version
+        (endpoint,) = judge.check()
+    assert endpoint.ids == (served.base.yes_ids, served.base.no_ids)
+    assert endpoint.served == ("judge", "judge-lora")
+    assert endpoint.version
 
 
 def test_read_by_text_a_verdict_is_right_or_missing(served: Served) -> None:
