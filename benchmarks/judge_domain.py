@@ -36,7 +36,8 @@ from pacorl.core.sampling import Sampler
 from pacorl.data import characters
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.records import prompts_from
-from pacorl.engine.rollout import ConditioningCache, sample_images
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import sample_images
 from pacorl.engine.runtime import use_cores
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.domain import Domain

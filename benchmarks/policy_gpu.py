@@ -28,7 +28,9 @@ from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Tree
-from pacorl.engine.rollout import ConditioningCache, Draw, Row, collect, denoise, sigmas_of
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import Draw, collect, denoise, sigmas_of
+from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import MovingAverage, add_lora
 from pacorl.plan import sources

@@ -16,7 +16,8 @@ from pacorl.data import characters
 from pacorl.data.character_edits import character_edits, grade_edits, write_edits
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.data.records import prompts_from
-from pacorl.engine.rollout import ConditioningCache, sample_images
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import sample_images
 from pacorl.judges import local as judge_module
 from pacorl.judges.local import LocalJudge
 from pacorl.policies import flux as flux_module

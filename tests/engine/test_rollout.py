@@ -1,7 +1,6 @@
 """Sampling for training: seeds, shared starts, and the ratio before any update."""
 
 import math
-from functools import partial
 from itertools import product
 
 import pytest
@@ -15,22 +14,14 @@ from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.data.characters import character_prompts, vocabulary
-from pacorl.engine.rollout import (
-    ConditioningCache,
-    Draw,
-    Row,
-    assign_rows,
-    check_mixed_sizes,
-    collect,
-    epoch_rows,
-    one_size_batches,
-    sigmas_of,
-)
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import Draw, collect, sigmas_of
+from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import FusedLora, OldPolicy, adapter_off, adapter_state, add_lora, can_fuse_lora
 from pacorl.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
 from pacorl.train.update import PolicyLoss, update_policy
-from pacorl.types import Advantages, Prompt, Samples, Size
+from pacorl.types import Advantages, Samples, Size
 
 PROMPTS = character_prompts("train", 4)
 OWN = Tree(seeds=2, branches=(1, 1))
@@ -197,26 +188,6 @@ def test_sigmas_may_be_shifted_for_another_size(policy: FluxPolicy) -> None:
     assert (sigmas_of(policy, shifted, prompt)[1:-1] > sigmas_of(policy, own, prompt)[1:-1]).all()
 
 
-class TwoSizes:
-    """A policy whose prompts are painted at sizes of their own."""
-
-    def __init__(self, sizes: list[Size]) -> None:
-        self._sizes = {prompt.id: size for prompt, size in zip(PROMPTS, sizes, strict=True)}
-
-    def size_of(self, prompt: Prompt, size: Size) -> Size:
-        return self._sizes[prompt.id]
-
-
-def test_batches_hold_one_size() -> None:
-    wide, tall = Size(32, 64), Size(64, 32)
-    mixed = TwoSizes([wide, tall, wide, wide])
-    assert one_size_batches(mixed, PROMPTS, size=Size(64, 64), batch=2) == [[0, 2], [3], [1]]
-    check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=3)
-    check_mixed_sizes(TwoSizes([wide] * 4), PROMPTS, size=Size(64, 64), group_size=6, batch=4)
-    with pytest.raises(ValueError, match=r"sampled at 2 sizes .* set sampling\.batch to one of 1, 2, 3, 6"):
-        check_mixed_sizes(mixed, PROMPTS, size=Size(64, 64), group_size=6, batch=4)
-
-
 def test_an_endpoint_objective_samples_without_noise_and_learns(policy: FluxPolicy) -> None:
     sampler = Sampler(size=Size(64, 64), steps=4, sde_steps=(1, 3), stochastic=False, tree=OWN)
     cache, old = ConditioningCache(policy), OldPolicy(policy.transformer)
@@ -288,67 +259,11 @@ def test_before_an_update_the_ratio_is_exactly_one(
         assert sum(norms) > 0
 
 
-def test_epochs_use_every_prompt_before_one_comes_again() -> None:
-    prompts = character_prompts("train", 6)
-    drawn = [
-        row.prompt.id for epoch in range(3) for row in epoch_rows(prompts, epoch=epoch, count=2, group_size=3, seed=0)
-    ]
-    assert sorted(drawn) == sorted(3 * list(range(6)))
-    assert [row.number for row in epoch_rows(prompts, epoch=1, count=2, group_size=3, seed=0)] == list(range(6))
-
-
-def test_prompts_are_shuffled_anew_each_time_and_for_each_seed() -> None:
-    prompts = character_prompts("train", 12)
-    orders = {
-        tuple(row.prompt.id for row in epoch_rows(prompts, epoch=turn, count=12, group_size=1, seed=seed))
-        for seed, turn in product((0, 1), range(4))
-    }
-    assert len(orders) == 8
-    assert all(sorted(order) == list(range(12)) for order in orders)
-
-
-def test_batches_do_not_depend_on_the_number_of_processes() -> None:
-    numbered = [Row(PROMPTS[0], number) for number in range(24)]
-    cut = partial(assign_rows, numbered, tree=Tree(24, (1,)), batch=3, updates=2)
-    alone = cut(world=1, rank=0)
-    for update in range(2):
-        dealt = [
-            assign_rows(numbered, tree=Tree(24, (1,)), batch=3, updates=2, world=2, rank=rank)[update]
-            for rank in range(2)
-        ]
-        together = sorted([[row.number for row in batch] for part in dealt for batch in part])
-        assert together == sorted([row.number for row in batch] for batch in alone[update])
-
-
-def test_processes_deal_whole_subtrees_if_these_divide() -> None:
-    """If not, a node whose samples lie on several processes is one unit on each; updates have the same rows anyway."""
-    numbered = [Row(PROMPTS[0], number) for number in range(24)]
-    cut = partial(assign_rows, numbered, tree=Tree(2, (3, 2)), batch=2, updates=2)
-    assert [[len(unit) for unit in update] for update in cut(world=1, rank=0)] == [[6, 6], [6, 6]]
-    assert [[row.number for row in unit] for unit in cut(world=2, rank=1)[0]] == [[12, 13, 14, 15, 16, 17]]
-    thirds = [cut(world=3, rank=rank)[1] for rank in range(3)]
-    assert [[[row.number for row in unit] for unit in units] for units in thirds] == [
-        [[6, 7], [18, 19]],
-        [[8, 9], [20, 21]],
-        [[10, 11], [22, 23]],
-    ]
-    joined = partial(assign_rows, numbered, tree=Tree(1, (12, 1)), batch=2, updates=1, world=3, rank=0)
-    assert [len(unit) for unit in joined()[0]] == [4, 4]
-    assert [len(unit) for unit in joined(sharded=True)[0]] == [2, 2, 2, 2]
-    with pytest.raises(ValueError, match="cut through subtrees of 3 samples"):
-        assign_rows(numbered, tree=Tree(4, (3, 1)), batch=4, updates=1, world=3, rank=0, sharded=True)
-
-
 def test_a_process_may_lack_the_sample_that_names_a_node(policy: FluxPolicy) -> None:
     sampler = SAMPLER.model_copy(update={"tree": Tree(1, (4, 1))})
     numbered = [Row(PROMPTS[0], number) for number in range(4)]
     whole, half = (finals(drawn(policy, share, sampler=sampler)) for share in (numbered, numbered[2:]))
     torch.testing.assert_close(half, whole[2:], rtol=0, atol=1e-5)
-
-
-def test_groups_that_do_not_divide_name_what_would() -> None:
-    with pytest.raises(ValueError, match="batches of 1, 2, 3, 6; or 20 or 40 samples"):
-        assign_rows([Row(PROMPTS[0], n) for n in range(24)], tree=OWN, batch=5, updates=2, world=2, rank=0)
 
 
 def test_seeds_are_what_they_were() -> None:

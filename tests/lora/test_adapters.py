@@ -11,7 +11,8 @@ from torch import nn
 
 from pacorl.core.sampling import Sampler
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache, sample_images
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import sample_images
 from pacorl.lora.adapters import MovingAverage, adapter_off, adapter_state, add_lora, set_adapter_state, start_from
 from pacorl.lora.formats import read_lora, save_lora
 from pacorl.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer

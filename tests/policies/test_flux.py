@@ -5,7 +5,8 @@ import torch
 from diffusers_own import diffusers_own
 
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache, denoise
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import denoise
 from pacorl.policies.flux import FluxPolicy
 from pacorl.types import Size
 

@@ -7,7 +7,8 @@ import torch
 from diffusers_own import diffusers_own
 
 from pacorl.data.characters import character_prompts, vocabulary
-from pacorl.engine.rollout import ConditioningCache, denoise
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import denoise
 from pacorl.policies import kind_of
 from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.policies.sd3 import SD3, tiny_sd3

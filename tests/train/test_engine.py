@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import metrics, tiny_run
 
-from pacorl.engine.rollout import epoch_rows
+from pacorl.engine.rows import epoch_rows
 from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import OldPolicy, adapter_state
 from pacorl.policies.flux import FluxPolicy

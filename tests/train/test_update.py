@@ -12,7 +12,9 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.sde import log_prob
 from pacorl.data.characters import character_prompts
-from pacorl.engine.rollout import ConditioningCache, Draw, Row, collect, transition_at
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import Draw, collect, transition_at
+from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import OldPolicy, adapter_state, add_lora
 from pacorl.train.update import PolicyLoss, update_policy

@@ -25,7 +25,8 @@ from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.data import characters
 from pacorl.data.characters import Oracle
-from pacorl.engine.rollout import ConditioningCache, sample_images
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import sample_images
 from pacorl.policies.flux import FLUX, TRAINED_WITH
 from pacorl.types import Size
 from tools.tiny.pretrain import PANEL_SIZES, encode_panels

@@ -28,7 +28,8 @@ from pacorl.core.sampling import Sampler
 from pacorl.data import characters
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.records import prompts_from
-from pacorl.engine.rollout import ConditioningCache, sample_images
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import sample_images
 from pacorl.judges.domain import Domain, DomainNet, thumbnail, to_pixels
 from pacorl.lora.adapters import add_lora
 from pacorl.policies.flux import FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer

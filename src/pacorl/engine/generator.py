@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from pacorl.core.sampling import Sampler
-from pacorl.engine.rollout import ConditioningCache, sample_images
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import sample_images
 from pacorl.lora.adapters import adapter_off, load_lora
 from pacorl.policies import DEFAULT_KIND, POLICIES, kind_of
 from pacorl.types import TINY, Prompt, Size

@@ -12,8 +12,9 @@ from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun, RewardConfig
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
+from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.logbook import check_trackers
-from pacorl.engine.rollout import ConditioningCache, Row, assign_rows, check_mixed_sizes
+from pacorl.engine.rows import Row, assign_rows, check_mixed_sizes
 from pacorl.judges import JUDGES, open_judge
 from pacorl.judges.judge import Judge, close_judge
 from pacorl.lora.adapters import add_lora, start_from

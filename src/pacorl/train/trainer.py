@@ -37,7 +37,8 @@ from pacorl.engine.monitor import (
     PanelStatistics,
     panel_statistics,
 )
-from pacorl.engine.rollout import Draw, Row, assign_rows, collect, epoch_rows
+from pacorl.engine.rollout import Draw, collect
+from pacorl.engine.rows import Row, assign_rows, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, overlaps
 from pacorl.io.documents import read_jsonl

@@ -16,7 +16,8 @@ from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, Object
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
-from pacorl.engine.rollout import ConditioningCache, transition_at, velocity_at
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import transition_at, velocity_at
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import AdapterCopy, adapter_off
 from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples
