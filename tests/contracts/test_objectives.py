@@ -31,6 +31,7 @@ def batch(spec: ObjectiveSpec, prediction: Tensor, advantage_B: Tensor, *, used_
         old_log_prob_B=log_prob(sampled, old),
         old_mean_BNC=noise(3) if spec.keeps_means else None,
         dt=-0.1,
+        noise_weight=1.5,
         advantage_B=advantage_B,
     )
 

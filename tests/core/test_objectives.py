@@ -1,12 +1,14 @@
 """The policy's objectives against numbers worked by hand and against float64 closed forms."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from pacorl.core.objectives import Endpoint, Step
+from pacorl.core.objectives import OBJECTIVES, Endpoint, Step
+from pacorl.core.objectives.awm import Awm, awm
 from pacorl.core.objectives.diffusion_nft import DiffusionNft, diffusion_nft
 from pacorl.core.objectives.grpo_clip import GrpoClip, grpo_clip
 from pacorl.core.objectives.grpo_guard import GrpoGuard, grpo_guard
@@ -20,7 +22,7 @@ EVERY = torch.ones(3, dtype=torch.bool)
 
 
 def step(new: Tensor, old: Tensor, advantage: Tensor) -> Step:
-    return Step(Transition(X, 0.3), new, old, None, dt=-0.1, advantage_B=advantage)
+    return Step(Transition(X, 0.3), new, old, None, dt=-0.1, noise_weight=1.5, advantage_B=advantage)
 
 
 def test_at_the_old_policy_the_gradient_is_the_advantage() -> None:
@@ -56,7 +58,15 @@ def test_clipping(change: float, advantage: float, expected: float, learns: bool
 def guarded(mean: Tensor, taken: Tensor, advantage: Tensor, *, clip_range: float) -> Tensor:
     transition, old = Transition(mean, 0.3), Transition(OLD, 0.3)
     loss, _ = grpo_guard(
-        Step(transition, log_prob(taken, transition), log_prob(taken, old), OLD, dt=-0.1, advantage_B=advantage),
+        Step(
+            transition,
+            log_prob(taken, transition),
+            log_prob(taken, old),
+            OLD,
+            dt=-0.1,
+            noise_weight=1.0,
+            advantage_B=advantage,
+        ),
         GrpoGuard(clip_range=clip_range),
     )
     return loss
@@ -86,6 +96,7 @@ def test_guard_is_centred_where_the_plain_ratio_is_not() -> None:
             log_prob(taken, Transition(old, 0.3)),
             old,
             dt=-1.0,
+            noise_weight=1.0,
             advantage_B=-torch.ones(4000),
         ),
         GrpoGuard(clip_range=10.0),
@@ -130,3 +141,71 @@ def test_nft_leaves_out_what_was_not_judged() -> None:
     assert velocity.grad is not None
     assert velocity.grad[1].abs().max() == 0
     assert velocity.grad[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("options", [GrpoClip(clip_range=0.1), GrpoGuard(clip_range=0.1)], ids=lambda o: o.name)
+def test_a_steps_noise_weighs_its_loss_if_that_is_asked(options: GrpoClip | GrpoGuard) -> None:
+    """And changes no bit of it otherwise."""
+    loss = OBJECTIVES[options.name].loss
+    given = dataclasses.replace(step(V.mean((1, 2)), OLD.mean((1, 2)), torch.tensor([1.0, -2.0, 0.5])), old_mean_BNC=X)
+    plain, _ = loss(given, options)
+    alone, _ = loss(dataclasses.replace(given, noise_weight=1.0), options)
+    weighted, _ = loss(given, options.model_copy(update={"weight_by_noise": True}))
+    assert torch.equal(plain, alone)
+    assert weighted.item() == pytest.approx(1.5 * plain.item())
+
+
+def matching(velocity: Tensor, *, sigma: float) -> Tensor:
+    """(B,) flow matching's loss, with the noise that made x = (1−σ)x0 + σε worked out anew in float64."""
+    noise = (X.double() - (1 - sigma) * CLEAN.double()) / sigma
+    return torch.stack([((v - (e - x0)) ** 2).mean() for v, e, x0 in zip(velocity, noise, CLEAN.double(), strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("weighting", "power", "weight"),
+    [
+        ("uniform", 1.0, 1.0),
+        ("sigma", 1.0, 0.6),
+        ("sigma_squared", 1.0, 0.36),
+        ("elbo", 1.0, 0.4 / 0.6),
+        ("sigma", 0.25, 0.6),
+    ],
+)
+def test_awm_is_flow_matching_weighted_by_the_advantage(weighting: str, power: float, weight: float) -> None:
+    """At the policy that sampled its gradient is that of Σ A·w·D^p/p, by autograd of the plain loss in float64."""
+    advantage = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
+    velocity, plain = OLD.double().requires_grad_(), OLD.double().requires_grad_()
+    given = Endpoint(CLEAN.double(), X.double(), 0.6, velocity, OLD.double(), advantage, 5.0, EVERY)
+    loss, metrics = awm(given, Awm.model_validate({"weighting": weighting, "power": power}))
+    loss.backward()
+    (advantage * weight * matching(plain, sigma=0.6) ** power / power).mean().backward()
+    assert velocity.grad is not None
+    assert plain.grad is not None
+    torch.testing.assert_close(velocity.grad, plain.grad, rtol=1e-8, atol=1e-12)
+    assert loss.item() == pytest.approx(-1 / 3), "the mean of −A"
+    assert metrics == {"ratio_deviation": 0.0, "clip_fraction": 0.0, "velocity_change": 0.0}
+
+
+@pytest.mark.parametrize("clip_range", [1.0, 0.05])
+def test_awms_ratio_is_that_of_the_lower_bounds_and_clipped(clip_range: float) -> None:
+    advantage = torch.tensor([2.0, -1.0, 0.5])
+    velocity = OLD + 0.2 * V
+    loss, metrics = awm(end(velocity, OLD, advantage), Awm(clip_range=clip_range))
+    ratios = (matching(OLD.double(), sigma=0.6) - matching(velocity.double(), sigma=0.6)).exp().tolist()
+    expected = [
+        -min(ratio * a, max(1 - clip_range, min(1 + clip_range, ratio)) * a)
+        for ratio, a in zip(ratios, advantage.tolist(), strict=True)
+    ]
+    assert loss.item() == pytest.approx(sum(expected) / 3, rel=1e-5)
+    assert metrics["ratio_deviation"] == pytest.approx(max(abs(ratio - 1) for ratio in ratios), rel=1e-4)
+    assert metrics["clip_fraction"] == sum(abs(ratio - 1) > clip_range for ratio in ratios) / 3
+
+
+def test_awm_moves_towards_good_endpoints_and_away_from_bad_ones() -> None:
+    truth = (X - CLEAN) / 0.6  # the velocity that leads to the endpoint
+    for advantage, sign in ((1.0, 1.0), (-1.0, -1.0)):
+        velocity = OLD.clone().requires_grad_()
+        loss, _ = awm(end(velocity, OLD, torch.full((3,), advantage)), Awm())
+        loss.backward()
+        assert velocity.grad is not None
+        assert float((-velocity.grad * (truth - OLD)).sum()) * sign > 0

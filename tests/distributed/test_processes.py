@@ -38,6 +38,7 @@ OBJECTIVES = {
     "flux": [],
     "flux_guard": [*CHEAP, "objective.name=grpo_guard"],
     "flux_nft": [*CHEAP, "objective.name=diffusion_nft", "sampling.tree={}"],
+    "flux_awm": [*CHEAP, "objective.name=awm", "sampling.tree={}"],
 }
 EDITS = ("kontext", "qwen_edit", "qwen_edit_plus")
 CASES = (*OBJECTIVES, *EDITS)

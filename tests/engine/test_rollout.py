@@ -8,7 +8,7 @@ import torch
 from peft.tuners.lora import Linear
 from toy_world import ToyPolicy
 
-from pacorl.core.objectives.diffusion_nft import DiffusionNft
+from pacorl.core.objectives.diffusion_nft import DiffusionNft, lag
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
 from pacorl.core.sampling import Sampler, Tree
@@ -212,7 +212,7 @@ def test_the_sampling_copy_lags_behind_as_published(policy: FluxPolicy) -> None:
             value.add_(1.0)
     for step, share in ((100, 0.9), (5000, 0.5)):
         old.load(first)
-        old.follow(step)
+        old.follow(lag(step))
         for name, value in old.state.items():
             torch.testing.assert_close(value, first[name] + share)
     with torch.no_grad():

@@ -101,6 +101,8 @@ class Work:
         ([], (4, 2, 0)),
         (["objective.name=grpo_guard"], (4, 2, 0)),
         (["objective.name=diffusion_nft"], (4, 2, 2)),
+        (["objective.name=awm"], (4, 2, 0)),
+        (["objective.name=awm", "objective.inner_epochs=2"], (4, 4, 2)),
         (["objective.kl_weight=0.1"], (4, 2, 2)),
         (["objective.name=diffusion_nft", "objective.kl_weight=0.1"], (4, 2, 4)),
         (["objective.inner_epochs=2"], (4, 4, 0)),
@@ -111,7 +113,7 @@ def test_the_work_of_an_epoch(
     training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, overrides: list[str], forwards: tuple[int, int, int]
 ) -> None:
     """Forwards per image: T in sampling, and per trained step 1 with a backward, 1 of the policy that sampled for
-    endpoints, 1 of the base for the KL."""
+    endpoints (after the first update if each epoch is sampled by the trained policy), 1 of the base for the KL."""
     training.config = tiny_run([*SETTINGS, f"out={training.config.out}", *overrides])
     training.old = OldPolicy(training.transformer) if training.objective.needs == "endpoint" else None
     sampled, trained, extra = forwards
@@ -208,12 +210,17 @@ def test_the_trained_adapter_is_not_compared_before_its_first_step(training: Pol
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("objective", ["diffusion_nft", "awm"])
 @pytest.mark.usefixtures("toy")
-def test_diffusion_nft_resumes_with_its_sampling_weights(small: list[str], tmp_path: Path) -> None:
+def test_an_endpoint_objective_resumes_with_its_sampling_weights(
+    small: list[str], tmp_path: Path, objective: str
+) -> None:
     settings = [
         *small,
         "epochs=2",
-        "objective.name=diffusion_nft",
+        f"objective.name={objective}",
+        "optimizer.updates_per_epoch=2",
+        "sampling.batch=2",
         "sampling.tree={}",
         "optimizer.lr=0.01",
         "evaluation.every=1",

@@ -10,6 +10,7 @@ from toy_world import ToyPolicy
 
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Tree
+from pacorl.core.schedule import seed_of
 from pacorl.core.sde import log_prob
 from pacorl.data.characters import character_prompts
 from pacorl.engine.conditioning import ConditioningCache
@@ -131,3 +132,51 @@ def test_each_sample_acts_on_its_own_steps_with_its_own_advantage(policy: ToyPol
             (-values.value_B[row].float() * taken.sum() / 16).backward()
     theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * float(theirs.abs().max()))
+
+
+def test_awm_is_flow_matching_weighted_by_each_samples_advantage(policy: ToyPolicy) -> None:
+    """Against A·‖v − (ε − x0)‖² of each endpoint by itself, averaged over samples and steps; whether the policy that
+    sampled is computed or is the trained one itself makes no difference."""
+    policy.transformer.double()
+    cache, prompts = ConditioningCache(policy), character_prompts("train", 2)
+    sampler = Sampler(size=Size(16, 16), steps=4, sde_steps=(0, 2), tree=Tree(2, (1, 1)), stochastic=False)
+    rows = [Row(prompts[number // 2], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    itself = PolicyLoss(policy, sampler, cache, OBJECTIVES["awm"].options())
+    ours = gradient(itself, samples, values)
+    assert torch.equal(ours, gradient(dataclasses.replace(itself, old=OldPolicy(policy.transformer)), samples, values))
+    policy.transformer.zero_grad()
+    for rollout in samples.rollouts:
+        for index, row in enumerate(rollout.row_B):
+            for step in sampler.sde_steps:
+                clean, sigma = rollout.final_BNC[index : index + 1], rollout.sigmas_T[step]
+                noise = policy.noise([seed_of(1, 0, 0, "noised", step, row)], rollout.size)
+                conditioning = cache.batch([rollout.prompts[index]], rollout.size)
+                noisy = (1 - sigma) * clean + sigma * noise
+                error = policy.velocity(noisy, sigma[None], conditioning, rollout.size) - (noise - clean)
+                (values.value_B[row] * (error**2).mean() / 8).backward()
+    theirs = torch.cat([p.grad.flatten() for p in policy.transformer.parameters() if p.grad is not None])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("objective", ["grpo_clip", "grpo_guard"])
+def test_steps_are_weighted_by_their_noise(policy: ToyPolicy, objective: str) -> None:
+    """By the std that the sampler gave them, relative to its mean over the epoch's steps; one step weighs 1."""
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    sampler = Sampler(
+        size=Size(16, 16), steps=4, sde_steps=(1, 2, 3), tree=Tree(4, (1, 1, 1)), keeps_means=spec.keeps_means
+    )
+    rows = [Row(character_prompts("train", 1)[0], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=4), rows)
+    values = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+    plain, weighted = (PolicyLoss(policy, sampler, cache, spec.options(weight_by_noise=on)) for on in (False, True))
+    sigma = samples.nodes[0].sigmas_T.double()
+    stds = torch.stack([0.7 * (sigma[s] / (1 - sigma[s]) * (sigma[s] - sigma[s + 1])).sqrt() for s in (1, 2, 3)])
+    apart = [gradient(plain, Samples(nodes=[nodes]), values) for nodes in samples.nodes]
+    expected = torch.stack([one * weight for one, weight in zip(apart, stds / stds.mean(), strict=True)]).mean(0)
+    torch.testing.assert_close(gradient(weighted, samples, values), expected, rtol=1e-4, atol=1e-7)
+    alone = sampler.model_copy(update={"sde_steps": (2,), "tree": Tree(4, (1,))})
+    samples = collect(Draw(policy, alone, cache, seed=1, epoch=0, batch=4), rows)
+    one_step = [gradient(dataclasses.replace(loss, sampler=alone), samples, values) for loss in (plain, weighted)]
+    assert torch.equal(*one_step)

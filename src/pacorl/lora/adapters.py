@@ -230,14 +230,11 @@ class MovingAverage(AdapterCopy):
 
 
 class OldPolicy(AdapterCopy):
-    """DiffusionNFT's sampling policy: old ← d·old + (1−d)·trained with d = min(0.001·step, 0.5) (arXiv 2509.16117).
+    """The policy that samples, for objectives of the endpoint: the trained one leaves it while it is updated."""
 
-    Early on it is the trained policy, later it lags behind, so that what is contrasted is not what just moved.
-    """
-
-    def follow(self, optimizer_step: int) -> None:
-        """Call after each epoch, with the optimizer steps taken so far."""
-        self._approach(1 - min(0.001 * optimizer_step, 0.5))
+    def follow(self, lag: float) -> None:
+        """Between epochs: old ← lag·old + (1 − lag)·trained."""
+        self._approach(1 - lag)
 
 
 class FusedLora:

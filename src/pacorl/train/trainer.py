@@ -280,8 +280,7 @@ class PolicyTrainer:
     def sample(self, rows: Sequence[Row], scorer: Scorer) -> list[Samples]:
         """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded."""
         updates = self._dealt(rows)
-        sampling_weights: AbstractContextManager[None] = self.old.swapped_in() if self.old else nullcontext()
-        with self.bars.phase("sampling", total=len(rows) // self.runtime.world) as advance, sampling_weights:
+        with self.bars.phase("sampling", total=len(rows) // self.runtime.world) as advance, self._sampling_weights():
             draw = self._draw()
 
             def submit(rollout: Rollout) -> None:
@@ -291,6 +290,13 @@ class PolicyTrainer:
                 self.runtime.check_stop()
 
             return [self._sample_units(draw, units, submit) for units in updates]
+
+    def _sampling_weights(self) -> AbstractContextManager[None]:
+        if self.old is None:
+            return nullcontext()
+        if self.objective.lag is None:
+            self.old.follow(0.0)
+        return self.old.swapped_in()
 
     def _dealt(self, rows: Sequence[Row]) -> list[list[list[Row]]]:
         return assign_rows(
@@ -370,25 +376,34 @@ class PolicyTrainer:
         """
         config = self.config
         updates = [(inner, update) for inner in range(config.objective.inner_epochs) for update in samples]
+        sampled_at = self.step
         history: dict[str, list[float]] = defaultdict(list)
         with self.timed("update"), self.bars.phase("updating", total=len(updates)) as advance:
             for inner, update in updates:
                 if config.max_steps and self.step >= config.max_steps:
                     break
-                for name, value in self.update(update, epoch_advantages, inner=inner).items():
+                moved = self.step > sampled_at
+                for name, value in self.update(update, epoch_advantages, inner=inner, moved=moved).items():
                     history[name].append(value)
                 advance(1)
-        if self.old:
-            self.old.follow(self.step)
+        if self.old and self.objective.lag:
+            self.old.follow(self.objective.lag(self.step))
         metrics = self._gather_metrics(history)
         self._warn_of_deviation(metrics)
         return metrics
 
-    def update(self, samples: Samples, epoch_advantages: Advantages, *, inner: int) -> dict[str, float]:
-        """Take one optimizer step; it is skipped, on all ranks alike, if a gradient is not finite."""
+    def update(self, samples: Samples, epoch_advantages: Advantages, *, inner: int, moved: bool) -> dict[str, float]:
+        """Take one optimizer step; it is skipped, on all ranks alike, if a gradient is not finite.
+
+        Args:
+            samples: this rank's, for this step.
+            epoch_advantages: of all samples of the epoch.
+            inner: how often the epoch's samples were trained on before.
+            moved: whether the trained policy has taken a step since they were sampled.
+        """
         config = self.config
         metrics = {"lr": self._set_learning_rate()} | update_policy(
-            self._policy_loss(),
+            self._policy_loss(moved=moved),
             samples,
             epoch_advantages,
             runtime=self.runtime,
@@ -404,14 +419,15 @@ class PolicyTrainer:
             self.average.follow(self.step)
         return metrics | {"grad_norm": norm, "skipped": float(skipped)}
 
-    def _policy_loss(self) -> PolicyLoss:
+    def _policy_loss(self, *, moved: bool) -> PolicyLoss:
         return PolicyLoss(
             self.policy,
             self.sampler,
             self.cache,
             options=self.config.objective,
             advantage_clip=self.config.advantages.clip,
-            old=self.old,
+            # A policy that has not moved is the one that sampled: its forward serves as both.
+            old=self.old if moved or self.objective.lag else None,
         )
 
     def _set_learning_rate(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ class PolicyLoss:
     advantage_clip: float = 5.0
     """The largest size of an advantage."""
     old: AdapterCopy | None = None
-    """The policy that sampled, if it is not the trained one."""
+    """The policy that sampled; None if it is the trained one, bit for bit."""
 
     @property
     def objective(self) -> ObjectiveSpec:
@@ -63,11 +62,19 @@ class PolicyLoss:
             return self.velocity(x_BNC, step, conditioning, batch)
 
     @torch.no_grad()
-    def old_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: NodeBatch | Rollout) -> Tensor:
-        """Of the policy that sampled."""
-        sampling_weights: AbstractContextManager[None] = self.old.swapped_in() if self.old else nullcontext()
-        with sampling_weights:
+    def old_velocity(self, x_BNC: Tensor, step: int, conditioning: Conditioning, batch: Rollout) -> Tensor | None:
+        """Of the policy that sampled, if that is another one."""
+        if self.old is None:
+            return None
+        with self.old.swapped_in():
             return self.velocity(x_BNC, step, conditioning, batch)
+
+    def noise_weight(self, transition: Transition, sigmas_T: Tensor) -> float:
+        """The std of a step over the mean std of the epoch's stochastic steps."""
+        nothing = torch.zeros(1)  # an std follows from the sigmas alone
+        sampler = self.sampler
+        stds = [transition_at(sampler, sigmas_T, step, nothing, nothing).std for step in sampler.stochastic_steps]
+        return transition.std * len(stds) / sum(stds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +93,8 @@ def update_policy(
 
     Per distinct latent of a trained step (a node) this makes one forward and one backward, whatever the number of
     samples that descend from it: their losses meet in the mean of its transition, ∇Σᵢlossᵢ(μ) = (Σᵢ∂lossᵢ/∂μ)·∂μ/∂θ.
-    It makes one forward of the policy that sampled for objectives of the endpoint, and one of the base only if the KL
-    weight is above 0.
+    For objectives of the endpoint it makes one forward of the policy that sampled if the trained one has left it, and
+    one of the base only if the KL weight is above 0.
 
     Args:
         policy_loss: the objective and the policy.
@@ -153,11 +160,12 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
             old_log_prob_B=nodes.log_prob_B.to(device),
             old_mean_BNC=None if nodes.mean_VNC is None else nodes.mean_VNC.to(device)[node_B],
             dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
+            noise_weight=policy_loss.noise_weight(transition, nodes.sigmas_T),
             advantage_B=values.value_B[nodes.row_B].to(device, torch.float32),
         ),
         options,
     )
-    metrics = {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
+    metrics = _of_step(metrics, step)
     if options.kl_weight > 0:
         reference = transition_of(policy_loss.base_velocity(x_VNC, step, conditioning, nodes))
         return _with_kl(loss, metrics, kl(transition, reference).mean(), weight=options.kl_weight)
@@ -188,16 +196,22 @@ def _endpoint_loss(
             noisy,
             sigma=sigma,
             velocity_BNC=velocity,
-            old_velocity_BNC=old,
+            old_velocity_BNC=velocity.detach() if old is None else old,
             advantage_B=values.value_B[rollout.row_B].to(device, torch.float32),
             advantage_clip=policy_loss.advantage_clip,
             used_B=values.used_B[rollout.row_B].to(device),
         ),
         options,
     )
+    metrics = _of_step(metrics, step)
     if base is not None:
         return _with_kl(loss, metrics, ((velocity - base) ** 2).mean(), weight=options.kl_weight)
     return loss, metrics
+
+
+def _of_step(metrics: dict[str, float], step: int) -> dict[str, float]:
+    """A ratio's deviation under its step's name, since a late step may be off when an early one is not."""
+    return {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
 
 
 def _with_kl(loss: Tensor, metrics: dict[str, float], divergence: Tensor, *, weight: float) -> Loss:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Loss = tuple[Tensor, dict[str, float]]
 
 RATIO_DEVIATION = "ratio_deviation"
-"""The metric of objectives of the path that clip a ratio: how far it lies from 1 at most. It is logged per step."""
+"""The metric of objectives that clip a ratio: how far it lies from 1 at most. It is logged per step."""
 
 
 class ObjectiveOptions(Section):
@@ -68,6 +68,8 @@ class Step:
     """Mean of the transition that was sampled from, for objectives that keep it."""
     dt: float
     """σ' − σ, below 0."""
+    noise_weight: float
+    """The transition's std over the mean std of the epoch's stochastic steps: 1 for a single step."""
     advantage_B: Tensor
     """0 for a sample that must not be trained on."""
 
@@ -101,6 +103,9 @@ class ObjectiveSpec:
     """path: training replays the stochastic steps. endpoint: sampling is without noise, by weights of its own."""
     keeps_means: bool = False
     """Whether rollouts keep the means of their steps."""
+    lag: Callable[[int], float] | None = None
+    """Which share of the sampling policy stays when it follows the trained one after an epoch, from the optimizer
+    steps taken so far; None if each epoch is sampled by the trained policy itself."""
 
 
 OBJECTIVES: Table[ObjectiveSpec] = Table(
@@ -109,5 +114,6 @@ OBJECTIVES: Table[ObjectiveSpec] = Table(
         "grpo_clip": "pacorl.core.objectives.grpo_clip:GRPO_CLIP",
         "grpo_guard": "pacorl.core.objectives.grpo_guard:GRPO_GUARD",
         "diffusion_nft": "pacorl.core.objectives.diffusion_nft:DIFFUSION_NFT",
+        "awm": "pacorl.core.objectives.awm:AWM",
     },
 )

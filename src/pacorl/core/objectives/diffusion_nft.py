@@ -49,4 +49,13 @@ def _distance(guess_BNC: Tensor, clean_BNC: Tensor) -> Tensor:
     return (gap_BD**2).mean(1) / gap_BD.detach().abs().mean(1).clamp(min=WEIGHT_FLOOR)
 
 
-DIFFUSION_NFT = ObjectiveSpec(DiffusionNft, diffusion_nft, needs="endpoint")
+def lag(optimizer_step: int) -> float:
+    """d = min(0.001·step, 0.5) of old ← d·old + (1−d)·trained (arXiv 2509.16117).
+
+    Early on the sampling policy is the trained one. Later it lags behind, so that what is contrasted is not what just
+    moved.
+    """
+    return min(0.001 * optimizer_step, 0.5)
+
+
+DIFFUSION_NFT = ObjectiveSpec(DiffusionNft, diffusion_nft, needs="endpoint", lag=lag)

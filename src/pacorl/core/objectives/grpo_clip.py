@@ -28,7 +28,19 @@ class ClippedOptions(ObjectiveOptions):
         return TOLERATED_SHARE * self.clip_range
 
 
-class GrpoClip(ClippedOptions):
+class PathOptions(ClippedOptions):
+    """The settings of objectives that clip a ratio of stochastic steps."""
+
+    weight_by_noise: bool = False
+    """Whether each step's loss is weighted by the std of its noise, relative to the mean over the epoch's steps
+    (TempFlow-GRPO, arXiv 2508.04324): steps that explore more teach more. It says nothing with a single step."""
+
+    def weight(self, step: Step) -> float:
+        """Of a step's loss."""
+        return step.noise_weight if self.weight_by_noise else 1.0
+
+
+class GrpoClip(PathOptions):
     """Options of grpo_clip."""
 
     name: Literal["grpo_clip"] = "grpo_clip"
@@ -40,7 +52,9 @@ def grpo_clip(step: Step, options: GrpoClip) -> Loss:
     −min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over the batch, with ρ = exp(log p − log p_old). Log-probabilities are means
     over dimensions, so the clip range is small (1e-4 in the paper).
     """
-    return clipped((step.log_prob_B - step.old_log_prob_B).exp(), step.advantage_B, clip_range=options.clip_range)
+    ratio_B = (step.log_prob_B - step.old_log_prob_B).exp()
+    loss, metrics = clipped(ratio_B, step.advantage_B, clip_range=options.clip_range)
+    return loss * options.weight(step), metrics
 
 
 def clipped(ratio_B: Tensor, advantage_B: Tensor, *, clip_range: float) -> Loss:
