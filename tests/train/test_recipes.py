@@ -20,7 +20,7 @@ from pacorl.train.trainer import train_policy
 
 FOLDER = Path(__file__).parents[2] / "configs"
 SETS, EDITS = ("flux_t2is",), ("kontext_edit", "qwen_edit")
-RECIPES = [f"{name}{cards}" for name in (*SETS, *EDITS) for cards in ("", "_1gpu")]
+RECIPES = [*(f"{name}{cards}" for name in (*SETS, *EDITS) for cards in ("", "_1gpu")), "flux_t2is_fast"]
 JUDGE = "PaCo-Reward-7B"
 
 
@@ -34,6 +34,7 @@ PAPER = {
     "qwen_edit": ("qwen_edit", 384, 10, 1.0, (1, 2, 3, 4), {"edit_consistency"}),
 }
 """Kind, training size, steps, a, stochastic steps and rewards (arXiv 2512.04784, §7; steps of edits from the code)."""
+PAPER["flux_t2is_fast"] = PAPER["flux_t2is"]  # ours differs in the engine's settings only
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -68,6 +69,13 @@ def test_a_recipe_divides_among_its_cards(name: str) -> None:
     assert samples % (run.sampling.batch * run.optimizer.updates_per_epoch * cards) == 0
     assert run.judge.backend == ("local" if cards == 1 else "http")
     assert cards == 1 or run.judge.model == JUDGE
+
+
+def test_the_fast_recipe_is_the_papers_with_the_engines_settings() -> None:
+    paper, fast = (recipe(name).model_dump() for name in ("flux_t2is", "flux_t2is_fast"))
+    assert {key for key in paper if paper[key] != fast[key]} == {"out", "sampling"}
+    changed = {key for key in paper["sampling"] if paper["sampling"][key] != fast["sampling"][key]}
+    assert changed == {"tree", "suffix", "batch"}
 
 
 @pytest.mark.slow
