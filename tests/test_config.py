@@ -127,7 +127,15 @@ FAULTS = [
     ),
     (
         ["sampling.sde_steps=[9]", "sampling.suffix.steps=2"],
-        "config: sampling.suffix.steps 2 and only 0 deterministic steps follow the last stochastic one; leave",
+        "config: sampling.suffix steps 2 and no deterministic step follows the last stochastic one; leave",
+    ),
+    (
+        ["sampling.sde_steps=[9]", "sampling.suffix={solver: ab2, cache: taylor}"],
+        "config: sampling.suffix solver ab2, cache taylor and no deterministic step follows the last stochastic one",
+    ),
+    (
+        ["objective.name=diffusion_nft", "sampling.suffix.steps=11"],
+        "config: sampling.suffix.steps 11 and only 10 deterministic steps follow",
     ),
     (["sampling.suffix.steps=9"], "config: sampling.suffix.steps 9 and only 8 deterministic steps follow"),
     (
@@ -135,6 +143,23 @@ FAULTS = [
         "config: sampling.suffix.solver ab2 looks back one step, and the suffix has 1; give it 2 steps",
     ),
     (["sampling.suffix.solver=heun"], "sampling.suffix.solver: unknown solver 'heun'; there are euler, ab2"),
+    (
+        ["sampling.sde_steps=[8]", "sampling.suffix.solver=ab2"],
+        "config: sampling.suffix.solver ab2 looks back one step, and the suffix has 1; give it 2 steps",
+    ),
+    (
+        ["sampling.suffix={cache: taylor, steps: 1}"],
+        "config: sampling.suffix.cache taylor computes the first step, and the suffix has 1; give it 2 steps",
+    ),
+    (
+        ["sampling.suffix.cache=tailor"],
+        "sampling.suffix.cache: unknown cache 'tailor'; did you mean 'taylor'? there are first_block, taylor",
+    ),
+    (["sampling.suffix.cache={name: taylor, threshold: 1}"], "sampling.suffix.cache.threshold: unknown key"),
+    (
+        ["model.kind=sd3", "sampling.suffix.cache=taylor"],
+        "config: sampling.suffix.cache taylor and kind sd3, whose transformer takes no cache; leave it out",
+    ),
     (
         ["sampling.window.kind=sliding", "sampling.window.size=2"],
         "sampling: window.size 2 exceeds the 1 sde_steps that it is chosen from",

@@ -8,10 +8,11 @@ import torch
 from peft.tuners.lora import Linear
 from toy_world import ToyPolicy
 
+from pacorl.core.caches import FirstBlockOptions, TaylorOptions
 from pacorl.core.objectives.diffusion_nft import DiffusionNft, lag
 from pacorl.core.objectives.grpo_clip import GrpoClip
 from pacorl.core.objectives.grpo_guard import GrpoGuard
-from pacorl.core.sampling import Sampler, Tree
+from pacorl.core.sampling import Sampler, Suffix, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.conditioning import ConditioningCache
@@ -149,6 +150,46 @@ def test_each_distinct_latent_passes_once(
     assert sum(counting.rows) == sum(tree.seeds * math.prod(tree.branches[:level]) for level in range(len(sde_steps)))
     assert len(counting.rows) == len(samples.nodes)
     assert all(metrics[f"ratio_deviation/{step}"] == 0.0 for step in sde_steps)
+
+
+@pytest.mark.parametrize(
+    ("tree", "steps", "suffix", "latents"),
+    [
+        (Tree(16, (1,)), 10, Suffix(), 10 * 16),
+        (Tree(1, (16,)), 10, Suffix(), 8 * 16 + 2),
+        (Tree(1, (16,)), 10, Suffix(steps=4), 4 * 16 + 2),
+        (Tree(1, (16,)), 10, Suffix(steps=4, solver="ab2"), 4 * 16 + 2),
+        (Tree(1, (16,)), 10, Suffix(cache=TaylorOptions()), 4 * 16 + 2),
+        (Tree(4, (4,)), 10, Suffix(steps=4, cache=TaylorOptions()), 2 * 16 + 4 * 2),
+        (Tree(1, (12,)), 6, Suffix(steps=2, solver="ab2"), 2 * 12 + 2),
+        (Tree(12, (1,)), 6, Suffix(cache=TaylorOptions()), 4 * 12),
+    ],
+    ids=str,
+)
+def test_a_suffix_costs_what_it_computes(
+    policy: FluxPolicy, tree: Tree, steps: int, suffix: Suffix, latents: int
+) -> None:
+    """Latents that pass the transformer's blocks for a group, with step 1 stochastic."""
+    computed: list[int] = []
+    attention = policy.transformer.single_transformer_blocks[-1].attn.to_v
+    handle = attention.register_forward_hook(lambda module, args, output: computed.append(len(output)))
+    sampler = Sampler(size=Size(32, 32), steps=steps, sde_steps=(1,), tree=tree, suffix=suffix)
+    drawn(policy, [Row(PROMPTS[0], number) for number in range(tree.group_size)], sampler=sampler, batch=4)
+    handle.remove()
+    assert sum(computed) == latents
+
+
+@pytest.mark.parametrize("suffix", [Suffix(steps=1), Suffix(cache=TaylorOptions()), Suffix(cache=FirstBlockOptions())])
+def test_a_suffix_changes_nothing_that_is_trained(policy: FluxPolicy, suffix: Suffix) -> None:
+    full, cache = SAMPLER.model_copy(update={"sde_steps": (0, 1), "tree": SHARED}), ConditioningCache(policy)
+    cheap = full.model_copy(update={"suffix": suffix})
+    exact, samples = drawn(policy, rows(), sampler=full), drawn(policy, rows(), sampler=cheap, cache=cache)
+    for one, other in zip(exact.nodes, samples.nodes, strict=True):
+        assert torch.equal(one.next_latents_ENC, other.next_latents_ENC)
+        assert torch.equal(one.log_prob_B, other.log_prob_B)
+    loss = PolicyLoss(policy, cheap, cache, GrpoClip())
+    metrics = update_policy(loss, samples, values([1.0, -1.0, 0.5, 2.0]), runtime=Runtime(), draw=(1, 0, 0))
+    assert metrics["ratio_deviation/0"] == metrics["ratio_deviation/1"] == 0.0
 
 
 def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPolicy) -> None:

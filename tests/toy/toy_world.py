@@ -225,4 +225,4 @@ class ToySpec(PolicySpec):
         return ToyPolicy(dtype=getattr(torch, options.dtype), device=device)
 
 
-TOY = ToySpec(**{field.name: getattr(FLUX, field.name) for field in fields(FLUX)})
+TOY = ToySpec(**{field.name: getattr(FLUX, field.name) for field in fields(FLUX)} | {"caches": False})

@@ -303,13 +303,19 @@ class PolicyRun(Section):
     def _check_steps(self) -> None:
         sampling = self.sampling
         tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
+        if sampling.suffix.cache and not self.generator.caches:
+            raise ValueError(
+                f"sampling.suffix.cache {sampling.suffix.cache.name} and kind {self.model.kind}, whose transformer "
+                "takes no cache; leave it out, or take fewer sampling.suffix.steps by solver ab2"
+            )
+        is_path = OBJECTIVES[self.objective.name].needs == "path"
+        for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_path else [-1]:
+            sampling.suffix.grid(last + 1, sampling.steps)
         # An sde_type may add no noise at a step, which then has no likelihood to train.
-        if OBJECTIVES[self.objective.name].needs == "path":
+        if is_path:
             SDE_TYPES[sampling.sde_type].check(
                 sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
-            for last in sorted(sampling.sde_steps)[sampling.stochastic_steps - 1 :]:
-                sampling.suffix.grid(last + 1, sampling.steps)
         elif tree.seeds < self.group_size:
             raise ValueError(
                 f"sampling.tree with {tree.seeds} seeds and {self.objective.name} would make samples of a group alike, "

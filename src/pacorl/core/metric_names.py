@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MONITOR, HELD_OUT, ALARM, SECONDS = "monitor/", "held_out/", "alarm/", "seconds/"
+SUFFIX_CORRELATION = "sampling/suffix_correlation"
 
 RENAMED_PREFIXES: Mapping[str, str] = {"watch/": MONITOR}
 RENAMED_SIGNS: Mapping[str, str] = {"lattice": "grid_artifact"}

@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from pacorl.config.base import Positive, Section
+from pacorl.core.caches import CACHES, CacheSection
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.solvers import SOLVERS
 from pacorl.types import Size
@@ -107,27 +108,48 @@ class Suffix(Section):
     """A key of `core.solvers.SOLVERS`."""
     steps: Positive | None = None
     """Steps to the image, evenly chosen of the remaining ones; all of them unless it is given."""
+    cache: CacheSection = None
+    """One of `core.caches.CACHES`, by its name or with its settings, or `none`."""
+    check_every: int = Field(10, ge=0)
+    """Epochs between checks, the first epoch's among them: one group is also finished by all steps, and its advantages
+    are compared; 0 for none."""
 
     def grid(self, first: int, last: int) -> list[int]:
         """The indices of the sigmas that are visited from `first` to `last`, both included.
 
         Raises:
-            ValueError: if there are not as many steps.
+            ValueError: if there are not as many steps, or too few for the solver or the cache.
         """
-        left, count = last - first, last - first if self.steps is None else self.steps
-        if self.steps is not None and (left < 1 or count > left):
+        left = last - first
+        if self.is_full:
+            return list(range(first, last + 1))
+        if not left:
+            raise ValueError(
+                f"sampling.suffix {self.says} and no deterministic step follows the last stochastic one; leave "
+                "sampling.suffix out, or raise sampling.steps"
+            )
+        count = self.steps or left
+        if count > left:
             raise ValueError(
                 f"sampling.suffix.steps {count} and only {left} deterministic steps follow the last stochastic one; "
-                + (f"set it to at most {left}" if left else "leave sampling.suffix out, or raise sampling.steps")
+                f"set it to at most {left}"
             )
-        if left or not self.is_full:
-            SOLVERS[self.solver].check(count)
-        return [first + round(index * left / count) for index in range(count + 1)] if left else [first]
+        SOLVERS[self.solver].check(count)
+        if self.cache:
+            CACHES[self.cache.name].check(count)
+        return [first + round(index * left / count) for index in range(count + 1)]
 
     @property
     def is_full(self) -> bool:
-        """Whether the steps are the sampler's own."""
-        return self == Suffix()
+        """Whether the steps are the sampler's own, all of them computed."""
+        return self == Suffix(check_every=self.check_every)
+
+    @property
+    def says(self) -> str:
+        """What it departs by from the sampler's own steps, as a config says it."""
+        departures = {"solver": self.solver, "steps": self.steps, "cache": self.cache and self.cache.name}
+        defaults = Suffix()
+        return ", ".join(f"{name} {value}" for name, value in departures.items() if value != getattr(defaults, name))
 
 
 class SamplingSteps(Section):

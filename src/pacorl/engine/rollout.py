@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pacorl.core.caches import CacheOptions
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob
@@ -67,7 +68,7 @@ def collect(draw: Draw, rows: Sequence[Row], on_rollout: Callable[[Rollout], Non
         rows: the samples, all of one size.
         on_rollout: called with each batch of samples as soon as it is decoded.
     """
-    trunk = _Trunk(draw, rows)
+    trunk = Trunk(draw, rows)
     nodes, latents = trunk.grow()
     rollouts = []
     for start in range(0, len(rows), draw.batch):
@@ -77,10 +78,15 @@ def collect(draw: Draw, rows: Sequence[Row], on_rollout: Callable[[Rollout], Non
     return Samples(rollouts, nodes)
 
 
-class _Trunk:
+class Trunk:
     """The stochastic part of a tree, and the way from its last level to the images."""
 
     def __init__(self, draw: Draw, rows: Sequence[Row]) -> None:
+        """
+        Args:
+            draw: what is drawn with.
+            rows: samples of one size that share nodes.
+        """
         self.draw, self.rows, sampler = draw, rows, draw.sampler
         sizes = {draw.policy.size_of(row.prompt, sampler.size) for row in rows}
         assert len(sizes) == 1, "rows that share nodes have one size"
@@ -118,6 +124,7 @@ class _Trunk:
             sigmas=self.sigmas,
             grid=suffix.grid(steps[-1] + 1 if steps else 0, len(self.sigmas) - 1),
             solver=suffix.solver,
+            cache=suffix.cache,
             fused=draw.fused,
         )
         images = draw.policy.decode(final, self.size)
@@ -247,11 +254,12 @@ def integrate(
     sigmas: Tensor,
     grid: Sequence[int],
     solver: str = "euler",
+    cache: CacheOptions | None = None,
     fused: FusedLora | None = None,
 ) -> Tensor:
-    """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`."""
+    """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`, with one of `CACHES` if any."""
     step, past = SOLVERS[solver].step, None
-    with fused.swapped_in() if fused else nullcontext():
+    with fused.swapped_in() if fused else nullcontext(), policy.cached(cache) if cache else nullcontext():
         for here, following in pairwise(grid):
             velocity_BNC = velocity_at(policy, x_BNC, sigmas[here], conditioning, size)
             length = float(sigmas[following]) - float(sigmas[here])

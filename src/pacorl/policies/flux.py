@@ -13,7 +13,7 @@ from torch import Tensor
 from pacorl import twins
 from pacorl.config.base import Positive
 from pacorl.data.tiny_words import check_tiny, tiny_prompt
-from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, at_least_fp32, guided
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
 from pacorl.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrueGuidance
 from pacorl.types import Conditioning, Size
 
@@ -74,8 +74,9 @@ class FluxPolicy(PipelinePolicy):
         embeds = self.pipeline.transformer.config.guidance_embeds
         guidance_B = torch.full_like(sigma_B, self.options.guidance_scale) if embeds else None
 
-        def predict(prefix: str) -> Tensor:
-            predicted: Tensor = self.transformer(
+        def read(prefix: str) -> Tensor:
+            return self.predict(
+                prefix,
                 hidden_states=hidden_BMC.to(tokens.dtype),
                 timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
                 guidance=guidance_B,
@@ -83,11 +84,9 @@ class FluxPolicy(PipelinePolicy):
                 encoder_hidden_states=tensors[f"{prefix}tokens"],
                 txt_ids=tokens.new_zeros(tokens.shape[1], 3),
                 img_ids=ids_N3.to(tokens),
-                return_dict=False,
-            )[0]
-            return at_least_fp32(predicted)
+            )
 
-        return guided(predict, scale=self.options.true_cfg_scale)
+        return guided(read, scale=self.options.true_cfg_scale)
 
 
 def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:

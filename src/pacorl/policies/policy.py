@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
+    from pacorl.core.caches import CacheOptions
     from pacorl.policies.pipeline import PipelinePolicy
     from pacorl.types import Conditioning
 
@@ -88,6 +90,9 @@ class Policy(Protocol):
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """The model's velocity in fp32, or fp64 of an fp64 model: (B, N, C) at one sigma per row."""
+
+    def cached(self, cache: CacheOptions) -> AbstractContextManager[None]:
+        """Within the block forwards may reuse features of earlier ones of the block; only if its spec `caches`."""
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
         """Endpoints → RGB images."""
@@ -168,6 +173,8 @@ class PolicySpec:
     tiny: TinyCheckpoint | None = None
     edit_data: str = "GEdit-Bench/data"
     """For edits: the records that its recipe is trained on."""
+    caches: bool = True
+    """Whether its transformer takes diffusers' cache hooks (`CacheMixin`), on which `core.caches` stands."""
 
     @property
     def kind(self) -> str:

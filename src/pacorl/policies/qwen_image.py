@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from pacorl import twins
 from pacorl.io.images import open_image, upright_size
 from pacorl.io.processor import image_text_processor, image_tokens, load_processor
-from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, at_least_fp32, check_area, guided, pack
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_area, guided, pack
 from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -177,19 +177,19 @@ class QwenEditPolicy(PipelinePolicy):
         output = (1, *self.token_grid(size))  # frames, rows, columns
         grids = tensors["source_grid"][0].tolist() if "source_grid" in tensors else [output[1:]]
 
-        def predict(prefix: str) -> Tensor:
-            predicted: Tensor = self.transformer(
+        def read(prefix: str) -> Tensor:
+            predicted = self.predict(
+                prefix,
                 hidden_states=torch.cat([x_BNC.to(dtype), tensors["source"].to(dtype)], 1),
                 timestep=sigma_B.to(dtype),
                 guidance=None,
                 encoder_hidden_states=tensors[f"{prefix}tokens"],
                 encoder_hidden_states_mask=tensors.get(f"{prefix}tokens_mask"),
                 img_shapes=[[output, *((1, *grid) for grid in grids)]] * len(x_BNC),
-                return_dict=False,
-            )[0]
-            return at_least_fp32(predicted[:, : x_BNC.shape[1]])
+            )
+            return predicted[:, : x_BNC.shape[1]]
 
-        return guided(predict, scale=self.options.true_cfg_scale, keep_norm=True)
+        return guided(read, scale=self.options.true_cfg_scale, keep_norm=True)
 
     def decode_codes(self, codes_BCHW: Tensor) -> Tensor:
         codes = codes_BCHW[:, :, None].to(self.pipeline.vae.dtype)

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl import twins
-from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, at_least_fp32, guided, pack, unpack
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided, pack, unpack
 from pacorl.policies.policy import PolicyOptions, PolicySpec
 from pacorl.types import Conditioning, Size
 
@@ -75,17 +75,17 @@ class SD3Policy(PipelinePolicy):
         timestep_B = sigma_B * self.pipeline.scheduler.config.num_train_timesteps
         codes_BCHW = unpack(x_BNC, rows=self.token_grid(size)[0]).to(tensors["tokens"].dtype)
 
-        def predict(prefix: str) -> Tensor:
-            predicted_BCHW: Tensor = self.transformer(
+        def read(prefix: str) -> Tensor:
+            predicted_BCHW = self.predict(
+                prefix,
                 hidden_states=codes_BCHW,
                 timestep=timestep_B,
                 encoder_hidden_states=tensors[f"{prefix}tokens"],
                 pooled_projections=tensors[f"{prefix}pooled"],
-                return_dict=False,
-            )[0]
-            return at_least_fp32(pack(predicted_BCHW))
+            )
+            return pack(predicted_BCHW)
 
-        return guided(predict, scale=self.options.guidance_scale)
+        return guided(read, scale=self.options.guidance_scale)
 
 
 def tiny_sd3(texts: Sequence[str]) -> StableDiffusion3Pipeline:
@@ -120,4 +120,5 @@ SD3 = PolicySpec(
     steps=28,
     licence=("other", "stabilityai-ai-community"),
     gated=True,
+    caches=False,
 )

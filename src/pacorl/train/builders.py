@@ -10,6 +10,7 @@ import torch
 
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun, RewardConfig
+from pacorl.core.caches import CACHES
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.conditioning import ConditioningCache
@@ -99,11 +100,18 @@ def read_prompts(config: PolicyRun) -> tuple[list[Prompt], list[Prompt], str]:
 
 
 def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> None:
-    """Refuse sizes that leave a process without its share of an epoch.
+    """Refuse sizes that leave a process without its share of an epoch, and a cache that a sharded transformer breaks.
 
     Raises:
         ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
     """
+    cache = config.sampling.suffix.cache
+    if sharded and cache and not CACHES[cache.name].shardable:
+        whole = ", ".join(name for name in CACHES if CACHES[name].shardable)
+        raise ValueError(
+            f"sampling.suffix.cache {cache.name} does not know the blocks of a transformer that FSDP2 has sharded; "
+            f"take {whole}, or leave the cache out"
+        )
     rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
     assign_rows(
         rows,

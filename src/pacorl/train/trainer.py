@@ -25,6 +25,7 @@ import torch
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import advantages
+from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
@@ -50,6 +51,7 @@ from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
 from pacorl.train.checkpoint import Resume, TrainedWeights, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
+from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation, full_scores
 from pacorl.train.update import PolicyLoss, update_policy
 from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Samples, Size
 
@@ -259,10 +261,10 @@ class PolicyTrainer:
         with Scorer(self.rewards, overlap=self._scoring_overlaps()) as scorer:
             samples = self.sample(rows, scorer)
             scores = self.gather_scores(scorer)
-            table = reward_table(scores, rows, names=tuple(self.rewards))
-            epoch_advantages = advantages(table, config.advantages, weights=[r.weight for r in config.rewards])
+            epoch_advantages = self._advantages(scores, rows)
             metrics = dict(epoch_advantages.stats) | {"samples/not_finite": _share_not_finite(scores)}
             self._check_failure_budget(metrics, scorer)
+        metrics |= self._check_suffix(rows, samples, scores, epoch_advantages)
         metrics |= self._judge_counts(since=judge_before)
         metrics |= self._sampling_metrics() | self.learn(samples, epoch_advantages)
         metrics |= {f"seconds/{phase}": now - seconds_before.get(phase, 0.0) for phase, now in self.seconds.items()}
@@ -292,6 +294,7 @@ class PolicyTrainer:
             return [self._sample_units(draw, units, submit) for units in updates]
 
     def _sampling_weights(self) -> AbstractContextManager[None]:
+        """Within the block the policy is the one that samples."""
         if self.old is None:
             return nullcontext()
         if self.objective.lag is None:
@@ -343,6 +346,10 @@ class PolicyTrainer:
         with self._saved_on_fault(), self.timed("reward"), self.bars.phase("scoring", total=1):
             return self.runtime.gather_rows(scorer.results)
 
+    def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row]) -> Advantages:
+        table = reward_table(scores, rows, names=tuple(self.rewards))
+        return advantages(table, self.config.advantages, weights=[r.weight for r in self.config.rewards])
+
     def _scoring_overlaps(self) -> bool:
         judge = self.config.judge
         in_process = judge is None or JUDGES[judge.backend].in_process
@@ -360,6 +367,30 @@ class PolicyTrainer:
             f"{missing:.0%} of the scores of epoch {self.epoch + 1} are missing, and advantages.max_missing is "
             f"{budget:.0%}; the state is saved. {'; '.join(errors) or 'The rewards gave no reason'}"
         )
+
+    def _check_suffix(
+        self, rows: Sequence[Row], samples: Sequence[Samples], scores: Mapping[int, Scores], cheap: Advantages
+    ) -> dict[str, float]:
+        """How the first group's advantages go with those by all steps, if a check is due; warns if they go apart."""
+        config, suffix = self.config, self.config.sampling.suffix
+        if suffix.is_full or not suffix.check_every or self.epoch % suffix.check_every:
+            return {}
+        group = rows[: config.group_size]
+        with self._saved_on_fault(), self._sampling_weights():
+            draw = self._draw()
+            with self.timed("suffix_check"):
+                full = full_scores(draw, group, samples, rewards=self.rewards, runtime=self.runtime)
+        agreement = advantage_correlation(cheap, self._advantages({**scores, **full}, rows), group)
+        if agreement is None:
+            return {}
+        if agreement < LEAST_CORRELATION:
+            self._warn_once(
+                SUFFIX_CORRELATION,
+                f"epoch {self.epoch + 1}: with sampling.suffix {suffix.says} a group's advantages correlate by "
+                f"{agreement:.2f} with those of all steps, less than {LEAST_CORRELATION}; give it more steps, "
+                "solver ab2 or no cache, or leave sampling.suffix out",
+            )
+        return {SUFFIX_CORRELATION: agreement}
 
     def _judge_counts(self, *, since: Mapping[str, int]) -> dict[str, float]:
         """`judge/…`: what the rewards' judges of all processes did."""

@@ -1,0 +1,84 @@
+"""Does the cheap way to the image still say which samples of a group are the better ones?
+
+A group is finished a second time, by all steps, from the latents that the epoch's samples left their last stochastic
+step with, and judged again. What matters of a reward is its order within a group, so advantages are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import StatisticsError, correlation
+from typing import TYPE_CHECKING
+
+import torch
+
+from pacorl.core.sampling import Suffix
+from pacorl.engine.rollout import Draw, Trunk
+from pacorl.engine.rows import Row
+from pacorl.engine.runtime import Runtime
+from pacorl.engine.scoring import Scorer, Scores
+from pacorl.types import Advantages, Samples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pacorl.rewards.reward import Reward
+
+LEAST_CORRELATION = 0.9
+"""Of the advantages by both ways, below which the run warns. Between two judgements of equal images it is 1."""
+
+
+def full_scores(
+    draw: Draw, group: Sequence[Row], samples: Sequence[Samples], *, rewards: Mapping[str, Reward], runtime: Runtime
+) -> dict[int, Scores]:
+    """The scores of a group's samples, had they been finished by all steps. Every rank calls it.
+
+    Args:
+        draw: what the epoch's samples were drawn with; the policy is still the one that drew them.
+        group: the rows of one prompt.
+        samples: of this rank.
+        rewards: by name.
+        runtime: among whose ranks the batches are shared, since each must make as many forwards if they are sharded.
+
+    Returns:
+        Global row → one score per reward, on every rank.
+
+    Raises:
+        SharedFault: what a reward raised on any rank.
+    """
+    draw = replace(draw, sampler=draw.sampler.model_copy(update={"suffix": Suffix()}))
+    trunk = Trunk(draw, group)
+    latents = runtime.gather_rows(lambda: _suffix_latents(trunk, samples))
+    batches = [group[start : start + draw.batch] for start in range(0, len(group), draw.batch)]
+    with Scorer(rewards, overlap=False) as scorer:
+        for number, batch in runtime.shard(batches):
+            x_BNC = torch.stack([latents[row.number] for row in batch]).to(runtime.device)
+            rollout = trunk.finish(batch, x_BNC)
+            if number >= 0:  # else it only kept other ranks' forwards going
+                scorer.submit(rollout)
+        return runtime.gather_rows(scorer.results)
+
+
+def _suffix_latents(trunk: Trunk, samples: Sequence[Samples]) -> Mapping[int, Tensor]:
+    """Row → the latent that the suffix begins with, of those rows of the trunk that were sampled here."""
+    steps = trunk.draw.sampler.stochastic_steps
+    if not steps:
+        return trunk.grow()[1]  # noise, which costs no forward
+    rows = {row.number for row in trunk.rows}
+    last = [nodes for update in samples for nodes in update.nodes if nodes.step == steps[-1]]
+    return {
+        row: x_NC
+        for nodes in last
+        for row, x_NC in zip(nodes.row_B, nodes.next_latents_ENC[nodes.child_B], strict=True)
+        if row in rows
+    }
+
+
+def advantage_correlation(cheap: Advantages, full: Advantages, group: Sequence[Row]) -> float | None:
+    """Pearson's, over the samples of a group that both ways gave a score; None if either says that all are alike."""
+    rows = [row.number for row in group if cheap.used_B[row.number] and full.used_B[row.number]]
+    try:
+        return correlation(cheap.value_B[rows].tolist(), full.value_B[rows].tolist())
+    except StatisticsError:
+        return None
