@@ -353,7 +353,6 @@ def test_nothing_tells_control_questions_apart(running):
         }
         assert "control" not in json.dumps(state)
         state = client.rank(state["task"]["instance"], [0, 1, 2])
-    client.close()
     assert names == {"x" * 20}
 
 
@@ -429,7 +428,6 @@ def test_an_image_deleted_under_the_page(running):
     assert "is missing on the disk" in json.loads(content)["error"]
     client = Client(running.url, token)
     after = client.skip(state["task"]["instance"], "An image is broken or missing")
-    client.close()
     assert after["progress"]["skipped"] == 1
 
 

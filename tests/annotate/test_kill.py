@@ -54,7 +54,6 @@ def test_every_acknowledged_ranking_is_exported_exactly_once(tmp_path, count, ki
             lambda _, task: slots_of(task["instance"], name),
             acknowledged=lambda instance, order: acknowledged.update([(name, instance)]),
         )
-        client.close()
 
     threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in PEOPLE]
     for thread in threads:

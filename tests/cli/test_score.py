@@ -18,7 +18,7 @@ from pacorl.cli.shared import INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
 from pacorl.io.images import open_image
-from pacorl.io.net import PRIVATE_VARIABLE
+from pacorl.io.remote import PRIVATE_VARIABLE
 from pacorl.judges.local import LocalJudge
 from pacorl.score.reward import PacoReward
 from pacorl.twins import tiny_judge

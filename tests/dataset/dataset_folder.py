@@ -151,12 +151,11 @@ def llm():
     def make(answer, **options):
         server = StubServer(answer)
         model = ChatModel("stub", base_url=server.url, **{"retries": 1, "timeout_seconds": 10} | options)
-        opened.append((server, model))
+        opened.append(server)
         return server, model
 
     yield make
-    for server, model in opened:
-        model.close()
+    for server in opened:
         server.close()
 
 

@@ -109,6 +109,16 @@ def test_a_fault_of_a_reward_comes_through(side: bool) -> None:
             scorer.results()
 
 
+def test_nobody_waits_for_more_once_too_many_scores_are_missing() -> None:
+    red = Redness(lambda values: [None] * len(values))
+    with Scorer({"red": red}, overlap=False, max_missing=3) as scorer:
+        for row in range(0, 12, 2):
+            scorer.submit(rollout([row, row + 1]))
+        assert scorer.results() == {row: [None] for row in range(12)}
+        assert len(red.calls) == 2
+        assert scorer.last_error() == "8 samples were not waited for"
+
+
 def test_reasons_are_gathered() -> None:
     red = Redness()
     red.last_error = "the server said 503"

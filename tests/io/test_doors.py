@@ -1,4 +1,4 @@
-"""Documents, files and locks have one door each: no module beside `pacorl.io` parses, replaces or locks by itself."""
+"""Documents, files, locks and HTTP have one door each: no module beside `pacorl.io` parses, replaces, locks or asks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ PARSERS = {"json.load", "json.loads", "yaml.load", "yaml.safe_load", "yaml.safe_
 WRITERS = {"os.replace", "os.rename", "os.fsync", "fcntl.flock", "fcntl.lockf", "json.dump"}
 
 
+CLIENTS = {"http.client", "urllib.request", "urllib3", "requests", "httpx", "httpx2", "httpcore2", "aiohttp", "openai"}
+
+
 def modules() -> list[Path]:
     """Every module of the package and of the tiny world's makers, but the doors themselves."""
     paths = [*SOURCE.rglob("*.py"), *TOOLS.rglob("*.py")]
@@ -28,6 +31,9 @@ def side_doors(source: str) -> list[str]:
         name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
         if name in PARSERS | WRITERS:  # called, or handed on as in `map(json.loads, lines)`
             faults.append(f"line {node.lineno}: {name}")
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported = {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module}
+            faults += [f"line {node.lineno}: import {name}" for name in imported & CLIENTS]
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".write_text"):
             dumped = any("json.dumps" in ast.unparse(argument) for argument in node.args)
             faults += [f"line {node.lineno}: write_text of JSON"] if dumped else []
@@ -46,6 +52,8 @@ def test_documents_and_files_go_through_io(path: Path) -> None:
         "rows = map(json.loads, lines)",
         "document = yaml.safe_load(text)",
         "os.replace(aside, path)",
+        "def later():\n    import urllib.request",
+        "from http.client import HTTPConnection",
         "path.write_text(json.dumps(row) + '\\n')",
         "def later():\n    fcntl.flock(handle, fcntl.LOCK_EX)",
     ],

@@ -34,12 +34,13 @@ class FakeServer:
     chats: list[dict[str, Any]] = field(default_factory=list)
     busiest: int = 0
     url: str = ""
+    port: int = 0
     _busy: int = 0
     _lock: Any = field(default_factory=threading.Lock)
 
     @contextmanager
     def running(self) -> Iterator[FakeServer]:
-        server = PatientServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": self}))
+        server = PatientServer(("127.0.0.1", self.port), type("Bound", (Handler,), {"fake": self}))
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()

@@ -4,17 +4,19 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
+from pacorl.io import net
 from pacorl.io.images import ImageError
-from pacorl.judges.http import client as http_client
-from pacorl.judges.http import judge as http_judge
+from pacorl.io.net import TransientError
+from pacorl.judges.http import HttpOptions, batch, client, open_http
 from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.http.messages import UnansweredError, read_p_yes
+from pacorl.judges.http.messages import UnansweredError, check_model, read_p_yes
 from pacorl.judges.judge import JudgeRefusedError
 from pacorl.types import Question
 
@@ -26,8 +28,8 @@ QUESTIONS = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(http_client, "MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(net, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -71,8 +73,8 @@ def test_equal_questions_are_asked_once_whatever_objects_hold_the_images(server:
 
 def test_an_image_is_encoded_once_per_call(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded = []
-    encode = http_judge.encode
-    monkeypatch.setattr(http_judge, "encode", lambda image, *how: encoded.append(image) or encode(image, *how))
+    encode = batch.encode
+    monkeypatch.setattr(batch, "encode", lambda image, *how: encoded.append(image) or encode(image, *how))
     with judge_of(server) as judge:
         judge.verdicts(QUESTIONS)
     assert len(encoded) == 3
@@ -150,7 +152,7 @@ def test_reasons_are_text(server: FakeServer) -> None:
 def test_a_judges_thread_ends_with_it_and_no_other(server: FakeServer) -> None:
     with judge_of(server) as first, judge_of(server) as second:
         second.close()
-        assert not second._thread.is_alive()
+        assert not second._loop._thread.is_alive()
         assert_all_right(first)
     first.close()  # a second time
     with pytest.raises(RuntimeError, match="closed"):
@@ -248,6 +250,58 @@ def test_among_faults_of_every_kind_verdicts_are_right_or_missing(server: FakeSe
         assert judge.counters.missing == len(missing)
 
 
+def test_a_judge_that_hangs_is_given_up_after_three_timeouts(server: FakeServer) -> None:
+    """With two slots and six retries, 60 questions of .2 s would take 42 s."""
+    server.behave = lambda handler, number: time.sleep(1) is None
+    questions = [Question((RED, BLUE), str(number)) for number in range(60)]
+    with judge_of(server, timeout=0.2, retries=6, concurrency=2) as judge:
+        judge.check()
+        start = time.monotonic()
+        verdicts = judge.verdicts(questions)
+        assert time.monotonic() - start < 5
+        assert judge.counters.requests < 12
+    assert all(verdict.p_yes is None for verdict in verdicts)
+    assert "has answered nothing for" in verdicts[-1].error
+    assert "no answer within 0.2 s" in verdicts[-1].error
+
+
+def test_a_judge_that_was_given_up_is_tried_by_one_question_at_a_time(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "COOLDOWN_SECONDS", 0.3)
+    hanging = [True]
+    server.behave = lambda handler, number: hanging[0] and time.sleep(1) is None
+    with judge_of(server, timeout=0.2, retries=3) as judge:
+        judge.check()
+        assert {verdict.p_yes for verdict in judge.verdicts(QUESTIONS)} == {None}
+        before = judge.counters.requests
+        judge.verdicts(QUESTIONS)
+        assert judge.counters.requests == before
+        time.sleep(0.35)
+        judge.verdicts([Question((RED,), str(number)) for number in range(20)])
+        assert judge.counters.requests == before + 1
+        hanging[0] = False
+        time.sleep(0.35)
+        judge.verdicts(QUESTIONS[:1])
+        assert_all_right(judge)
+
+
+def test_a_judge_that_is_still_starting_is_waited_for() -> None:
+    with FakeServer().running() as gone:
+        url = gone.url
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    options = HttpOptions(checkpoint=url, model="judge", startup=20)
+    with pytest.raises(ConnectionError, match="Connection refused"):
+        open_http(options, waits=False)
+    later = FakeServer(port=port)
+    with ThreadPoolExecutor() as pool:
+        opened = pool.submit(open_http, options)
+        time.sleep(0.3)
+        assert not opened.done()
+        with later.running(), opened.result() as judge:
+            assert_all_right(judge)
+
+
 def test_a_failed_question_does_not_take_the_others_along(server: FakeServer) -> None:
     server.behave = lambda handler, number: "Alike?" in str(server.chats[number - 1]) and handler.fail(500) is None
     with judge_of(server, retries=1) as judge:
@@ -323,9 +377,11 @@ def test_a_refused_key_is_raised_and_not_shown(server: FakeServer, monkeypatch: 
 
 def test_a_key_for_other_services_stays_here(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "for-others")
-    server.key = "none"
+    sent = set()
+    server.behave = lambda handler, number: sent.add(handler.headers["Authorization"])  # type: ignore[func-returns-value]
     with judge_of(server) as judge:
         assert_all_right(judge)
+    assert sent == {None}
 
 
 def test_an_unset_key_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +401,45 @@ def test_tokens_that_spell_the_same_are_added_up() -> None:
 def test_an_entry_that_is_repeated_counts_once() -> None:
     entries = [("Yes", math.log(0.3)), ("Yes", math.log(0.3)), ("No", math.log(0.3))]
     assert read_p_yes(chat_answer(entries)) == pytest.approx(0.5)
+
+
+def test_a_rounded_sampled_token_counts_once() -> None:
+    answer = chat_answer([("Yes", math.log(0.05)), ("No", math.log(0.8))])
+    answer["choices"][0]["logprobs"]["content"][0]["logprob"] += 1e-4
+    assert read_p_yes(answer) == pytest.approx(0.05 / 0.85)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("Yes", -1.0), ("Yes", -1.0001), ("No", -2.0)],
+        [("token_id:7", -1.0), ("token_id:7", -2.5), ("token_id:9", -2.0)],
+    ],
+)
+def test_a_token_that_is_listed_twice_is_refused(entries: list[tuple[str, float]]) -> None:
+    with pytest.raises(TransientError, match="twice"):
+        read_p_yes(chat_answer(entries), ids=((7,), (9,)))
+
+
+def test_another_log_probability_of_the_sampled_token_is_refused() -> None:
+    answer = chat_answer([("Yes", -2.0), ("No", -1.0)])
+    answer["choices"][0]["logprobs"]["content"][0]["logprob"] = -1.5
+    with pytest.raises(TransientError, match="two log-probabilities of the sampled token"):
+        read_p_yes(answer)
+
+
+@pytest.mark.parametrize("indices", [(1, 0), (0, 1), (1,), ()])
+def test_one_choice_of_index_0_is_read(indices: tuple[int, ...]) -> None:
+    answer = chat_answer([("Yes", -1.0), ("No", -1.5)])
+    answer["choices"] = [answer["choices"][0] | {"index": index} for index in indices]
+    with pytest.raises(TransientError, match=f"{len(indices)} choices"):
+        read_p_yes(answer)
+
+
+@pytest.mark.parametrize("name", ["judge-untrained", "judge-2", "judge2", "my-judge", "judge/other", "JUDGE"])
+def test_another_model_is_not_this_one(name: str) -> None:
+    with pytest.raises(TransientError, match="answered instead of 'judge'"):
+        check_model({"model": name}, "judge")
 
 
 @pytest.mark.parametrize("name", ["judge-2026-11-21", "org/judge", ""])

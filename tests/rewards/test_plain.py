@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib.util
 import io
 import json
+import socketserver
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import combinations
 from pathlib import Path
@@ -22,8 +26,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pacorl.config.policy_run import RewardConfig
 from pacorl.core.grid import join, split
+from pacorl.io import net
 from pacorl.rewards import build_rewards, check_rewards
-from pacorl.rewards import http as http_module
 from pacorl.rewards.dream import DreamSim
 from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.jpeg import JpegSize
@@ -170,6 +174,30 @@ class Service:
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
 
+@contextmanager
+def answering(raw: bytes, *, drip: bool = False) -> Iterator[str]:
+    """A server that sends these bytes to whoever asks, and hangs up."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.request.settimeout(0.05)
+                with contextlib.suppress(TimeoutError):
+                    while self.request.recv(2**20):
+                        pass
+                self.request.settimeout(5)
+                self.request.sendall(raw)
+                for _ in range(60 if drip else 0):
+                    self.request.sendall(b" ")
+                    time.sleep(0.05)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/score"
+        server.shutdown()
+
+
 def mean_red(asked: dict[str, object]) -> list[float]:
     images = [Image.open(io.BytesIO(base64.b64decode(text))) for text in asked["images"]]  # type: ignore[attr-defined]
     return [float(np.asarray(image)[..., 0].mean()) for image in images]
@@ -177,7 +205,7 @@ def mean_red(asked: dict[str, object]) -> list[float]:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(http_module, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(net, "BACKOFF_SECONDS", 0.01)
     started = Service()
     yield started
     started.server.shutdown()
@@ -226,6 +254,58 @@ def test_what_fails_for_good_is_missing(service: Service, sheets: list[Image.Ima
     assert "HTTP 500" in reward.last_error
 
 
+WIRE_FAULTS = {
+    "no JSON": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+    "a cut body": b'HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{"scores": [1]}',
+    "a bad chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "no status": b"hello\r\n\r\n",
+    "an endless line": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000,
+    "150 headers": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 150 + b"Content-Length: 0\r\n\r\n",
+    "deep JSON": b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000,
+    "a large body": b"HTTP/1.1 200 OK\r\nContent-Length: 1048577\r\n\r\n" + b" " * 1_048_577,
+    "gzip": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", WIRE_FAULTS)
+def test_no_fault_of_the_wire_ends_a_run(name: str, sheets: list[Image.Image]) -> None:
+    with answering(WIRE_FAULTS[name]) as url:
+        reward = HttpScorer(url, tries=1, timeout=5)
+        assert reward([Prompt(id=0, text="a")], sheets[:1]) == [None]
+    assert reward.last_error.startswith(f"{url}: ")
+    assert len(reward.last_error) < 500
+
+
+def test_a_redirect_is_refused_and_the_key_stays_here(
+    service: Service, sheets: list[Image.Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCORER_KEY", "secret")
+    redirect = f"HTTP/1.1 302 Found\r\nLocation: {service.url}?token=x\r\nContent-Length: 0\r\n\r\n".encode()
+    with (
+        answering(redirect) as url,
+        pytest.raises(ValueError, match=r"HTTP 302; redirects are not followed, name ") as told,
+    ):
+        HttpScorer(url, key_env="SCORER_KEY")([Prompt(id=7, text="a fox")], sheets[:1])
+    assert service.asked == []
+    assert "token=x" not in str(told.value)
+
+
+def test_a_score_of_400_digits_is_no_number(service: Service, sheets: list[Image.Image]) -> None:
+    service.answer = lambda asked: (200, b'{"scores": [' + b"9" * 400 + b"]}")
+    with pytest.raises(ValueError, match="reward 'mine' returned 999"):
+        score({"mine": HttpScorer(service.url)}, [Prompt(id=7, text="a fox")], sheets[:1])
+
+
+def test_one_deadline_holds_for_a_body_that_drips(sheets: list[Image.Image]) -> None:
+    start = time.monotonic()
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n", drip=True) as url:
+        reward = HttpScorer(url, tries=1, timeout=0.3)
+        assert reward([Prompt(id=0, text="a")], sheets[:1]) == [None]
+    assert "no answer within 0.3 s" in reward.last_error
+    assert time.monotonic() - start < 3
+
+
 def test_a_null_is_missing(service: Service, sheets: list[Image.Image]) -> None:
     service.answer = lambda asked: (200, b'{"scores": [null]}')
     assert HttpScorer(service.url)([Prompt(id=0, text="a")], sheets[:1]) == [None]
@@ -235,8 +315,9 @@ def test_a_null_is_missing(service: Service, sheets: list[Image.Image]) -> None:
     ("status", "body", "message"),
     [
         (200, b'{"scores": [1, 2]}', r"answered 2 scores for 1 images \(prompt 7, 'a fox'\)"),
-        (200, b'{"scores": 3}', "answered no list of scores for 1 images"),
-        (200, b"<html>", "answered no .*: '<html>'"),
+        (200, b'{"scores": 3}', 'answered no {"scores": .*} for 1 images'),
+        (200, b'{"scores": [true]}', "reward 'mine' returned True for prompt 7"),
+        (200, b'{"scores": ["0.5"]}', "reward 'mine' returned '0.5' for prompt 7"),
         (200, b'{"scores": [NaN]}', "reward 'mine' returned nan for prompt 7"),
         (200, b'{"scores": ["good"]}', "reward 'mine' returned 'good' for prompt 7"),
         (404, b"no such route", "refused prompt 7, 'a fox': HTTP 404 no such route"),
@@ -261,8 +342,10 @@ def test_a_service_that_is_not_there_is_named_before_the_first_rollout(service: 
     ("args", "message"),
     [
         ({}, r"rewards\.http\.args: 'url' is missing"),
-        ({"url": "scorer:80"}, r"url: 'scorer:80' is no http\(s\) URL"),
-        ({"url": "http://me:secret@host/"}, "without a password"),
+        ({"url": "scorer:80"}, r"url: 'scorer:80' is not a URL such as"),
+        ({"url": "http://me:secret@host/"}, "at host holds what may be a password or a key; leave the user"),
+        ({"url": "http://sk-secret@host/"}, "at host holds what may be a password or a key"),
+        ({"url": "http://host/score?token=secret"}, "at host holds what may be a password or a key"),
         ({"url": "http://host/", "tries": 0}, "args.tries must be above 0, got 0"),
         ({"url": "http://host/", "batch": "many"}, r"args\.batch: .*integer.* \(got 'many'\)"),
         ({"url": "http://host/", "retries": 3}, "unknown argument 'retries'; it takes url, batch"),

@@ -15,7 +15,7 @@ from PIL import Image
 from judges import serving
 from pacorl.core.questions import consistent, shows_text
 from pacorl.data.characters import all_panels, draw
-from pacorl.io.net import PRIVATE_VARIABLE
+from pacorl.io.remote import PRIVATE_VARIABLE
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.http.messages import encode
 from pacorl.judges.judge import JudgeRefusedError

@@ -69,7 +69,6 @@ def test_the_narrator_is_asked_as_any_model(tmp_path: Path, other: Panel, status
     with serving(narrator()) as url:
         model = ChatModel("narrator", base_url=f"{url}/v1")
         row = explain_pair(tmp_path, model, pair)
-        model.close()
     assert row["status"] == status
     assert row["reasons"].startswith("Style: Both show sunset.") == (status == "explained")
 

@@ -130,7 +130,6 @@ def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     with serving(narrator()) as url:
         model = ChatModel("narrator", base_url=f"{url}/v1")
         explained = explain(folder, model, limit=scale.explained)
-        model.close()
     done("explain", explained, "explained", "contradicted", "failed")
     counts["export"] = export(folder, shares={"train": 1 - scale.held_out, "test": scale.held_out}, seed=seed)
     print("export:", ", ".join(f"{name} {count}" for name, count in counts["export"]["balance"].items()))

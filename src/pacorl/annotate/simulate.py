@@ -5,42 +5,35 @@ People of the tiny world see what the oracle sees, plus noise.
 
 from __future__ import annotations
 
-import http.client
-import json
 import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
 
 from pacorl.data.characters import KEPT, VALUES, Oracle, Panel
 from pacorl.io.documents import parse_json
 from pacorl.io.images import open_image
+from pacorl.io.net import TransientError, blocking, exchange
 
 Rank = Callable[["Client", Mapping[str, Any]], Sequence[int]]
 """(client, task) → slots, best first."""
 
 GIVE_UP_SECONDS = 60.0
 """How long a server may be away before a client stops trying."""
+IMAGE_BYTES = 20_000_000
 
 
 class Client:
-    """One annotator's connection; changes are sent again, under their request id, until they are acknowledged."""
+    """One annotator; changes are sent again, under their request id, until they are acknowledged."""
 
     def __init__(self, url: str, token: str) -> None:
-        address = urlsplit(url)
-        self._connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=30)
-        self._token = token
-
-    def close(self) -> None:
-        self._connection.close()
+        self._url, self._token = url, token
 
     def task(self) -> dict[str, Any]:
-        return dict(parse_json(self._retrying("GET", "/api/task")))
+        return dict(parse_json(self._retrying("/api/task")))
 
     def rank(self, instance: str, order: Sequence[int]) -> dict[str, Any]:
         """Returns the next state once the server has the ranking on its disk."""
@@ -50,7 +43,7 @@ class Client:
         return self._change("/api/skips", {"instance": instance, "reason": reason})
 
     def image(self, address: str) -> bytes:
-        return self._retrying("GET", address)
+        return self._retrying(address)
 
     def work(
         self, rank: Rank, *, acknowledged: Callable[[str, Sequence[int]], None] = lambda instance, order: None
@@ -65,25 +58,21 @@ class Client:
         return done
 
     def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        content = json.dumps({**body, "request": secrets.token_hex(16)})
-        return dict(parse_json(self._retrying("POST", path, content)))
+        return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)})))
 
-    def _retrying(self, method: str, path: str, body: str | None = None) -> bytes:
-        headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": "application/json"} if body else {})
+    def _retrying(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        options: dict[str, Any] = {"seconds": 30.0, "key": self._token, "max_bytes": IMAGE_BYTES}
         deadline = time.monotonic() + GIVE_UP_SECONDS
         while True:
             try:
-                self._connection.request(method, path, body, headers)
-                answer = self._connection.getresponse()
-                content = answer.read()
+                answer = blocking(exchange(self._url + path, body, **options))
                 if answer.status < 400:
-                    return content
+                    return answer.body
                 if answer.status < 500:
                     # The server understood and refuses: the same again would be refused again.
-                    raise ValueError(f"{path}: {parse_json(content)['error']}")
-                raise http.client.HTTPException(f"{path}: {answer.status}")
-            except (http.client.HTTPException, OSError):
-                self._connection.close()  # the next request opens it anew
+                    raise ValueError(f"{path}: {answer.fault()}")
+                raise answer.fault()
+            except TransientError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
@@ -98,8 +87,7 @@ def simulate(
     """Everyone ranks at once until nothing is left; returns how many each ranked."""
 
     def work(name: str) -> int:
-        with closing(Client(url, tokens[name])) as client:
-            return client.work(oracle_with_noise(name, noise=noise, attend=attend))
+        return Client(url, tokens[name]).work(oracle_with_noise(name, noise=noise, attend=attend))
 
     with ThreadPoolExecutor(len(tokens)) as pool:
         return dict(zip(tokens, pool.map(work, tokens), strict=True))

@@ -66,7 +66,7 @@ class ChatOptions:
     panel: ClassVar[str] = "Language model"
 
     model: str = option("", "The model's name at its server.")
-    endpoint: str = option("", "Base URL of an OpenAI-compatible API; empty for the client's default.")
+    endpoint: str = option("", "Base URL of an OpenAI-compatible API; empty for OPENAI_BASE_URL, or OpenAI's own.")
     key_env: str = option("OPENAI_API_KEY", "The environment variable that holds the key.")
     price: tuple[float, float] | None = option(
         None, "Per million prompt/completion tokens, e.g. 0.5/1.5, for the cost.", parse=parse_price
@@ -76,7 +76,7 @@ class ChatOptions:
     def connect(self) -> ChatModel:
         from pacorl.dataset.llm import ChatModel
 
-        return ChatModel(self.model, base_url=self.endpoint or None, key_variable=self.key_env)
+        return ChatModel(self.model, base_url=self.endpoint, key_variable=self.key_env)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,11 @@
 """Asking a language model over an OpenAI-compatible API, with answers checked before anyone uses them.
 
-The key is read from an environment variable and never logged. Transport faults are retried by the client with
+The key is read from an environment variable and never logged. Transport faults are retried with
 backoff; an answer that is no JSON or breaks its schema is sent back with its fault.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +18,9 @@ from pydantic import BaseModel, ValidationError
 from pacorl.dataset.manifest import Progress
 from pacorl.dataset.records import faults_of
 from pacorl.io.documents import Journal, blamed_on, parse_json
+from pacorl.io.net import MALFORMED, Answer, TransientError, ask, blocking, service_url
+
+OPENAI_URL = "https://api.openai.com/v1"
 
 Message = dict[str, Any]
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -57,38 +59,46 @@ class ChatModel:
     """A model behind an endpoint. Safe to use from several threads."""
 
     model: str
-    base_url: str | None = None
-    """None for the client's own default."""
+    base_url: str = ""
+    """Empty for OPENAI_BASE_URL, or OpenAI's own."""
     key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the key; servers without keys need none."""
     timeout_seconds: float = 120.0
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
     usage: Usage = field(default_factory=Usage)
-    _client: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, messages: Sequence[Message]) -> str:
         """The model's answer. Raises ChatError if no usable one comes, ChatRefusedError if no retry helps."""
-        import openai
-
+        # No temperature or the like: servers differ in what they take.
+        document = {"model": self.model, "messages": list(messages)}
+        base = self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+        url = f"{service_url(base, name='endpoint').rstrip('/')}/chat/completions"
+        key = os.environ.get(self.key_variable, "")
+        options: dict[str, Any] = {"tries": self.retries + 1, "seconds": self.timeout_seconds, "key": key}
         try:
-            # No temperature or the like: servers differ in what they take.
-            answer = self._connect().chat.completions.create(model=self.model, messages=list(messages))
-        # These three answer every question alike; other faults are of one question, or of the moment.
-        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-            raise ChatRefusedError(f"the server refuses {self.model!r}: {_brief(error)}") from None
-        except openai.OpenAIError as error:
-            raise ChatError(f"no answer after {self.retries} retries ({_brief(error)})") from None
-        except json.JSONDecodeError as error:  # the client does not wrap what it cannot parse
-            raise ChatError(f"the server's answer is cut off ({error.msg})") from None
-        used = getattr(answer, "usage", None)
-        tokens = {name: getattr(used, name, 0) or 0 for name in ("prompt_tokens", "completion_tokens")}
+            return blocking(ask(url, document, self._read, **options))
+        except TransientError as fault:
+            raise ChatError(f"no answer: {fault}") from None
+
+    def _read(self, answer: Answer) -> str:
+        # These answer every question alike; other faults are of one question, or of the moment.
+        if answer.status in (401, 403, 404) or answer.redirect:
+            hint = f"; redirects are not followed, name {answer.redirect} if it is yours" if answer.redirect else ""
+            raise ChatRefusedError(f"the server refuses {self.model!r}: {answer.fault()}{hint}")
+        if answer.status != 200:
+            raise ChatError(str(answer.fault()))
+        try:
+            document = answer.document()
+            used, text = document.get("usage") or {}, document["choices"][0]["message"]["content"]
+            tokens = {name: int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
+        except MALFORMED as fault:
+            raise TransientError(f"an answer of another form ({type(fault).__name__})") from None
         self.count(calls=1, **tokens)
-        text = answer.choices[0].message.content if getattr(answer, "choices", None) else None
-        if not text:
+        if not isinstance(text, str) or not text:
             raise ChatError("the answer is empty")
-        return str(text)
+        return text
 
     def ask_json(
         self, messages: Sequence[Message], schema: type[Reply], *, check: Callable[[Reply], None], attempts: int = 3
@@ -109,27 +119,11 @@ class ChatModel:
             talk = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": plea}]
         raise ChatError(f"{attempts} answers in a row could not be used; the last: {fault}")
 
-    def _connect(self) -> Any:
-        import openai
-
-        with self._lock:
-            if self._client is None:
-                # Servers without keys do not look at it, and the client insists on one.
-                key = os.environ.get(self.key_variable) or "none"
-                self._client = openai.OpenAI(
-                    api_key=key, base_url=self.base_url, timeout=self.timeout_seconds, max_retries=self.retries
-                )
-            return self._client
-
     def count(self, **counts: int) -> None:
         """Adds to the usage, e.g. `count(failed=1)`."""
         with self._lock:
             for name, number in counts.items():
                 setattr(self.usage, name, getattr(self.usage, name) + number)
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
 
 
 def estimate(count: int, tokens: tuple[int, int], price: tuple[float, float]) -> dict[str, float]:
@@ -176,7 +170,3 @@ def parse(text: str, schema: type[Reply]) -> Reply:
         return schema.model_validate(document)
     except ValidationError as error:
         raise ValueError(faults_of(error)) from None
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -7,6 +7,7 @@ submits.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +30,16 @@ SENDERS = 16
 class Scorer:
     """Scores rollouts in the order in which they are submitted. Use as a context manager."""
 
-    def __init__(self, rewards: Mapping[str, Reward], *, overlap: bool) -> None:
+    def __init__(self, rewards: Mapping[str, Reward], *, overlap: bool, max_missing: float = math.inf) -> None:
         """
         Args:
             rewards: by name.
             overlap: whether scoring begins at once, or when the results are asked for.
+            max_missing: if more scores than this are missing, no further ones are waited for.
         """
-        self.rewards, self.overlap = rewards, overlap
+        self.rewards, self.overlap, self.max_missing = rewards, overlap, max_missing
+        self.abandoned = 0
+        """Samples whose scores were not waited for."""
         self.busy_seconds = 0.0
         """Spent in rewards, over all threads."""
         self._submitted: list[tuple[Rollout, list[Callable[[], Scores]]]] = []
@@ -60,14 +64,20 @@ class Scorer:
         """The scores of all that was submitted, once they are there.
 
         Returns:
-            Global row → one score per reward: None if it is missing, NaN if it was no number.
+            Global row → one score per reward: None if it is missing, NaN if it was no number. All are None after more
+            than `max_missing`.
 
         Raises:
             Exception: what a reward raised.
         """
         scores_of_row: dict[int, Scores] = {}
+        missing = 0
         for rollout, waits in self._submitted:
-            columns = [wait() for wait in waits]
+            # A run that will stop for its failures should not first wait hours for the other samples'.
+            waited_for = missing <= self.max_missing
+            columns = [wait() if waited_for else [None] * len(rollout.row_B) for wait in waits]
+            missing += sum(score is None for column in columns for score in column)
+            self.abandoned += 0 if waited_for else len(rollout.row_B)
             scores_of_row |= {row: list(scores) for row, *scores in zip(rollout.row_B, *columns, strict=True)}
         self._submitted.clear()
         return scores_of_row
@@ -75,7 +85,8 @@ class Scorer:
     def last_error(self) -> str:
         """Why scores are missing, as far as rewards know."""
         explaining = {name: reward for name, reward in self.rewards.items() if isinstance(reward, Explains)}
-        return "; ".join(f"{name}: {reward.last_error}" for name, reward in explaining.items() if reward.last_error)
+        reasons = [f"{name}: {reward.last_error}" for name, reward in explaining.items() if reward.last_error]
+        return "; ".join(reasons + ([f"{self.abandoned} samples were not waited for"] if self.abandoned else []))
 
     def _begin(self, name: str, rollout: Rollout, context: Callable[[], ExitStack]) -> Callable[[], Scores]:
         """A function that waits for a reward's scores of a rollout."""

@@ -1,232 +1,330 @@
-"""Images by URL, for the doors at which a person hands in images: `pacorl score`, `PacoReward`, `serve --allow-urls`.
+"""The only HTTP client: judges, reward services, language models and images by URL are asked through `exchange`.
 
-An URL may come from anybody, so a fetch can do little: http and https only, no credentials, cookies or proxies, three
-redirects, 20 MB, one deadline over everything, and public addresses only. A host is resolved once per hop, its
-addresses are checked, and the connection goes to the checked address itself: a name that resolves to something else a
-moment later changes nothing. Tests and private networks set `PACORL_ALLOW_PRIVATE_URLS=1`, or `allow_private=True`.
+Whoever answers may be broken or hostile, so an answer is bounded on every side: a connection of its own, no redirects,
+no compression, at most `max_bytes`, and one deadline from the resolver to the last byte. What goes wrong on the wire or
+in parsing is a TransientError, which another try may not meet.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import ipaddress
+import asyncio
+import json
 import os
+import random
 import re
-import socket
-import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, quote, urljoin, urlsplit
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from pacorl import __version__
-from pacorl.io.images import MAX_PIXELS, ImageError, open_image
+from pacorl.io.documents import parse_json
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    import ssl
 
-MAX_BYTES = 20_000_000
-MAX_REDIRECTS = 3
-DEADLINE_SECONDS = 30.0
-"""For resolving, connecting, all redirects and the whole body together."""
-PRIVATE_VARIABLE = "PACORL_ALLOW_PRIVATE_URLS"
-REDIRECTS = (301, 302, 303, 307, 308)
-PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
-SHOWN = 200  # characters of an URL in a message
-FILE_INSTEAD = "or download the image and give its file"
+T = TypeVar("T")
 
-Allowed = Callable[[str], bool]
-"""Whether an IP address may be connected to."""
+MAX_ANSWER_BYTES = 2**20
+PASSING = frozenset({408, 409, 425, 429})
+"""HTTP statuses below 500 that another try may not see."""
+BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 20.0
+REQUEST_ID = "X-Request-Id"
+ID_PREFIX = "pacorl-"
+"""Tells an echo of our ids from the ids that gateways make themselves."""
+SHOWN = 200  # characters of an URL or of an error in a message
+MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+"""What reading a document raises that is not what it should be: any of Python's complaints about values."""
 
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
-"""IPv4 addresses as an IPv6-only network writes them (RFC 6052); Python calls all of them public."""
+
+class TransientError(Exception):
+    """An attempt failed; another may not. `unreachable`: nobody answered at all."""
+
+    def __init__(self, reason: str, *, wait: float = 0.0, unreachable: bool = False) -> None:
+        super().__init__(reason)
+        self.wait, self.unreachable = wait, unreachable
+
+
+class DeadlineError(TransientError):
+    """No whole answer came in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer, whatever its status."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Looked up in any case of letters."""
+    body: bytes = field(repr=False)
+    key: str = field(default="", repr=False)
+    """The key that was sent, which no message may show."""
+
+    @property
+    def passing(self) -> bool:
+        """Whether another try may see another status."""
+        return self.status in PASSING or self.status >= 500
+
+    @property
+    def redirect(self) -> str:
+        """Where the answer sends the question instead; empty if it does not."""
+        return shown_url(self.headers.get("location", "nowhere")) if 300 <= self.status < 400 else ""
+
+    def document(self) -> dict[str, Any]:
+        """The body's JSON object. Raises TransientError if it is none."""
+        try:
+            document = parse_json(self.body)
+        except MALFORMED as fault:
+            reason = self._one_line(str(fault)) if isinstance(fault, ValueError) else type(fault).__name__
+            raise TransientError(f"an answer that is not JSON ({reason})") from None
+        if not isinstance(document, dict):
+            raise TransientError("an answer that is not a JSON object")
+        return document
+
+    def error(self) -> dict[str, Any]:
+        """The `error` object of an API's refusal; empty if there is none."""
+        try:
+            error = self.document().get("error")
+        except TransientError:
+            return {}
+        return error if isinstance(error, dict) else {"message": str(error)}
+
+    def fault(self) -> TransientError:
+        """The status as an error; it asks for the wait that the server asks for (`Retry-After`)."""
+        try:
+            wait = min(MAX_BACKOFF_SECONDS, max(0.0, float(self.headers.get("retry-after", "0"))))
+        except ValueError:  # it may be a date
+            wait = 0.0
+        message = self._one_line(str(self.error().get("message") or self.body[:300].decode(errors="replace")))
+        return TransientError(f"HTTP {self.status} {message}".strip(), wait=wait)
+
+    def _one_line(self, text: str) -> str:
+        clean = " ".join(text.split())[:300]
+        return clean.replace(self.key, "***") if self.key else clean
+
+
+async def exchange(
+    url: str,
+    document: Any = None,
+    *,
+    seconds: float,
+    key: str = "",
+    headers: Mapping[str, str] | None = None,
+    max_bytes: int = MAX_ANSWER_BYTES,
+    server_name: str = "",
+) -> Answer:
+    """Ask once: GET, or POST of a document as JSON.
+
+    Args:
+        seconds: the deadline of everything together.
+        key: sent as a bearer token.
+        server_name: the host that `url` stands for if it holds an address; proxies of the environment are passed by.
+
+    Raises:
+        TransientError: for any fault of the wire, and for an answer that breaks a bound. Statuses are no faults.
+    """
+    import httpx2
+
+    sent = {"User-Agent": f"pacorl/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
+    sent[REQUEST_ID] = own_id = ID_PREFIX + uuid.uuid4().hex
+    sent |= {"Authorization": f"Bearer {key}"} if key else {}
+    content = None
+    if document is not None:
+        sent["Content-Type"], content = "application/json", json.dumps(document).encode()
+    extensions = {"sni_hostname": server_name} if server_name else {}
+    request: dict[str, Any] = {"content": content, "headers": sent | dict(headers or {}), "extensions": extensions}
+    # A client, and so a connection, per question: bytes that one answer leaves over can never begin the next. It takes
+    # .1 ms more than a kept connection.
+    # Connecting ends before the deadline does: a TLS handshake that is cancelled from outside leaves its socket open.
+    timeout = httpx2.Timeout(None, connect=0.9 * seconds)
+    client = httpx2.AsyncClient(verify=_tls(), timeout=timeout, follow_redirects=False, trust_env=not server_name)
+    try:
+        async with (
+            asyncio.timeout(seconds),  # over all: a body that trickles in would reset a client's own
+            client,
+            client.stream("GET" if content is None else "POST", url, **request) as response,
+        ):
+            _check_head(response.headers, own_id, max_bytes)
+            body = bytearray()
+            async for chunk in response.aiter_raw():
+                body += chunk
+                _check_size(len(body), max_bytes)
+            return Answer(response.status_code, response.headers, bytes(body), key)
+    except (TimeoutError, httpx2.TimeoutException):
+        raise DeadlineError(f"no answer within {seconds:g} s", unreachable=True) from None
+    except httpx2.TransportError as error:
+        down = isinstance(error, httpx2.NetworkError | httpx2.ProxyError)
+        prefix = "no connection: " if down else "a broken answer: "
+        raise TransientError(prefix + _cause(error), unreachable=down) from None
+    except (httpx2.InvalidURL, OSError, ValueError) as error:
+        raise TransientError(f"no connection: {_cause(error)}", unreachable=True) from None
+
+
+def _check_head(headers: Mapping[str, str], own_id: str, max_bytes: int) -> None:
+    _check_size(int(headers.get("content-length", "0")), max_bytes)
+    if (encoding := headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        raise TransientError(f"an answer compressed as {encoding[:20]!r}, which was not asked for")
+    returned = headers.get(REQUEST_ID, "")
+    if returned.startswith(ID_PREFIX) and returned != own_id:
+        raise TransientError("the answer to another request")
+
+
+def _check_size(count: int, max_bytes: int) -> None:
+    if count > max_bytes:
+        raise TransientError(f"the answer is larger than {max_bytes:,} bytes")
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    import httpx2
+
+    return httpx2.create_ssl_context()  # 80 ms, for the certificates of the machine
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason of a fault, on one line."""
+    while inner := (
+        error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+    ):
+        error = inner
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, ConnectionError) and error.errno:
+        reason = os.strerror(error.errno)  # asyncio's own text names the address and not what is wrong
+    return " ".join(str(reason).split())[:SHOWN]
+
+
+# --- again -----------------------------------------------------------------------------------------------------
+
+
+async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int) -> T:
+    """The outcome of the first of `tries` attempts (numbered from 0) that raises no TransientError."""
+    for number in range(tries):
+        try:
+            return await attempt(number)
+        except TransientError as fault:
+            if number + 1 == tries:
+                raise TransientError(f"{fault} (attempt {tries}, the last)", unreachable=fault.unreachable) from None
+            # Exponential with jitter, so that ranks that failed together do not come back together.
+            longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2**number)
+            await asyncio.sleep(max(fault.wait, random.uniform(longest / 2, longest)))
+    raise ValueError(f"{tries} tries; at least one is needed")
+
+
+async def ask(url: str, document: Any, read: Callable[[Answer], T], *, tries: int, **options: Any) -> T:
+    """`read` of the first answer that it accepts and whose status stays; `options` are `exchange`'s."""
+
+    async def attempt(_: int) -> T:
+        answer = await exchange(url, document, **options)
+        if answer.passing:
+            raise answer.fault()
+        return read(answer)
+
+    return await retried(attempt, tries=tries)
+
+
+# --- for code that blocks --------------------------------------------------------------------------------------
+
+
+class LoopThread:
+    """An event loop on a thread of its own, so that code that blocks can wait for what is asynchronous."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pacorl-net", daemon=True)
+        self._thread.start()
+        self._running: set[Future[Any]] = set()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """The outcome, once it is there. Raises RuntimeError if the loop is closed."""
+        if self._loop.is_closed():
+            work.close()  # Python would warn of a coroutine that nobody awaits
+            raise RuntimeError("this loop is closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for the outcome; a Ctrl-C meanwhile ends the work as well."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Abandons what is running, and ends the thread."""
+        if self._loop.is_closed():
+            return
+        for future in list(self._running):  # a copy: each takes itself out of the set when it is done
+            future.cancel()
+        asyncio.run_coroutine_threadsafe(_cancel_tasks(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        # Not asyncio's own way to end, which waits for a resolver that hangs.
+        self._loop.close()
+
+
+async def _cancel_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    for _ in range(3):  # a transport closes a turn after it is told to, and one of TLS two
+        await asyncio.sleep(0)
+
+
+def blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of what is asynchronous, in code that is not, notebooks included."""
+    loop = LoopThread()
+    try:
+        return loop.run(work)
+    finally:
+        loop.close()
+
+
+# --- URLs ------------------------------------------------------------------------------------------------------
 
 
 def is_url(source: object) -> bool:
-    """Whether a source names an image on the web, rather than a file."""
+    """Whether a source names something on the web, rather than a file."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
 
 
-def open_source(source: Path | str, *, allow_private: bool | None = None) -> Image:
-    """Read a file, or fetch an http(s) URL, as an upright RGB image."""
-    if isinstance(source, str) and is_url(source):
-        return fetch_image(source, allow_private=allow_private)
-    return open_image(source)
+def service_url(url: str, *, name: str) -> str:
+    """The URL of a service, if it holds no credentials: it will stand in messages and logs.
 
-
-def fetch_image(
-    url: str,
-    *,
-    name: str = "",
-    max_bytes: int = MAX_BYTES,
-    max_pixels: int = MAX_PIXELS,
-    seconds: float = DEADLINE_SECONDS,
-    allow_private: bool | None = None,
-) -> Image:
-    """Fetch an image by URL; `name` stands for the URL in messages about its pixels.
-
-    Args:
-        max_bytes: the most that is read of an answer, MAX_BYTES at most.
-        seconds: the deadline of everything together.
-        allow_private: whether addresses that are not public are connected to; by default the environment says so.
+    Raises:
+        ValueError: if it is no http(s) URL, or has a user, a password or a query; `name` begins the message.
     """
-    if allow_private is None:
-        allow_private = os.environ.get(PRIVATE_VARIABLE, "") not in ("", "0")
-    allowed = (lambda _: True) if allow_private else is_public
-    data = fetch(url, max_bytes=min(max_bytes, MAX_BYTES), seconds=seconds, allowed=allowed)
-    return open_image(data, name=name or _shown(url), max_pixels=max_pixels)
+    split = urlsplit(url.strip())
+    if split.scheme not in ("http", "https") or not split.hostname:
+        raise ValueError(f"{name} {shown_url(url)!r} is not a URL such as http://127.0.0.1:8000/v1")
+    if split.username is not None or split.password is not None or split.query:
+        fix = "leave the user, the password and the query out, and put the key into an environment variable"
+        raise ValueError(f"{name} at {split.hostname} holds what may be a password or a key; {fix}")
+    return url.strip()
 
 
-def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> bytes:
-    """The bytes at an URL, or an ImageError; every hop connects only to an address that is `allowed`."""
-    deadline = time.monotonic() + seconds
-    shown, current = _shown(url), url
-    try:
-        for _ in range(MAX_REDIRECTS + 1):
-            answer = _get(_checked(current), deadline, max_bytes=max_bytes, allowed=allowed)
-            if isinstance(answer, bytes):
-                return answer
-            current = urljoin(current, answer)
-    except _FetchError as error:
-        raise ImageError(f"{shown}: {error}") from None
-    except TimeoutError:
-        raise ImageError(f"{shown}: not fetched within {seconds:g} s; try again, {FILE_INSTEAD}") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = " ".join(str(error).split())[:SHOWN] or type(error).__name__
-        raise ImageError(f"{shown}: cannot be fetched ({reason}); check the URL, {FILE_INSTEAD}") from None
-    raise ImageError(f"{shown}: more than {MAX_REDIRECTS} redirects; give the image's own URL, {FILE_INSTEAD}")
+def key_from(variable: str) -> str:
+    """The key of a service, which an environment variable holds; empty without one.
+
+    Raises:
+        ValueError: if the variable is not set.
+    """
+    if variable and not os.environ.get(variable):
+        raise ValueError(f"set the environment variable {variable} to the key of the service; it is not set")
+    return os.environ[variable] if variable else ""
 
 
-class _FetchError(Exception):
-    """Why an URL is not fetched, and what to do."""
-
-
-def _checked(url: str) -> SplitResult:
-    """An URL that may be fetched, split."""
-    if re.search(r"[\x00-\x20\x7f]", url):
-        raise _FetchError("the URL holds spaces or control characters; write them as %20 and the like")
-    target = urlsplit(url)
-    if target.scheme.lower() not in ("http", "https") or not target.hostname:
-        raise _FetchError(f"leads to {_shown(url)!r}, and only http(s) URLs are fetched; {FILE_INSTEAD[3:]}")
-    if target.username is not None or target.password is not None:
-        raise _FetchError(f"the URL holds a user name or password, and none are sent; leave them out, {FILE_INSTEAD}")
-    return target
-
-
-def _get(target: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> bytes | str:
-    """One request: the body, or the URL that has it instead."""
-    host, secure = (target.hostname or "").encode("idna").decode(), target.scheme.lower() == "https"
-    port = target.port or (443 if secure else 80)
-    path = (target.path or "/") + (f"?{target.query}" if target.query else "")
-    connection = http.client.HTTPConnection(host, port)
-    addresses = _resolved(host, port, deadline)
-    # Every one that the host resolves to must be allowed: which of them a client takes is up to the attacker.
-    for address in addresses:
-        if not allowed(address):
-            raise _FetchError(
-                f"{host} is {address}, which is not a public address; give a public URL, {FILE_INSTEAD} "
-                f"({PRIVATE_VARIABLE}=1 allows private ones)"
-            )
-    # The checked address itself: a name would be resolved again, and perhaps to another one.
-    with _connected(addresses[0], port, deadline) as raw, contextlib.closing(connection):
-        connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
-        # The request line is ASCII; what a person copied may hold letters of any script.
-        connection.putrequest("GET", quote(path, safe=PRINTABLE), skip_accept_encoding=True)
-        headers = {"User-Agent": f"pacorl/{__version__}", "Accept": "image/*", "Accept-Encoding": "identity"}
-        for header, value in {**headers, "Connection": "close"}.items():
-            connection.putheader(header, value)
-        connection.endheaders()
-        with connection.getresponse() as answer:
-            if answer.status in REDIRECTS and answer.headers["Location"]:
-                return str(answer.headers["Location"])
-            if answer.status != 200:
-                raise _FetchError(f"the server answers {answer.status} {answer.reason}; check the URL, {FILE_INSTEAD}")
-            if int(answer.headers["Content-Length"] or 0) <= max_bytes:
-                # One byte more than is taken: an answer may say no length.
-                body = answer.read(max_bytes + 1)
-                if len(body) <= max_bytes:
-                    return body
-            raise _FetchError(f"is larger than {max_bytes:,} bytes; make it smaller, {FILE_INSTEAD}")
-
-
-@contextlib.contextmanager
-def _connected(address: str, port: int, deadline: float) -> Iterator[socket.socket]:
-    """A connection that ends by itself at the deadline, with a TimeoutError, however slowly the other side drips."""
-    # A socket's own timeout is for each read: a server that sends a byte a second would never meet it.
-    expired = threading.Event()
-    connection = socket.create_connection((address, port), timeout=_remaining(deadline))
-    descriptor = connection.dup()  # of the same connection; TLS takes the first one over
-
-    def expire() -> None:
-        expired.set()
-        with contextlib.suppress(OSError):
-            descriptor.shutdown(socket.SHUT_RDWR)
-
-    watchdog = threading.Timer(_remaining(deadline), expire)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield connection
-    except (OSError, http.client.HTTPException, ValueError):  # whatever a read of a closed connection raises
-        if expired.is_set():
-            raise TimeoutError from None
-        raise
-    finally:
-        watchdog.cancel()
-        connection.close()
-        descriptor.close()
-    if expired.is_set():
-        raise TimeoutError  # a body without a length ends with its connection
-
-
-def _remaining(deadline: float) -> float:
-    seconds = deadline - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError
-    return seconds
-
-
-def _resolved(host: str, port: int, deadline: float) -> list[str]:
-    """The host's addresses; a resolver that hangs is waited for no longer than the deadline."""
-    answers: list[list[Any] | Exception] = []
-
-    def resolve() -> None:
-        try:
-            answers.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            answers.append(error)
-
-    # In a thread, which is left behind if need be: getaddrinfo takes no timeout.
-    thread = threading.Thread(target=resolve, daemon=True)
-    thread.start()
-    thread.join(_remaining(deadline))
-    if not answers:
-        raise TimeoutError
-    if isinstance(rows := answers[0], Exception):
-        reason = getattr(rows, "strerror", "") or rows
-        raise _FetchError(f"there is no host {host!r} ({reason}); check the URL and the network, {FILE_INSTEAD}")
-    return [str(row[4][0]) for row in rows]
-
-
-def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, and so does any IPv4 address that it stands for."""
-    ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        teredo = ip.teredo
-        inner = [ip.ipv4_mapped, ip.sixtofour, *(teredo or ())]
-        if ip in NAT64:
-            inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
-        if any(address is not None and not is_public(str(address)) for address in inner):
-            return False
-        if ip.ipv4_mapped is not None:
-            return True
-    return ip.is_global and not ip.is_multicast
-
-
-def _shown(url: str) -> str:
-    """The URL for a message of one line: no password, no control characters, not too long."""
+def shown_url(url: str) -> str:
+    """The URL for a message of one line: no user, no query, no control characters, not too long."""
     clean = re.sub(r"//[^/@\s]*@", "//***@", re.sub(r"[\x00-\x20\x7f]+", " ", url))
+    clean = re.sub(r"\?.*", "?…", clean)
     return clean if len(clean) <= SHOWN else clean[:SHOWN] + "…"

@@ -25,18 +25,19 @@ JudgeSection = Annotated[
 """A config's judge: the options of one backend, or `none`."""
 
 
-def open_judge(options: BackendOptions, *, device: str | torch.device, processes: int = 1) -> Judge:
+def open_judge(options: BackendOptions, *, device: str | torch.device, processes: int = 1, waits: bool = True) -> Judge:
     """The judge that a config asks for, ready to be asked.
 
     Args:
         device: Where a judge of this process lives.
         processes: How many processes share a judge of another.
+        waits: Whether one that is still starting is waited for.
 
     Raises:
         ValueError: if the options name something that is not there, or refuses.
         OSError: if nobody answers at an address.
     """
-    return JUDGES[options.backend].open(options, device=device, processes=processes)
+    return JUDGES[options.backend].open(options, device=device, processes=processes, waits=waits)
 
 
 def judge_from(source: str, **access: Any) -> tuple[Judge, str]:

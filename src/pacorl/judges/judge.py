@@ -162,7 +162,8 @@ class JudgeSpec:
 
     options: type[BackendOptions]
     open: Callable[..., Judge]
-    """(options, *, device, processes) → the judge, ready to be asked; `processes` share it.
+    """(options, *, device, processes, waits) → the judge, ready to be asked; `processes` share it, and with `waits` one
+    that is still starting is waited for.
 
     Raises ValueError or OSError that names what is wrong.
     """

@@ -193,8 +193,8 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
     return {"dtype": best if dtype == "auto" else dtype, "device": "cuda" if on_gpu else "cpu"}
 
 
-def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1) -> LocalJudge:
-    """Loads the judge of a config; each of the processes has its own."""
+def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
+    """Loads the judge of a config; each of the processes has its own, and there is nothing to wait for."""
     keys = {"checkpoint", "adapter", "dtype", "batch_tokens", "symmetric", "variants"}
     return LocalJudge.from_pretrained(device=device, **options.model_dump(include=keys))
 

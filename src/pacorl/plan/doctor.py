@@ -203,7 +203,7 @@ def _asked(key: str, options: BackendOptions) -> Finding:
     judge: Judge | None = None
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        judge = open_judge(options, device=device)
+        judge = open_judge(options, device=device, waits=False)
         answers = probe(judge, name=options.name)
     except (ValueError, OSError, RuntimeError, ImportError) as fault:
         return Finding("error", key, f"{fault}{JUDGES[options.backend].remedy(options)}")

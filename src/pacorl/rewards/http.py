@@ -2,33 +2,24 @@
 
 Request: `{"prompts": [{"id", "text", "theme", "grid": [rows, cols], "panels", "criteria"}, …], "images": [PNG in
 base64, …]}`, and `"sources": [[PNG, …], …]` if the prompts edit images. Answer: `{"scores": [number or null, …]}`,
-one per image. A network that fails is tried again; what still fails is missing, never 0.
+one per image. A network that fails and an answer that is no JSON are tried again; what still fails is missing, never 0.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
-import json
 import logging
 import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
 from PIL.Image import Image
 
-from pacorl.io.documents import parse_json
+from pacorl.io.net import Answer, TransientError, ask, blocking, key_from, service_url
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
-
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 20.0
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses that another try may not see."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +37,11 @@ class HttpScorer:
         tries: int = 5,
         key_env: str = "",
     ) -> None:
-        address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname or address.password:
-            raise ValueError(f"rewards.http.args.url: {url!r} is no http(s) URL without a password")
+        self.url = service_url(url, name="rewards.http.args.url:")
         for name, value in (("batch", batch), ("concurrency", concurrency), ("timeout", timeout), ("tries", tries)):
             if not value > 0:
                 raise ValueError(f"rewards.http.args.{name} must be above 0, got {value}")
-        self.url, self.key_env = url, key_env
+        self.key_env = key_env
         self.batch, self.concurrency, self.timeout, self.tries = batch, concurrency, timeout, tries
         self.last_error = ""
 
@@ -64,48 +53,37 @@ class HttpScorer:
     def check(self, prompts: Sequence[Prompt]) -> None: ...
 
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        starts = range(0, len(images), self.batch)
-        batches = [(prompts[start : start + self.batch], images[start : start + self.batch]) for start in starts]
-        with ThreadPoolExecutor(self.concurrency) as pool:
-            return [score for answer in pool.map(self._scores, *zip(*batches, strict=True)) for score in answer]
+        return blocking(self._all_scores(prompts, images))
 
-    def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
-        body = json.dumps(_request(prompts, images)).encode()
-        for attempt in range(self.tries):
-            if attempt:
-                time.sleep(min(FIRST_WAIT_SECONDS * 2 ** (attempt - 1), LONGEST_WAIT_SECONDS))
-            try:
-                return self._parsed(self._post(body, prompts), prompts)
-            except OSError as error:  # no connection, a timeout, a passing status
-                self.last_error = f"{self.url}: {error}"
-        logger.warning("%s; %d tries, %s missing", self.last_error, self.tries, named(prompts))
-        return [None] * len(images)
+    async def _all_scores(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        free, key = asyncio.Semaphore(self.concurrency), key_from(self.key_env)
 
-    def _post(self, body: bytes, prompts: Sequence[Prompt]) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        if self.key_env:
-            headers["Authorization"] = f"Bearer {os.environ[self.key_env]}"
-        request = urllib.request.Request(self.url, data=body, headers=headers)
+        async def scores(batch: slice) -> list[float | None]:
+            async with free:
+                return await self._scores(prompts[batch], images[batch], key)
+
+        batches = [slice(start, start + self.batch) for start in range(0, len(images), self.batch)]
+        return [score for answer in await asyncio.gather(*map(scores, batches)) for score in answer]
+
+    async def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image], key: str) -> list[float | None]:
+        # On another thread: images are encoded while other answers come in.
+        document = await asyncio.to_thread(_request, prompts, images)
+        options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key}
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                # An OSError, which `_scores` tries again; any other status is a fault that no try mends.
-                if error.code in PASSING:
-                    raise ConnectionError(f"HTTP {error.code}") from None
-                reply = error.read(200).decode(errors="replace")
-            raise RewardError(f"{self.url} refused {named(prompts)}: HTTP {error.code} {reply}") from None
+            return await ask(self.url, document, lambda answer: self._parsed(answer, prompts), **options)
+        except TransientError as fault:
+            self.last_error = f"{self.url}: {fault}"
+            logger.warning("%s; %s missing", self.last_error, named(prompts))
+            return [None] * len(images)
 
-    def _parsed(self, answer: bytes, prompts: Sequence[Prompt]) -> list[float | None]:
-        try:
-            scores = parse_json(answer)["scores"]
-        except (ValueError, TypeError, KeyError):
-            shown = answer[:120].decode(errors="replace")
-            raise RewardError(f'{self.url} answered no {{"scores": […]}} to {named(prompts)}: {shown!r}') from None
+    def _parsed(self, answer: Answer, prompts: Sequence[Prompt]) -> list[float | None]:
+        if answer.status != 200:
+            fix = f"; redirects are not followed, name {answer.redirect} if it is yours" if answer.redirect else ""
+            raise RewardError(f"{self.url} refused {named(prompts)}: {answer.fault()}{fix}")
+        scores = answer.document().get("scores")
         if not isinstance(scores, list) or len(scores) != len(prompts):
-            count = len(scores) if isinstance(scores, list) else "no list of"
-            raise RewardError(f"{self.url} answered {count} scores for {len(prompts)} images ({named(prompts)})")
+            count = f"{len(scores)} scores" if isinstance(scores, list) else 'no {"scores": […]}'
+            raise RewardError(f"{self.url} answered {count} for {len(prompts)} images ({named(prompts)})")
         return scores
 
 

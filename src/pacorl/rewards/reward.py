@@ -93,8 +93,10 @@ def _finite(name: str, value: object, prompt: Prompt, *, masked: bool) -> float 
     if value is None:
         return None
     try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        # A truth value or a text is a slip of the reward's, though Python would read both as numbers.
+        number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
+        masked = masked and not isinstance(value, bool | str)
+    except (TypeError, ValueError, OverflowError):
         number, masked = math.nan, False  # no number at all is a bug of the reward's, whoever counts
     if math.isfinite(number):
         return number

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.io.net import open_source
+from pacorl.io.remote import open_source
 from pacorl.judges import judge_from
 from pacorl.score.scores import Scores, questions_about, score_set
 from pacorl.types import Question

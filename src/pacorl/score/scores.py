@@ -16,7 +16,7 @@ from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.io.documents import read_json
 from pacorl.io.images import ImageError, check_shape
-from pacorl.io.net import open_source
+from pacorl.io.remote import open_source
 from pacorl.judges.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
 from pacorl.types import Grid, Question, Verdict
 

@@ -18,7 +18,7 @@ from pacorl.types import Question
 PROBE_SIZE = 224  # pixels; a multiple of 28, so that every image processor takes the image as it is
 RED_HERO = Panel(colour="red", shape="round", hat="crown", palette="sunset", pose="standing", prop="boat")
 BLUE_HERO = Panel(colour="blue", shape="tall", hat="top-hat", palette="night", pose="standing", prop="boat")
-LIBRARIES = ("torch", "transformers", "openai", "vllm")
+LIBRARIES = ("torch", "transformers", "vllm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pacorl.io import net
+from pacorl.io import net, remote
 from pacorl.io.images import ImageError, open_image
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class TokenizeRequest(_Strict):
 
 
 def fetch_image(url: str, *, name: str, max_pixels: int, max_bytes: int, allow_urls: bool = False) -> Image:
-    """Decodes a data URL; fetches an http one (`io.net`) only if `allow_urls` says so.
+    """Decodes a data URL; fetches an http one (`io.remote`) only if `allow_urls` says so.
 
     Raises ImageError naming the image and the fault. No other scheme is ever followed.
     """
@@ -111,7 +111,7 @@ def fetch_image(url: str, *, name: str, max_pixels: int, max_bytes: int, allow_u
             raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) ones" if allow_urls else ""))
         if not allow_urls:
             raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
-        return net.fetch_image(url, name=name, max_bytes=max_bytes, max_pixels=max_pixels)
+        return remote.fetch_image(url, name=name, max_bytes=max_bytes, max_pixels=max_pixels)
     head, comma, encoded = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")

@@ -13,8 +13,6 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from pacorl.io.documents import read_object
+from pacorl.io.net import TransientError, blocking, exchange
 from pacorl.judges.http.endpoints import Server, root_url
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
@@ -194,9 +193,8 @@ def is_healthy(server: Server) -> bool:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(server.host)
     url = root_url(server.url) if host is None else f"http://{host}:{server.port}"
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        return blocking(exchange(f"{url}/health", seconds=5)).status == 200
+    except TransientError:
         return False
 
 

@@ -258,7 +258,9 @@ class PolicyTrainer:
             group_size=config.group_size,
             seed=config.seed,
         )
-        with Scorer(self.rewards, overlap=self._scoring_overlaps()) as scorer:
+        # Of the whole epoch: what one process misses says nothing of the others, so each stops at this number alone.
+        max_missing = config.advantages.max_missing * len(rows) * len(self.rewards)
+        with Scorer(self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing) as scorer:
             samples = self.sample(rows, scorer)
             scores = self.gather_scores(scorer)
             epoch_advantages = self._advantages(scores, rows)

@@ -1,10 +1,12 @@
 """A judge behind an OpenAI-compatible API: its options, and its line of `JUDGES`.
 
-`judge` asks, `messages` writes requests and reads answers, `client` sends them, and `endpoints` says where judges are.
+`judge` asks, `batch` asks nothing twice, `messages` writes requests and reads answers, `client` sends them, and
+`endpoints` says where judges are.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +17,8 @@ from pacorl.io.net import is_url
 from pacorl.judges.http.endpoints import address_of, listens, load_endpoints
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import BackendOptions, JudgeSpec
+
+logger = logging.getLogger(__name__)
 
 
 class HttpOptions(BackendOptions):
@@ -33,6 +37,8 @@ class HttpOptions(BackendOptions):
     """Seconds for an answer."""
     retries: int = Field(6, ge=0)
     """Further attempts before a verdict is missing."""
+    startup: float = Field(180.0, ge=0)
+    """Seconds that a server is waited for which does not answer yet when a run begins: a 7B model loads that long."""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,17 +68,24 @@ def claims(source: str) -> bool:
     return is_url(source) or source.endswith((".yaml", ".yml"))
 
 
-def open_http(options: HttpOptions, *, processes: int = 1, device: Any = None) -> HttpJudge:
+def open_http(options: HttpOptions, *, processes: int = 1, device: Any = None, waits: bool = True) -> HttpJudge:
     """The judge of a config, after it shook hands with every endpoint; `device` means nothing to it."""
     keys = {"model", "api_key_env", "concurrency", "timeout", "retries", "symmetric", "variants"}
-    return connected(options.checkpoint, processes=processes, **options.model_dump(include=keys))
+    settings = options.model_dump(include=keys)
+    return connected(options.checkpoint, processes=processes, startup=waits * options.startup, **settings)
 
 
-def connected(source: str, **options: Any) -> HttpJudge:
-    """`HttpJudge.connect`, closed again if an endpoint does not answer its handshake."""
+def connected(source: str, *, startup: float = 0.0, **options: Any) -> HttpJudge:
+    """`HttpJudge.connect`, closed again if an endpoint does not answer its handshake within `startup` seconds."""
     judge = HttpJudge.connect(source, **options)
     try:
-        judge.check()
+        try:
+            judge.check()
+        except ConnectionError as fault:
+            if not startup:
+                raise
+            logger.warning("%s; waiting up to %g s for it (Ctrl-C ends it)", fault, startup)
+            judge.check(patience=startup)
     except BaseException:  # a Ctrl-C too: the judge's thread would outlive it
         judge.close()
         raise

@@ -6,19 +6,15 @@ Everything here runs on the judge's own event loop.
 from __future__ import annotations
 
 import asyncio
-import json
-import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
+from pacorl.io.net import MALFORMED, Answer, TransientError, exchange, retried
 from pacorl.judges.http.endpoints import api_url, root_url
-from pacorl.judges.http.messages import DeclinedError, Json, TokenIds, TransientError, UnansweredError
-from pacorl.judges.judge import Counters, JudgeRefusedError
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+from pacorl.judges.http.messages import DeclinedError, Json, TokenIds, UnansweredError
+from pacorl.judges.judge import Counters, JudgeFacts, JudgeRefusedError
 
 T = TypeVar("T")
 
@@ -26,9 +22,11 @@ DECLINE_HEADER = "X-Pacorl-Decline"
 """`no`: the server is to judge images outside of its judge's domain too (`judges.domain`)."""
 DECLINED = "declined"
 """What the built-in server calls the error of a request that its judge declines."""
-BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 20.0
 COOLDOWN_SECONDS = 10.0
 """How long an endpoint that did not answer is spared while others do."""
+PATIENCE = 3
+"""An endpoint that answers nothing for so many timeouts is broken: with the default, for three minutes. Without a limit
+a judge that hangs would be asked every question `retries` times, which takes a day for an epoch of the paper."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,11 +34,13 @@ class Endpoint:
     """One server and what it said of itself."""
 
     url: str
-    client: AsyncOpenAI
     slots: asyncio.Semaphore
     load: int = 0
     """Questions that wait for it or are being answered by it."""
     cooldown_until: float = 0.0
+    silent_since: float | None = None
+    """When the first of the requests was sent that nobody answered; None if the last one was answered."""
+    last_fault: str = ""
     handshaking: asyncio.Lock = field(default_factory=asyncio.Lock)
     served: tuple[str, ...] | None = None
     """Model names; None before the handshake."""
@@ -50,7 +50,19 @@ class Endpoint:
 
     @property
     def cooling_down(self) -> bool:
-        return asyncio.get_running_loop().time() < self.cooldown_until
+        return _now() < self.cooldown_until
+
+    def silent_for(self) -> float:
+        """Seconds without an answer to any request."""
+        return 0.0 if self.silent_since is None else _now() - self.silent_since
+
+    def note(self, fault: TransientError | None, *, sent_at: float) -> None:
+        """Remembers whether somebody answered."""
+        if fault is None or not fault.unreachable:
+            self.silent_since, self.cooldown_until = None, 0.0
+            return
+        self.silent_since = sent_at if self.silent_since is None else self.silent_since
+        self.cooldown_until, self.last_fault = _now() + COOLDOWN_SECONDS, str(fault)
 
 
 class EndpointPool:
@@ -75,39 +87,28 @@ class EndpointPool:
             slots: Requests that one server is sent at a time.
             timeout: Seconds for a whole answer, its body included.
         """
-        try:
-            from openai import AsyncOpenAI
-        except ModuleNotFoundError:
-            raise ValueError("a judge over HTTP needs the openai client: pip install 'pacorl[serve]'") from None
-
         self.model, self.words, self.timeout, self.retries = model, words, timeout, retries
         self.counters, self._key = counters, key
-        # A key for other services must not travel to this one, so the client never looks for one itself. Retries are
-        # ours: its own would go to the same server again.
-        options: dict[str, Any] = {"api_key": key or "none", "max_retries": 0, "timeout": timeout}
-        options["default_headers"] = {} if decline else {DECLINE_HEADER: "no"}
-        self.endpoints = [
-            Endpoint(url, AsyncOpenAI(base_url=url, **options), asyncio.Semaphore(slots))
-            for url in map(api_url, dict.fromkeys(urls))
-        ]
+        self._headers = {} if decline else {DECLINE_HEADER: "no"}
+        self.endpoints = [Endpoint(url, asyncio.Semaphore(slots)) for url in map(api_url, dict.fromkeys(urls))]
 
-    async def close(self) -> None:
-        """Closes every connection."""
-        for endpoint in self.endpoints:
-            await endpoint.client.close()
-
-    async def check(self) -> list[Endpoint]:
-        """Shakes hands with every server now.
+    async def check(self, *, patience: float = 0.0) -> list[Endpoint]:
+        """Shakes hands with every server, and waits up to `patience` seconds for one that does not answer yet.
 
         Raises:
             JudgeRefusedError: for a wrong name or key.
             ConnectionError: if a server is down.
         """
+        deadline = _now() + patience
         for endpoint in self.endpoints:
-            try:
-                await self.handshake(endpoint)
-            except TransientError as fault:
-                raise ConnectionError(f"no judge at {endpoint.url}: {fault}") from None
+            while True:
+                try:
+                    await self.handshake(endpoint)
+                    break
+                except TransientError as fault:
+                    if (left := deadline - _now()) <= 0:
+                        raise ConnectionError(f"no judge at {endpoint.url}: {fault}") from None
+                await asyncio.sleep(min(1.0, left))
         return self.endpoints
 
     # --- one request -------------------------------------------------------------------------------------------
@@ -116,37 +117,42 @@ class EndpointPool:
         """Posts until `read` accepts an answer.
 
         Raises:
-            UnansweredError: after the last retry.
+            UnansweredError: after the last retry, or if all servers are silent.
             JudgeRefusedError: for a wrong name or key.
         """
-        for attempt in range(self.retries + 1):
-            self.counters.retries += attempt > 0
-            try:
-                async with self.acquire_endpoint() as endpoint:
-                    await self.handshake(endpoint)
-                    self.counters.requests += 1
-                    answer = await self._call(endpoint, "/chat/completions", body(endpoint))
-                    endpoint.cooldown_until = 0.0
-                    return read(answer, endpoint)
-            except TransientError as fault:
-                reason, wait = str(fault), fault.wait
-                # Nothing is awaited since the slot was freed, so who waits for it sees the cooldown.
-                if fault.unreachable:
-                    endpoint.cooldown_until = asyncio.get_running_loop().time() + COOLDOWN_SECONDS
-            if attempt < self.retries:
-                # Exponential with jitter, so that ranks that failed together do not come back together.
-                longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2**attempt)
-                await asyncio.sleep(max(wait, random.uniform(longest / 2, longest)))
-        raise UnansweredError(f"{reason} (attempt {self.retries + 1}, the last)")
+
+        async def attempt(number: int) -> T:
+            async with self.acquire_endpoint() as endpoint:
+                self.counters.retries += number > 0
+                await self.handshake(endpoint)
+                self.counters.requests += 1
+                return await self._call(
+                    endpoint, "/chat/completions", body(endpoint), lambda answer: read(answer, endpoint)
+                )
+
+        try:
+            return await retried(attempt, tries=self.retries + 1)
+        except TransientError as fault:
+            raise UnansweredError(str(fault)) from None
 
     @asynccontextmanager
     async def acquire_endpoint(self) -> AsyncIterator[Endpoint]:
-        """A free slot of the least loaded server; one that did not answer lately only if none did."""
+        """A free slot of the least loaded server; one that did not answer lately only if none did.
+
+        Raises UnansweredError if all are broken; one question at a time finds out whether they still are.
+        """
         while True:
-            endpoint = min(self.endpoints, key=lambda e: (e.cooling_down, e.load))
+            endpoint = min(self.endpoints, key=lambda e: (self._broken(e), e.cooling_down, e.load))
             endpoint.load += 1
             try:
                 async with endpoint.slots:
+                    if self._broken(endpoint) and all(map(self._broken, self.endpoints)):
+                        if endpoint.cooling_down:
+                            silent = f"{endpoint.url} has answered nothing for {endpoint.silent_for():.0f} s"
+                            raise UnansweredError(f"{silent} ({endpoint.last_fault})")
+                        endpoint.cooldown_until = _now() + self.timeout  # the others go by while this one tries
+                        yield endpoint
+                        return
                     # It may have failed while this question waited.
                     if not endpoint.cooling_down or all(e.cooling_down for e in self.endpoints):
                         yield endpoint
@@ -154,49 +160,47 @@ class EndpointPool:
             finally:
                 endpoint.load -= 1
 
-    async def _call(self, endpoint: Endpoint, path: str, body: Json | None = None) -> Json:
-        """One request and its JSON object; its faults sorted into transient, unanswerable and refused."""
-        import openai
+    def _broken(self, endpoint: Endpoint) -> bool:
+        return endpoint.silent_for() >= PATIENCE * self.timeout
 
+    async def _call(
+        self, endpoint: Endpoint, path: str, body: Json | None, read: Callable[[Json], T], *, root: bool = False
+    ) -> T:
+        """`read` of one answer; faults are sorted into transient, unanswerable and refused."""
+        url, sent_at = (root_url(endpoint.url) if root else endpoint.url) + path, _now()
         try:
-            async with asyncio.timeout(self.timeout):  # over all: a body that trickles in would reset the client's own
-                if body is None:
-                    answer = await endpoint.client.get(path, cast_to=object)
-                else:
-                    answer = await endpoint.client.post(path, cast_to=object, body=body)
-        except (TimeoutError, openai.APITimeoutError):
-            raise TransientError(f"no answer within {self.timeout:g} s", unreachable=True) from None
-        except openai.APIConnectionError as fault:
-            raise TransientError(f"no connection: {fault.__cause__ or fault}", unreachable=True) from None
-        except openai.APIStatusError as fault:
-            raise self._sorted(fault, endpoint, path, body) from None
-        except (openai.OpenAIError, ValueError) as fault:
-            raise TransientError(f"an answer that is not JSON ({self._redacted(str(fault))})") from None
-        if not isinstance(answer, dict):
-            raise TransientError("an answer that is not a JSON object")
-        return answer
+            answer = await exchange(url, body, seconds=self.timeout, key=self._key, headers=self._headers)
+        except TransientError as fault:
+            endpoint.note(fault, sent_at=sent_at)
+            raise
+        endpoint.note(None, sent_at=sent_at)
+        if answer.status != 200:
+            raise self._sorted(answer, endpoint, path, body)
+        document = answer.document()
+        try:
+            return read(document)
+        except JudgeRefusedError:
+            raise
+        except MALFORMED as fault:
+            raise TransientError(f"an answer of another form ({type(fault).__name__})") from None
 
-    def _sorted(self, fault: Any, endpoint: Endpoint, path: str, body: Json | None) -> Exception:
+    def _sorted(self, answer: Answer, endpoint: Endpoint, path: str, body: Json | None) -> Exception:
         """What an HTTP error status means for a question."""
-        status: int = fault.status_code
-        message = self._redacted(_message_of(fault))
-        reason = f"HTTP {status}: {message}"
-        if status == 422 and isinstance(fault.body, dict) and fault.body.get("type") == DECLINED:
-            return DeclinedError(message)
-        if status in (401, 403):
-            return JudgeRefusedError(f"{endpoint.url} refuses the key: {reason}; name its variable with api_key_env")
-        if status in (408, 409, 425, 429) or status >= 500:
-            return TransientError(reason, wait=_retry_after(fault.response.headers))
-        if status in (400, 422) and "token_ids" in reason and "logprob_token_ids" in (body or {}):
+        fault, error = answer.fault(), answer.error()
+        if answer.redirect:
+            fix = f"redirects are not followed; name that address if it is the judge's: {answer.redirect}"
+            return (JudgeRefusedError if path == "/models" else UnansweredError)(f"{endpoint.url}: {fault}; {fix}")
+        if answer.status == 422 and error.get("type") == DECLINED:
+            return DeclinedError(str(error.get("message")))
+        if answer.status in (401, 403):
+            return JudgeRefusedError(f"{endpoint.url} refuses the key: {fault}; name its variable with api_key_env")
+        if answer.status in (400, 422) and "token_ids" in str(fault) and "logprob_token_ids" in (body or {}):
             endpoint.ids = None  # it takes no ids: ask it for the likeliest tokens instead
-            return TransientError(reason)
-        if status == 404 and path == "/chat/completions" and endpoint.served is not None:
+            return fault
+        if answer.status == 404 and path == "/chat/completions" and endpoint.served is not None:
             endpoint.served = None  # the model may have gone: shake hands again, which raises if it has
-            return TransientError(reason)
-        return UnansweredError(reason)
-
-    def _redacted(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
+            return fault
+        return fault if answer.passing or answer.status < 300 else UnansweredError(str(fault))
 
     # --- the handshake -----------------------------------------------------------------------------------------
 
@@ -206,14 +210,13 @@ class EndpointPool:
             if endpoint.served is not None:
                 return
             try:
-                models = (await self._call(endpoint, "/models")).get("data", [])
+                served = await self._call(endpoint, "/models", None, _model_names)
             except UnansweredError:  # not every server has the page
-                models = []
-            served = tuple(str(model["id"]) for model in models if isinstance(model, dict) and "id" in model)
+                served = ()
             if served and self.model not in served:
                 raise JudgeRefusedError(f"{endpoint.url} serves no model {self.model!r}; it serves {', '.join(served)}")
             endpoint.ids = await self._token_ids(endpoint)
-            endpoint.version = str((await self._optional(endpoint, "/version")).get("version", ""))
+            endpoint.version = await self._optional(endpoint, "/version", None, _version) or ""
             endpoint.served = served  # last: it says that the handshake is complete
 
     async def _token_ids(self, endpoint: Endpoint) -> TokenIds | None:
@@ -223,10 +226,10 @@ class EndpointPool:
             single: list[int] = []
             for word in words:
                 body = {"model": self.model, "prompt": word, "add_special_tokens": False}
-                tokens = (await self._optional(endpoint, "/tokenize", body)).get("tokens")
-                if not isinstance(tokens, list):
+                tokens = await self._optional(endpoint, "/tokenize", body, _tokens)
+                if tokens is None:
                     return None
-                single += [int(token) for token in tokens] if len(tokens) == 1 else []
+                single += tokens if len(tokens) == 1 else []
             if not single:
                 raise JudgeRefusedError(
                     f"{words[0]!r} is not a single token for {self.model} at {endpoint.url}, and must be one"
@@ -234,27 +237,43 @@ class EndpointPool:
             ids.append(tuple(single))
         return ids[0], ids[1]
 
-    async def _optional(self, endpoint: Endpoint, page: str, body: Json | None = None) -> Json:
+    async def _optional(self, endpoint: Endpoint, page: str, body: Json | None, read: Callable[[Json], T]) -> T | None:
         """A page of the server's root that not every server has (and that a gateway may guard otherwise)."""
         try:
-            return await self._call(endpoint, root_url(endpoint.url) + page, body)
+            return await self._call(endpoint, page, body, read, root=True)
         except (UnansweredError, JudgeRefusedError):
-            return {}
+            return None
         except TransientError as fault:
             if fault.unreachable:
                 raise
-            return {}
+            return None
 
 
-def _retry_after(headers: Mapping[str, str]) -> float:
-    try:
-        return min(MAX_BACKOFF_SECONDS, max(0.0, float(headers.get("retry-after", "0"))))
-    except ValueError:  # it may be a date
-        return 0.0
+def facts_of(endpoints: Sequence[Endpoint]) -> JudgeFacts:
+    """What servers said of themselves."""
+    yes_ids, no_ids = next((endpoint.ids for endpoint in endpoints if endpoint.ids), ((), ()))
+    return JudgeFacts(
+        yes_ids=yes_ids,
+        no_ids=no_ids,
+        served={endpoint.url: endpoint.served or () for endpoint in endpoints},
+        versions={f"server at {endpoint.url}": endpoint.version for endpoint in endpoints if endpoint.version},
+    )
 
 
-def _message_of(fault: Any) -> str:
-    body = fault.body
-    message = body.get("message", body) if isinstance(body, dict) else body
-    text = message if isinstance(message, str) else json.dumps(message, default=str)
-    return " ".join(text.split())[:300]
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _model_names(answer: Json) -> tuple[str, ...]:
+    return tuple(str(model["id"]) for model in answer.get("data") or () if isinstance(model, dict) and "id" in model)
+
+
+def _version(answer: Json) -> str:
+    return str(answer.get("version", ""))[:60]
+
+
+def _tokens(answer: Json) -> list[int]:
+    tokens = answer["tokens"]
+    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+        raise TypeError("tokens are numbers from 0")
+    return tokens

@@ -23,6 +23,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pacorl.config.base import ConfigError, Section, dump, load
 from pacorl.io.files import write_atomic
+from pacorl.io.net import service_url
 
 
 class ServedJudge(Section):
@@ -147,7 +148,7 @@ def load_endpoints(path: Path) -> Endpoints:
         return load(Endpoints, path)
     except ConfigError as error:
         # pydantic's message quotes the text that it refuses, and a password is what `api_url` refuses.
-        raise ConfigError(re.sub(r"//[^/@\s]+@", "//***@", str(error))) from None
+        raise ConfigError(re.sub(r"//[^/@\s]+@|\?[^\s'\"]+", "//***@", str(error))) from None
 
 
 # --- addresses -------------------------------------------------------------------------------------------------
@@ -156,13 +157,9 @@ def load_endpoints(path: Path) -> Endpoints:
 def api_url(url: str) -> str:
     """`url` as the base of an OpenAI-compatible API: with a host, ending in a path (`/v1` if it had none).
 
-    Raises ValueError if it is no such URL, or holds a password (it would be logged).
+    Raises ValueError if it is no such URL, or holds a password or key (it would be logged).
     """
-    split = urlsplit(url.strip().rstrip("/"))
-    if split.scheme not in ("http", "https") or not split.hostname:
-        raise ValueError(f"endpoint {url!r} is not a URL such as http://127.0.0.1:8000/v1")
-    if split.username or split.password:
-        raise ValueError(f"the endpoint at {split.hostname} holds a password; put the key into an environment variable")
+    split = urlsplit(service_url(url, name="endpoint").rstrip("/"))
     return urlunsplit((split.scheme, split.netloc, split.path or "/v1", "", ""))
 
 

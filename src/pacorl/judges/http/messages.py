@@ -9,11 +9,13 @@ import base64
 import hashlib
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pacorl.io.images import as_rgb
+from pacorl.io.net import TransientError
 from pacorl.judges.judge import WORDS
 
 if TYPE_CHECKING:
@@ -29,15 +31,8 @@ CUT_TOLERANCE = 1e-3
 """If a list of the likeliest tokens holds only one of Yes and No, the other is at most as likely as the least of the
 list. If that leaves P(Yes) open by more than this, the verdict is missing."""
 MASS_TOLERANCE = 1e-2  # probabilities of one list may exceed 1 by so much (bf16 servers), and no more
+ROUNDING = 1e-2  # two log-probabilities of one token may differ by so much, if a server rounds one of them
 FLOOR_LOGPROB = -9999.0  # what vLLM sends for −inf
-
-
-class TransientError(Exception):
-    """An attempt failed; another may not."""
-
-    def __init__(self, reason: str, *, wait: float = 0.0, unreachable: bool = False) -> None:
-        super().__init__(reason)
-        self.wait, self.unreachable = wait, unreachable
 
 
 class UnansweredError(Exception):
@@ -115,11 +110,14 @@ def read_p_yes(
         temperature: Divides the Yes − No logit.
 
     Raises:
-        TransientError: if the answer is malformed.
+        TransientError: if the answer contradicts itself, or is to another question.
+        LookupError, TypeError: if it has another form.
         UnansweredError: if it does not determine the probability.
     """
     entries, least = _first_token(answer)
     by_id = ids is not None and any(name.startswith("token_id:") for name, _ in entries)
+    if by_id and len(dict(entries)) < len(entries):
+        raise TransientError("a token listed twice")
     names = [[f"token_id:{i}" for i in row] for row in ids] if by_id and ids else words
     yes, no = (_log_sum([value for name, value in entries if name in spellings]) for spellings in names)
     if max(yes, no) <= FLOOR_LOGPROB:
@@ -132,13 +130,27 @@ def read_p_yes(
 
 def read_text(answer: Json) -> str:
     """The words of a chat completion."""
-    try:
-        text = answer["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        text = None
+    text = _choice(answer)["message"]["content"]
     if not isinstance(text, str):
         raise TransientError("an answer without text")
     return text.strip()
+
+
+def check_model(answer: Json, model: str) -> None:
+    """Raises TransientError if another model answered; a dated or qualified name is this one's."""
+    name = str(answer.get("model") or model)
+    if name != model and not re.fullmatch(rf"(.*/)?{re.escape(model)}(-20\d\d[-\d]*)?", name):
+        raise TransientError(f"{name[:80]!r} answered instead of {model!r}")
+
+
+def _choice(answer: Json) -> Json:
+    """The one choice of an answer."""
+    choices = answer["choices"]
+    # One was asked for, so another means that the answer is to another question.
+    indices = [choice.get("index", 0) for choice in choices]
+    if indices != [0]:
+        raise TransientError(f"an answer of {len(indices)} choices, their indices {str(indices)[:60]}")
+    return cast(Json, choices[0])
 
 
 def _first_token(answer: Json) -> tuple[set[tuple[str, float]], float]:
@@ -146,21 +158,41 @@ def _first_token(answer: Json) -> tuple[set[tuple[str, float]], float]:
 
     A server that repeats an entry (the sampled token, say) lists it once here.
     """
+    choice = _choice(answer)
     try:
-        first = answer["choices"][0]["logprobs"]["content"][0]
-        sampled = (str(first["token"]), float(first["logprob"]))
-        listed = [(str(entry["token"]), float(entry["logprob"])) for entry in first["top_logprobs"]]
-    except (KeyError, IndexError, TypeError, ValueError):
+        first = choice["logprobs"]["content"][0]
+    except (LookupError, TypeError):
         raise TransientError("an answer without log-probabilities") from None
-    entries = {sampled, *listed}
-    log_probs = [log_prob for _, log_prob in entries]
-    if any(math.isnan(log_prob) or log_prob > MASS_TOLERANCE for log_prob in log_probs):
-        raise TransientError("log-probabilities that are none (NaN, or above 0)")
-    if (mass := sum(map(math.exp, log_probs))) > 1 + MASS_TOLERANCE:
+    sampled, listed = _entry(first), [_entry(entry) for entry in first["top_logprobs"]]
+    for index, (name, log_prob) in enumerate(listed):
+        if any(name == other and 0 < abs(log_prob - value) <= ROUNDING for other, value in listed[:index]):
+            raise TransientError(f"the token {name!r:.40} twice, with two log-probabilities that are nearly the same")
+    entries = {*listed, *([] if _is_repeated(sampled, listed) else [sampled])}
+    if (mass := sum(math.exp(log_prob) for _, log_prob in entries)) > 1 + MASS_TOLERANCE:
         raise TransientError(f"log-probabilities whose probabilities add up to {mass:.3f}")
     # The sampled token may lie far below the likeliest, and bounds nothing.
     likeliest = [log_prob for name, log_prob in listed if (name, log_prob) != sampled]
     return entries, min(likeliest, default=0.0)
+
+
+def _entry(entry: Json) -> tuple[str, float]:
+    name, log_prob = entry["token"], entry["logprob"]
+    if not isinstance(name, str) or isinstance(log_prob, bool) or not isinstance(log_prob, int | float):
+        raise TransientError("a token or log-probability of another type")
+    if not log_prob <= MASS_TOLERANCE:  # nor NaN
+        raise TransientError("log-probabilities that are none (NaN, or above 0)")
+    return name, float(log_prob)
+
+
+def _is_repeated(sampled: tuple[str, float], listed: Sequence[tuple[str, float]]) -> bool:
+    """Whether the sampled token is among the listed ones, be it with a rounded log-probability."""
+    same = [log_prob for name, log_prob in listed if name == sampled[0]]
+    if any(abs(log_prob - sampled[1]) <= ROUNDING for log_prob in same):
+        return True
+    # Another token of the same spelling may be sampled, but then it is less likely than all that are listed.
+    if same and sampled[1] > min(log_prob for _, log_prob in listed):
+        raise TransientError(f"two log-probabilities of the sampled token {sampled[0]!r:.40}")
+    return False
 
 
 def _log_sum(log_probs: Sequence[float]) -> float:

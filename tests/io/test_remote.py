@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pacorl.io import net as remote_images
+from pacorl.io import remote as remote_images
 from pacorl.io.images import ImageError, open_image
-from pacorl.io.net import PRIVATE_VARIABLE, fetch, fetch_image, is_public, is_url, open_source
+from pacorl.io.net import is_url
+from pacorl.io.remote import PRIVATE_VARIABLE, fetch, fetch_image, is_public, open_source
 
 LOOPBACK = "127.0.0.1"
 
@@ -222,7 +223,7 @@ def test_a_host_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPa
     ("path", "message"),
     [
         ("hops/4", "more than 3 redirects; give the image's own URL"),
-        ("nowhere", "the server answers 404 Not Found; check the URL"),
+        ("nowhere", "the server answers 404; check the URL"),
         ("to/file:///etc/hostname", "leads to 'file:///etc/hostname', and only http"),
         ("to/http://user:secret@127.0.0.1/", "holds a user name or password"),
         ("page", "not an image of a known format"),

@@ -1,0 +1,176 @@
+"""Images by URL, for the doors at which a person hands in images: `pacorl score`, `PacoReward`, `serve --allow-urls`.
+
+An URL may come from anybody, so a fetch can do little: http and https only, no credentials, cookies or proxies, three
+redirects, 20 MB, one deadline over everything, and public addresses only. A host is resolved once per hop, its
+addresses are checked, and the connection goes to the checked address itself: a name that resolves to something else a
+moment later changes nothing. Tests and private networks set `PACORL_ALLOW_PRIVATE_URLS=1`, or `allow_private=True`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from pacorl.io.images import MAX_PIXELS, ImageError, open_image
+from pacorl.io.net import Answer, DeadlineError, TransientError, blocking, exchange, is_url, shown_url
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 20_000_000
+MAX_REDIRECTS = 3
+DEADLINE_SECONDS = 30.0
+"""For resolving, connecting, all redirects and the whole body together."""
+PRIVATE_VARIABLE = "PACORL_ALLOW_PRIVATE_URLS"
+REDIRECTS = (301, 302, 303, 307, 308)
+PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+FILE_INSTEAD = "or download the image and give its file"
+
+Allowed = Callable[[str], bool]
+"""Whether an IP address may be connected to."""
+
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""IPv4 addresses as an IPv6-only network writes them (RFC 6052); Python calls all of them public."""
+
+
+def open_source(source: Path | str, *, allow_private: bool | None = None) -> Image:
+    """Read a file, or fetch an http(s) URL, as an upright RGB image."""
+    if isinstance(source, str) and is_url(source):
+        return fetch_image(source, allow_private=allow_private)
+    return open_image(source)
+
+
+def fetch_image(
+    url: str,
+    *,
+    name: str = "",
+    max_bytes: int = MAX_BYTES,
+    max_pixels: int = MAX_PIXELS,
+    seconds: float = DEADLINE_SECONDS,
+    allow_private: bool | None = None,
+) -> Image:
+    """Fetch an image by URL; `name` stands for the URL in messages about its pixels.
+
+    Args:
+        max_bytes: the most that is read of an answer, MAX_BYTES at most.
+        seconds: the deadline of everything together.
+        allow_private: whether addresses that are not public are connected to; by default the environment says so.
+    """
+    if allow_private is None:
+        allow_private = os.environ.get(PRIVATE_VARIABLE, "") not in ("", "0")
+    allowed = (lambda _: True) if allow_private else is_public
+    data = fetch(url, max_bytes=min(max_bytes, MAX_BYTES), seconds=seconds, allowed=allowed)
+    return open_image(data, name=name or shown_url(url), max_pixels=max_pixels)
+
+
+def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> bytes:
+    """The bytes at an URL, or an ImageError; every hop connects only to an address that is `allowed`."""
+    deadline = time.monotonic() + seconds
+    shown, current = shown_url(url), url
+    try:
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = _get(_checked(current), deadline, max_bytes=max_bytes, allowed=allowed)
+            if answer.status not in REDIRECTS or not answer.headers.get("location"):
+                break
+            current = urljoin(current, answer.headers["location"])
+        else:
+            raise _FetchError(f"more than {MAX_REDIRECTS} redirects; give the image's own URL, {FILE_INSTEAD}")
+        if answer.status != 200:
+            raise _FetchError(f"the server answers {answer.status}; check the URL, {FILE_INSTEAD}")
+        return answer.body
+    except _FetchError as error:
+        raise ImageError(f"{shown}: {error}") from None
+    except (DeadlineError, TimeoutError):
+        raise ImageError(f"{shown}: not fetched within {seconds:g} s; try again, {FILE_INSTEAD}") from None
+    except (TransientError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(f"{shown}: cannot be fetched ({reason}); check the URL, {FILE_INSTEAD}") from None
+
+
+class _FetchError(Exception):
+    """Why an URL is not fetched, and what to do."""
+
+
+def _checked(url: str) -> SplitResult:
+    """An URL that may be fetched, split."""
+    if re.search(r"[\x00-\x20\x7f]", url):
+        raise _FetchError("the URL holds spaces or control characters; write them as %20 and the like")
+    target = urlsplit(url)
+    if target.scheme.lower() not in ("http", "https") or not target.hostname:
+        raise _FetchError(f"leads to {shown_url(url)!r}, and only http(s) URLs are fetched; {FILE_INSTEAD[3:]}")
+    if target.username is not None or target.password is not None:
+        raise _FetchError(f"the URL holds a user name or password, and none are sent; leave them out, {FILE_INSTEAD}")
+    return target
+
+
+def _get(target: SplitResult, deadline: float, *, max_bytes: int, allowed: Allowed) -> Answer:
+    """One request, to an address that was checked."""
+    host, secure = (target.hostname or "").encode("idna").decode(), target.scheme.lower() == "https"
+    addresses = _resolved(host, port := target.port or (443 if secure else 80), deadline)
+    # Every one that the host resolves to must be allowed: which of them a client takes is up to the attacker.
+    for address in addresses:
+        if not allowed(address):
+            raise _FetchError(
+                f"{host} is {address}, which is not a public address; give a public URL, {FILE_INSTEAD} "
+                f"({PRIVATE_VARIABLE}=1 allows private ones)"
+            )
+    # The request line is ASCII; what a person copied may hold letters of any script.
+    path = quote((target.path or "/") + (f"?{target.query}" if target.query else ""), safe=PRINTABLE)
+    # The checked address itself: a name would be resolved again, and perhaps to another one.
+    scheme, address = ("https" if secure else "http"), addresses[0]
+    url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}{path}"
+    headers = {"Host": target.netloc.rpartition("@")[2].encode("idna").decode(), "Accept": "image/*"}
+    options: dict[str, Any] = {"headers": headers, "max_bytes": max_bytes, "server_name": host}
+    return blocking(exchange(url, seconds=_remaining(deadline), **options))
+
+
+def _remaining(deadline: float) -> float:
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+def _resolved(host: str, port: int, deadline: float) -> list[str]:
+    """The host's addresses; a resolver that hangs is waited for no longer than the deadline."""
+    answers: list[list[Any] | Exception] = []
+
+    def resolve() -> None:
+        try:
+            answers.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answers.append(error)
+
+    # In a thread, which is left behind if need be: getaddrinfo takes no timeout.
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(_remaining(deadline))
+    if not answers:
+        raise TimeoutError
+    if isinstance(rows := answers[0], Exception):
+        reason = getattr(rows, "strerror", "") or rows
+        raise _FetchError(f"there is no host {host!r} ({reason}); check the URL and the network, {FILE_INSTEAD}")
+    return [str(row[4][0]) for row in rows]
+
+
+def is_public(address: str) -> bool:
+    """Whether an address belongs to the public internet, and so does any IPv4 address that it stands for."""
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
+        teredo = ip.teredo
+        inner = [ip.ipv4_mapped, ip.sixtofour, *(teredo or ())]
+        if ip in NAT64:
+            inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+        if any(address is not None and not is_public(str(address)) for address in inner):
+            return False
+        if ip.ipv4_mapped is not None:
+            return True
+    return ip.is_global and not ip.is_multicast
