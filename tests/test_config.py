@@ -126,6 +126,14 @@ FAULTS = [
         "config: sampling.tree.antithetic pairs siblings, and branches [1]",
     ),
     (
+        ["advantages.among=siblings"],
+        "config: advantages.among siblings and sampling.tree has branches [1]: a node with one child",
+    ),
+    (
+        ["advantages.among=siblings", "sampling.tree.seeds=1", "sampling.sde_steps=[1,2]"],
+        "config: advantages.among siblings and sampling.tree has branches [16, 1]: a node with one child",
+    ),
+    (
         ["sampling.sde_steps=[9]", "sampling.suffix.steps=2"],
         "config: sampling.suffix steps 2 and no deterministic step follows the last stochastic one; leave",
     ),

@@ -203,6 +203,13 @@ class Advantages:
     used_B: Tensor
     """False where the sample must not be trained on (its reward is missing, or its group is too small)."""
     stats: Mapping[str, float]
+    value_LB: Tensor | None = None
+    """At each level of a tree, the advantage of the child that a sample descends from among its siblings; None if a
+    sample's own advantage acts on all of its path."""
+
+    def at(self, level: int) -> Tensor:
+        """(B,) what acts on the steps of a level."""
+        return self.value_B if self.value_LB is None else self.value_LB[level]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from pacorl.core.advantages import AGGREGATES, NO_FLOOR, Floor, Scores, coeffici
 from pacorl.core.advantages import advantages as advantages_of
 from pacorl.core.advantages.log_tamed import LogTamed, Threshold, is_tamed, log_tamed
 from pacorl.core.advantages.ranked import Ranked, ranked
+from pacorl.core.advantages.weighted_sum import WeightedSum
+from pacorl.core.sampling import Tree
 from pacorl.types import Advantages, RewardTable
 
 NAN = float("nan")
@@ -222,3 +224,29 @@ def test_dropped_groups_and_ratios_are_counted() -> None:
     assert found.stats["reward/ratio"] == found.stats["reward/reward0_to_reward1"] == pytest.approx(2.5)
     assert found.stats["reward/reward1/zero_std_groups"] == 1.0
     assert found.stats["reward/reward0/zero_std_groups"] == 0.0
+
+
+def test_siblings_are_compared_with_each_other_by_the_mean_of_their_leaves() -> None:
+    tree = Tree(1, (2, 2))
+    scores = [0.0, 2.0, 4.0, 10.0, *[3.0] * 4]
+    options = WeightedSum(among="siblings")
+    found = advantages_of(
+        table([scores], [0] * 4 + [1] * 4), options, weights=[1.0], nodes=tree.nodes(range(len(scores)))
+    )
+    assert found.at(0).tolist() == pytest.approx([-1, -1, 1, 1, 0, 0, 0, 0])
+    assert found.at(1).tolist() == pytest.approx([-1, 1, -1, 1, 0, 0, 0, 0])
+    own = advantages_of(table([scores], [0] * 4 + [1] * 4), WeightedSum(), weights=[1.0], nodes=tree.nodes(range(8)))
+    assert torch.equal(own.at(0), own.at(1))
+    torch.testing.assert_close(own.value_B, found.value_B)
+
+
+def test_a_missing_score_leaves_its_siblings_value_to_the_others_below_it() -> None:
+    scores = [0.0, NAN, 4.0, 10.0]
+    found = advantages_of(
+        table([scores], [0] * 4), WeightedSum(among="siblings"), weights=[1.0], nodes=Tree(1, (2, 2)).nodes(range(4))
+    )
+    assert found.used_B.tolist() == [True, False, True, True]
+    assert found.at(0)[1] == found.at(1)[1] == 0
+    assert found.at(1)[0] == 0, "no sibling of it was judged"
+    # Children's values are 0 (one sample) and 7 (two).
+    assert found.at(0)[[0, 2, 3]].tolist() == pytest.approx([-math.sqrt(2), math.sqrt(0.5), math.sqrt(0.5)])

@@ -316,10 +316,15 @@ class PolicyRun(Section):
             SDE_TYPES[sampling.sde_type].check(
                 sampling.sde_steps, steps=sampling.steps, noise_level=sampling.noise_level
             )
-        elif tree.seeds < self.group_size:
+        elif tree.seeds < tree.group_size:
             raise ValueError(
                 f"sampling.tree with {tree.seeds} seeds and {self.objective.name} would make samples of a group alike, "
                 "since it samples without noise; leave the tree out"
+            )
+        if self.advantages.among == "siblings" and min(tree.branches) < 2:
+            raise ValueError(
+                f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
+                "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
 
     def _check_edits(self) -> None:

@@ -52,6 +52,10 @@ class Tree:
         """The node of a level above the sample of a global row."""
         return row - row % self.leaves(level)
 
+    def nodes(self, rows: Sequence[int]) -> list[list[int]]:
+        """The node of each level above the samples of some rows: [level][row]."""
+        return [[self.node_of(row, level) for row in rows] for level in range(len(self.branches) + 1)]
+
     def noise_of(self, child: int, level: int) -> tuple[int, float]:
         """Whose noise a child of a node of `level` takes, and with which sign.
 

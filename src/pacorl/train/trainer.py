@@ -350,7 +350,12 @@ class PolicyTrainer:
 
     def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row]) -> Advantages:
         table = reward_table(scores, rows, names=tuple(self.rewards))
-        return advantages(table, self.config.advantages, weights=[r.weight for r in self.config.rewards])
+        return advantages(
+            table,
+            self.config.advantages,
+            weights=[r.weight for r in self.config.rewards],
+            nodes=self.sampler.tree.nodes([row.number for row in rows]),
+        )
 
     def _scoring_overlaps(self) -> bool:
         judge = self.config.judge

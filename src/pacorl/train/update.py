@@ -161,7 +161,7 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
             old_mean_BNC=None if nodes.mean_VNC is None else nodes.mean_VNC.to(device)[node_B],
             dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
             noise_weight=policy_loss.noise_weight(transition, nodes.sigmas_T),
-            advantage_B=values.value_B[nodes.row_B].to(device, torch.float32),
+            advantage_B=values.at(nodes.level)[nodes.row_B].to(device, torch.float32),
         ),
         options,
     )

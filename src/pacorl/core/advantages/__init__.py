@@ -2,8 +2,9 @@
 
 Legend: B samples, R rewards. Everything is computed in fp64 on the whole epoch's table, on every rank alike.
 
-An aggregate makes one score of a sample's rewards; the score is then normalised in its group. To add one, write its
-options, its function and its `AggregateSpec` in a file here, and one line of `AGGREGATES`.
+An aggregate makes one score of a sample's rewards; the score is then normalised in its group, or, in a tree, among
+siblings. To add one, write its options, its function and its `AggregateSpec` in a file here, and one line of
+`AGGREGATES`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -74,6 +77,10 @@ class AggregateOptions(Section):
     """The settings that every aggregate has; an aggregate adds its own."""
 
     aggregate: str
+    among: Literal["group", "siblings"] = "group"
+    """What a sample is compared with. group: all samples of its prompt, and its advantage acts on every step of its
+    path. siblings, in a tree: at each step the children of one node, of which each counts as the mean of the samples
+    below it (TempFlow-GRPO, arXiv 2508.04324; BranchGRPO, 2509.06040)."""
     floor: Floor = NO_FLOOR
     clip: float = Field(5.0, gt=0)
     """Advantages are clipped to ±clip."""
@@ -130,13 +137,16 @@ AGGREGATES: Table[AggregateSpec] = Table(
 )
 
 
-def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequence[float]) -> Advantages:
-    """Aggregate the rewards of each sample and normalise them in their groups.
+def advantages(
+    table: RewardTable, options: AggregateOptions, *, weights: Sequence[float], nodes: Sequence[Sequence[int]] = ()
+) -> Advantages:
+    """Aggregate the rewards of each sample and normalise them in their groups, or among siblings.
 
     Args:
         table: every reward of every sample of an epoch.
         options: of one of `AGGREGATES`.
         weights: one per reward, in the table's order.
+        nodes: the node above each sample at each level of its tree (`Tree.nodes`), for `among: siblings`.
 
     Returns:
         One advantage per sample. A sample with a missing reward is not used, nor is a group with fewer than
@@ -148,9 +158,16 @@ def advantages(table: RewardTable, options: AggregateOptions, *, weights: Sequen
     score_RB = table.score_RB.double().nan_to_num()
     scores = Scores(score_RB, valid_B, table.group_B, weight_R=score_RB.new_tensor(weights))
     combined_B = spec.combine(scores, options)
-    value_B = normalize_groups(combined_B, valid_B, table.group_B, std=options.std_over, floor=options.floor)
+    normalize = partial(normalize_groups, std=options.std_over, floor=options.floor)
+    value_B = normalize(combined_B, valid_B, table.group_B).clamp(-options.clip, options.clip)
+    value_LB = None
+    if options.among == "siblings":
+        value_LB = combined_B.new_empty(len(nodes) - 1, len(combined_B))
+        for level, (parent_B, child_B) in enumerate(pairwise(table.group_B.new_tensor(nodes))):
+            mean_B = group_mean(combined_B, valid_B, child_B)
+            value_LB[level] = normalize(mean_B, valid_B, parent_B).clamp(-options.clip, options.clip)
     stats = _stats(table, valid_B, combined_B) | (spec.stats(scores, table.names, options) if valid_B.any() else {})
-    return Advantages(value_B.clamp(-options.clip, options.clip), valid_B, stats)
+    return Advantages(value_B, valid_B, stats, value_LB)
 
 
 def _stats(table: RewardTable, valid_B: Tensor, combined_B: Tensor) -> dict[str, float]:
@@ -191,7 +208,7 @@ def normalize_groups(
     """(r̂ − mean of its group) / std under its floor, over judged samples; 0 for the others (Eq. 2, right)."""
     weight_B = valid_B.double()
     count_B = group_sum(weight_B, group_B).clamp(min=1)
-    centred_B = (score_B - group_sum(score_B * weight_B, group_B) / count_B) * weight_B
+    centred_B = (score_B - group_mean(score_B, valid_B, group_B)) * weight_B
     if std == "group":
         std_B = (group_sum(centred_B**2, group_B) / count_B).sqrt()
         size_B = (group_sum(score_B**2 * weight_B, group_B) / count_B).sqrt()
@@ -213,6 +230,12 @@ def group_sum(value_B: Tensor, group_B: Tensor) -> Tensor:
     _, index_B = group_B.unique(return_inverse=True)
     sums = value_B.new_zeros(int(index_B.max()) + 1 if len(index_B) else 0)
     return sums.index_add(0, index_B, value_B)[index_B]
+
+
+def group_mean(score_B: Tensor, valid_B: Tensor, group_B: Tensor) -> Tensor:
+    """Each sample's mean over the judged samples of its group; 0 for a group without any."""
+    weight_B = valid_B.double()
+    return group_sum(score_B * weight_B, group_B) / group_sum(weight_B, group_B).clamp(min=1)
 
 
 def group_std(score_B: Tensor, group_B: Tensor) -> Tensor:
