@@ -247,7 +247,7 @@ def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs: [3", "not valid YAML: while parsing a flow sequence"),
+        ("epochs: [3", "not valid YAML: expected ',' or ']'"),
         ("- epochs\n", "a config is a mapping of keys, this is a list"),
         ("epochs", "a config is a mapping of keys, this is a str"),
     ],

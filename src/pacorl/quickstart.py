@@ -27,6 +27,7 @@ from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
 from pacorl.data.characters import GRADES, Majority, Oracle, Panel
 from pacorl.io.documents import read_jsonl, write_json
+from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges import open_judge
 from pacorl.judges.judge import Judge, close_judge
@@ -85,13 +86,13 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
 def before_and_after(out: Path, *, columns: int = 6) -> Image.Image:
     """The first evaluation images, before above and after below; none of them chosen by eye."""
     folders = sorted(path for path in (out / "samples").glob("evaluation-*") if path.is_dir())
-    rows = [[Image.open(path) for path in sorted(folder.iterdir())[:columns]] for folder in (folders[0], folders[-1])]
+    rows = [[open_image(path) for path in sorted(folder.iterdir())[:columns]] for folder in (folders[0], folders[-1])]
     side, gap = 2 * rows[0][0].width, 8
     canvas = Image.new("RGB", (len(rows[0]) * (side + gap) - gap, len(rows) * (side + gap) - gap), "white")
     for row, images in enumerate(rows):
         for column, image in enumerate(images):
             # Nearest: a blurred enlargement would hide what the tiny generator gets wrong.
-            large = image.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
+            large = image.resize((side, side), Image.Resampling.NEAREST)
             canvas.paste(large, (column * (side + gap), row * (side + gap)))
     return canvas
 
@@ -180,8 +181,7 @@ class Graded:
 def _read_evaluation(path: Path, oracle: Oracle) -> Graded:
     grades, majorities = [], []
     for line in read_jsonl(path):
-        with Image.open(path.parent / line["image"]) as image:
-            seen = oracle.read(split(image.convert("RGB"), parse_layout(line["grid"])))
+        seen = oracle.read(split(open_image(path.parent / line["image"]), parse_layout(line["grid"])))
         p_yes = [value for row in line["p_yes"] for value in row if value is not None]
         described = [Panel.parse(text) for text in line["panels"]]
         grades.append({"consistency": fmean(p_yes), **characters.grade(described, seen)})

@@ -13,7 +13,7 @@ from pacorl.dataset.records import PromptRecord, read_instances, read_prompts
 from pacorl.engine.image_queue import ImageSource, Shard
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import write_atomic
-from pacorl.io.images import open_image, png_text
+from pacorl.io.images import open_image, png_texts
 from pacorl.types import Prompt, Size
 
 
@@ -65,7 +65,7 @@ def test_a_folder_of_the_first_edition_goes_on(folder):
     generate(folder, source(), grids=2)
     first = read_jsonl(folder / "grids.jsonl")[0]
     assert first["seed"] == 39529684342150259
-    recipe = png_text(folder / first["file"], "pacorl recipe")
+    recipe = png_texts(folder / first["file"])["pacorl recipe"]
     text = read_prompts(folder / "diverse.jsonl")[0].prompt.text
     assert recipe == f'{{"generator": {{"checkpoint": "drawn"}}, "prompt": "{text}", "seed": {first["seed"]}}}'
 
@@ -96,7 +96,7 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(folder, tmp_path):
 def test_another_recipe_is_generated_anew(folder):
     generate(folder, source(), grids=2)
     assert generate(folder, source(checkpoint="other"), grids=2)["generated"] == 6
-    assert "other" in png_text(folder / "grids/0000/0.png", "pacorl recipe")
+    assert "other" in png_texts(folder / "grids/0000/0.png")["pacorl recipe"]
 
 
 def test_a_broken_image_is_generated_anew(folder):

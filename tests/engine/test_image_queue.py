@@ -19,7 +19,7 @@ from pacorl.engine.image_queue import (
     generate_missing,
     missing_jobs,
 )
-from pacorl.io.images import png_text
+from pacorl.io.images import png_texts
 from pacorl.types import Prompt
 
 JOBS = [ImageJob(f"case{number}", Prompt(number, "a hat"), f"images/{number}.png") for number in range(5)]
@@ -60,7 +60,7 @@ def test_another_recipe_is_another_image(tmp_path: Path) -> None:
 def test_a_job_may_bring_its_own_seed(tmp_path: Path) -> None:
     own = ImageJob("case0", Prompt(0, "a hat", sources=(Path("some/where/cat.png"),)), "images/0.png", seed=77)
     generate_missing([own, JOBS[1]], tmp_path, source())
-    recipes = [json.loads(png_text(tmp_path / job.file, RECIPE) or "") for job in (own, JOBS[1])]
+    recipes = [json.loads(png_texts(tmp_path / job.file)[RECIPE]) for job in (own, JOBS[1])]
     assert recipes[0] == {"generator": {"model": "grey"}, "prompt": "a hat", "seed": 77, "sources": ["cat.png"]}
     assert recipes[1] == {"generator": {"model": "grey"}, "prompt": "a hat", "seed": seed_of(3, "case1")}
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pacorl.io.documents import (
     Journal,
     append_jsonl,
     blamed_on,
+    check_keys,
+    dump_yaml,
     parse_json,
+    parse_yaml,
     read_journal,
     read_json,
     read_jsonl,
@@ -19,6 +25,7 @@ from pacorl.io.documents import (
     read_records,
     read_yaml,
     text_field,
+    typed,
     write_json,
     write_jsonl,
 )
@@ -61,7 +68,7 @@ def test_an_absent_document_is_named_with_the_fix(tmp_path: Path) -> None:
 
 def test_bad_yaml_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: [1\nb: 2\n")
-    with pytest.raises(ValueError, match=r"a\.yaml: not valid YAML: .*line 2") as fault:
+    with pytest.raises(ValueError, match=r"a\.yaml:2: not valid YAML: expected ',' or '\]'") as fault:
         read_yaml(tmp_path / "a.yaml")
     assert "\n" not in str(fault.value)
 
@@ -94,13 +101,149 @@ def test_records_by_key_refuse_what_is_ambiguous(tmp_path: Path) -> None:
 def test_text_without_a_file_names_no_line() -> None:
     with pytest.raises(ValueError, match=r"^not valid JSON at column 1"):
         parse_json("oops")
-    with pytest.raises(ValueError, match=r"^the answer: not UTF-8 text"):
+    with pytest.raises(ValueError, match=r"^the answer:1: not UTF-8 text"):
         parse_json(b'"\xff"', name="the answer")
 
 
 def test_blame_goes_in_front_of_a_fault() -> None:
     with pytest.raises(ValueError, match=r"^row 3: too long$"), blamed_on("row 3"):
         raise ValueError("too long")
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"a": 1,\n "b": {"a": 1},\n "a": 2}', "f.json:3: key 'a' is given twice in one object; keep one of them"),
+        ('[{"a": 1},\n{"b": 1, "c": {"b": 2}, "b": 3}]', "f.json:2: key 'b' is given twice"),
+        ('{"a": NaN}', "f.json: NaN is not a number of JSON; write null"),
+        ('{"a": [1, {"b": -1e999}]}', "f.json: a.1.b: -inf is not a finite number"),
+        ('{"a": 1' + "0" * 400 + "}", "f.json: a: 10000000000000000000 is not a finite number"),
+        ('{"a": 1' + "0" * 5000 + "}", "f.json: Exceeds the limit"),
+        ("[" * 101 + "]" * 101, "f.json: nested deeper than 100 levels"),
+        ('{"a":' * 50_000, "f.json:1: nested deeper than 100 levels"),
+    ],
+)
+def test_json_that_would_be_read_as_something_else_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(fault)}"):
+        parse_json(text, name="f.json")
+
+
+def test_json_of_a_hundred_levels_and_large_numbers_is_read() -> None:
+    assert parse_json("[" * 100 + "]" * 100)
+    assert parse_json('{"a": 12345678901234567890, "b": 1e308, "c": {"a": 1}}') == {
+        "a": 12345678901234567890,
+        "b": 1e308,
+        "c": {"a": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("Yes", "Yes"),
+        ("true", True),
+        ("False", False),
+        ("017", 17),
+        ("0o17", 15),
+        ("0x1f", 31),
+        ("1:30", "1:30"),
+        ("1e-4", 1e-4),
+        (".5", 0.5),
+        ("+3", 3),
+        ("2026-01-01", "2026-01-01"),
+        ("~", None),
+        ("", None),
+        ("!!str 017", "017"),
+    ],
+)
+def test_yaml_is_read_by_version_1_2(text: str, value: object) -> None:
+    read = parse_yaml(f"a: {text}", name="f.yaml")["a"]
+    assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "value", ["no", "on", "017", "0o17", "1e-4", "1:30", "2026-01-01", "~", "", "true", ".inf", "1_0"]
+)
+def test_a_text_stays_a_text_for_readers_of_either_version(value: str) -> None:
+    written = dump_yaml({"a": value, "b": 1e-5, "c": None, "d": True, "e": [1, 2.5]})
+    assert parse_yaml(written, name="f.yaml") == yaml.safe_load(written)
+    assert yaml.safe_load(written)["a"] == value
+
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("seed: 1\nout: x\nseed: 2", "f.yaml:3: not valid YAML: key 'seed' is given twice, first in line 1; keep one"),
+        ("a:\n  b: .inf", "f.yaml: not valid YAML: a.b: inf is not a finite number"),
+        ("a: .nan", "f.yaml: not valid YAML: a: nan is not a finite number"),
+        ('x: 1\na: !!int ""', "f.yaml:2: not valid YAML: '' is no int"),
+        ("a: !!bool foo", "f.yaml: not valid YAML: 'foo' is no bool"),
+        ("a: !!timestamp foo", "f.yaml: not valid YAML: could not determine a constructor for the tag"),
+        ("a: !!python/object:os.system x", "f.yaml: not valid YAML: could not determine a constructor for the tag"),
+        ('a: "\\UFFFFFFFF"', "f.yaml: not valid YAML: "),
+        ("a: &a [*a]", "f.yaml: not valid YAML: an alias stands within what it names"),
+        ("[" * 5000, "f.yaml: not valid YAML: nested deeper than 100 levels"),
+        (LAUGHS, "f.yaml:6: not valid YAML: more than 100,000 values, counting what aliases stand for"),
+        (
+            LAUGHS.replace("[", "{<<: [").replace("]", "]}").replace("x", "{k: 1}"),
+            "f.yaml:5: not valid YAML: more than",
+        ),
+    ],
+)
+def test_yaml_that_would_be_read_as_something_else_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(fault)}"):
+        parse_yaml(text, name="f.yaml")
+
+
+def test_a_section_shared_by_an_alias_is_read() -> None:
+    text = "a: &a {p: 1, q: 2}\nb: {<<: *a, q: 3}\nc: *a\n"
+    assert parse_yaml(text, name="f.yaml") == {"a": {"p": 1, "q": 2}, "b": {"p": 1, "q": 3}, "c": {"p": 1, "q": 2}}
+
+
+def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "folder.json").mkdir()
+    for path in (tmp_path / "pipe.json", tmp_path / "folder.json", Path("/dev/null")):
+        with pytest.raises(
+            ValueError, match=rf"^{path}: cannot be read \((not a regular file|Is a directory)\); copy it"
+        ):
+            read_json(path, fix="copy it again")
+    (tmp_path / "large.yaml").write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(
+        ValueError, match=r"large\.yaml: cannot be read \(1,048,577 bytes, and at most 1,048,576 are read"
+    ):
+        read_yaml(tmp_path / "large.yaml")
+
+
+def test_a_number_that_is_not_finite_is_written_as_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": [float("nan"), 1.0], "b": float("inf")})
+    write_jsonl(tmp_path / "a.jsonl", [{"a": float("-inf")}])
+    assert read_json(tmp_path / "a.json") == {"a": [None, 1.0], "b": None}
+    assert read_jsonl(tmp_path / "a.jsonl") == [{"a": None}]
+
+
+def test_an_unknown_key_is_refused_and_in_foreign_records_a_misspelt_one() -> None:
+    with pytest.raises(ValueError, match="unknown name 'idx'; there are a, b"):
+        check_keys({"a": 1, "idx": 2}, ("a", "b"))
+    with pytest.raises(ValueError, match="unknown name 'catgory'; did you mean 'category'"):
+        check_keys({"catgory": 1}, ("category",), foreign=True)
+    check_keys({"idx": 1, "weight": 2, "category": 3}, ("category", "height"), foreign=True)
+
+
+def test_a_document_of_another_type_is_named_by_its_keys() -> None:
+    assert typed({"a": ["1.5"]}, dict[str, list[float]]) == {"a": [1.5]}
+    with pytest.raises(ValueError, match=r"^a\.0: Input should be a valid number"):
+        typed({"a": [[]]}, dict[str, list[float]])
 
 
 # --- the journal -----------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Documents, files, locks and HTTP have one door each: no module beside `pacorl.io` parses, replaces, locks or asks."""
+"""Documents, images, files, locks and HTTP have one door each: no module beside `pacorl.io` reads or parses what others
+wrote, replaces a file, locks one or asks a server."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import pacorl
 
 SOURCE = Path(pacorl.__file__).parent
 TOOLS = SOURCE.parents[1] / "tools" / "tiny"
-PARSERS = {"json.load", "json.loads", "yaml.load", "yaml.safe_load", "yaml.safe_dump", "yaml.dump", "tomllib.load"}
+PARSERS = {"json.load", "json.loads", "yaml.load", "yaml.safe_load", "yaml.compose", "tomllib.load", "pickle.load"}
+PARSERS |= {"yaml.safe_dump", "yaml.dump", "Image.open"}
 WRITERS = {"os.replace", "os.rename", "os.fsync", "fcntl.flock", "fcntl.lockf", "json.dump"}
 
 
@@ -34,6 +36,8 @@ def side_doors(source: str) -> list[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             imported = {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module}
             faults += [f"line {node.lineno}: import {name}" for name in imported & CLIENTS]
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".read_text"):
+            faults.append(f"line {node.lineno}: read_text")
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".write_text"):
             dumped = any("json.dumps" in ast.unparse(argument) for argument in node.args)
             faults += [f"line {node.lineno}: write_text of JSON"] if dumped else []
@@ -41,7 +45,7 @@ def side_doors(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: "/".join(path.parts[-2:]))
-def test_documents_and_files_go_through_io(path: Path) -> None:
+def test_documents_images_and_files_go_through_io(path: Path) -> None:
     assert side_doors(path.read_text(encoding="utf-8")) == []
 
 
@@ -51,6 +55,8 @@ def test_documents_and_files_go_through_io(path: Path) -> None:
         "row = json.loads(line)",
         "rows = map(json.loads, lines)",
         "document = yaml.safe_load(text)",
+        "lines = path.read_text(encoding='utf-8').splitlines()",
+        "image = Image.open(path)",
         "os.replace(aside, path)",
         "def later():\n    import urllib.request",
         "from http.client import HTTPConnection",

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.report.publish import write_card
+from pacorl.report.publish import push, write_card
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def run(tmp_path: Path) -> Path:
         "seed": 3,
         "model": {"checkpoint": "black-forest-labs/FLUX.1-dev", "guidance": 3.5},
         "prompts": {"train": "/home/somebody/data/train.jsonl"},
-        "judge": {"api_key_env": "SECRET_KEY"},
+        "judge": {"api_key_env": "SECRET_KEY", "checkpoint": "http://10.0.0.5:8000/v1", "model": "PaCo-Reward-7B"},
+        "rewards": [{"name": "http", "weight": 0.5, "args": {"api_key": "sk-live-key", "headers": ["Bearer XYZ"]}}],
+        "trainer": {"hub_token": "hf_abcdefgh"},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     summary = {
@@ -71,8 +73,36 @@ def test_without_a_summary_the_last_evaluation_is_what_was_measured(run: Path) -
 
 def test_a_card_says_nothing_of_the_machine(run: Path) -> None:
     text = (write_card(run) / "README.md").read_text()
-    assert "/home" not in text
-    assert "SECRET_KEY" not in text
+    for private in ("/home", "SECRET_KEY", "10.0.0.5", "sk-live", "Bearer", "hf_"):
+        assert private not in text
+    assert "- name: http\n  weight: 0.5\n" in text
+    assert "model: PaCo-Reward-7B" in text
+
+
+@pytest.mark.parametrize(
+    ("section", "fault"),
+    [
+        ({"prompts": {"train": "hf_abcdefghij.jsonl"}}, r"config.yaml: hf_abc… \(line \d+ of .*\) looks like a secret"),
+        ({"prompts": {"train": "https://me:pass@host/x"}}, r"://me:… .* looks like a secret"),
+        ({"model": {"checkpoint": "https://host/x?token=abcdef"}}, r"\?token… .* looks like a secret"),
+        ({"adapter": {"hub_token": "abc"}}, "the config's hub_token looks like a secret"),
+        ({"rewards": [{"name": "Bearer abcdefgh"}]}, "Bearer… .* looks like a secret"),
+        ({"model": {"negative_prompt": "-----BEGIN RSA PRIVATE KEY-----"}}, "looks like a secret"),
+    ],
+)
+def test_a_card_with_a_secret_is_not_written(run: Path, section: dict[str, Any], fault: str) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text()) | section
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match=fault):
+        write_card(run, licence="mit")
+    assert not (run / "adapter" / "README.md").exists()
+
+
+def test_a_secret_beside_the_weights_is_not_uploaded(run: Path) -> None:
+    write_card(run)
+    (run / "adapter" / "adapter_config.json").write_text('{\n"base": "https://me:pass@host/x"}')
+    with pytest.raises(ValueError, match=r"adapter_config.json: ://me:… \(line 2 .* looks like a secret"):
+        push(run / "adapter", "me/it", private=True)
 
 
 def test_benchmarks_go_into_the_card_without_the_papers_rows(run: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.records import prompts_from
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import sample_images
+from pacorl.io.images import open_image
 from pacorl.judges.domain import Domain, DomainNet, thumbnail, to_pixels
 from pacorl.lora.adapters import add_lora
 from pacorl.policies.flux import FLUX, TRAINED_WITH, tiny_flux, tiny_flux_transformer
@@ -130,7 +131,7 @@ def handled(image: Image.Image, rng: random.Random) -> Image.Image:
     if draw < 0.1:
         buffer = io.BytesIO()
         image.save(buffer, "jpeg", quality=rng.randint(70, 95))
-        return Image.open(buffer).convert("RGB")
+        return open_image(buffer.getvalue())
     if draw < 0.25:
         factor = rng.uniform(0.8, 4.0)
         size = (max(16, round(image.width * factor)), max(16, round(image.height * factor)))

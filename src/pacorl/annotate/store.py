@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, Self
 
 from pacorl.annotate.sharing import Sharing, share_out
 from pacorl.dataset.records import Answer, Instance, connect, stored_answers, stored_instance
-from pacorl.io.documents import parse_json
+from pacorl.io.documents import parse_json, read_text
 from pacorl.io.files import LockedError, sole_holder
 from pacorl.web.site import RefusedError
 
-SETUP = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
+SETUP = read_text(Path(__file__).with_name("schema.sql"))
 MAX_REASON = 500
 
 

@@ -111,6 +111,7 @@ def prompts(
     """Write prompts, balanced over a taxonomy."""
     from pacorl.core.grid import parse_layout
     from pacorl.dataset.prompts import PAPER, TINY, TOKENS_PER_RECORD, make_writer, read_taxonomy, write_all
+    from pacorl.io.documents import read_text
 
     path = taxonomy or (TINY if writer == "tiny" else PAPER)
     # A dry run needs neither key nor server: the cost is estimated from the usual length of a record.
@@ -123,7 +124,7 @@ def prompts(
             subjects=read_taxonomy(path),
             count=count,
             grids=[parse_layout(layout) for layout in split_names(layouts)],
-            options={"writer": writer, "model": chat.model, "taxonomy": path.read_text(encoding="utf-8")},
+            options={"writer": writer, "model": chat.model, "taxonomy": read_text(path)},
             seed=seed,
             workers=chat.workers,
             tokens=(0, 0) if writer == "tiny" else TOKENS_PER_RECORD,

@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Word = BeforeValidator(lambda value: "off" if value is False else value)
-"""A choice with `off` in it, which YAML reads as false."""
+"""A choice with `off` in it, which YAML 1.1 read as false, and which some therefore write so."""
+SHOWN = 300
+"""Characters of a refused value that a message shows."""
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
 """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 
@@ -36,8 +38,8 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A frozen part of a config that knows its keys."""
 
-    # Extra keys are refused: a typo must not silently mean a default.
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Extra keys are refused: a typo must not silently mean a default. A bound that is NaN is passed by every value.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 Run = TypeVar("Run", bound=Section)
@@ -133,7 +135,7 @@ def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> st
             return f"{key}: unknown key, did you mean {near[0]!r}?"
         return f"{key}: unknown key{owner}" + (f"; there are {', '.join(section.model_fields)}" if owner else "")
     # A whole section as the value would say less than the message.
-    shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {fault['input']!r})"
+    shown = "" if isinstance(fault["input"], dict | BaseModel) else f" (got {repr(fault['input'])[:SHOWN]})"
     return f"{key}: {fault['msg'].removeprefix('Value error, ')}{shown}"
 
 

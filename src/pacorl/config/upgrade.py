@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from pacorl.io.documents import dump_yaml, parse_yaml
+from pacorl.io.documents import compose_yaml, dump_json, dump_yaml, parse_yaml
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "PolicyRun": {
@@ -96,13 +96,21 @@ def _replace(document: dict[str, Any], run: str) -> list[str]:
         section, name = _section(document, key)
         if name not in section:
             continue
-        value = values[section.pop(name)]
+        value = _today(values, section.pop(name), key)
         target, new_name = _section(document, new, create=True)
         if target.get(new_name, value) != value:
             raise ValueError(f"{key} is now said by {new}, and both are given and disagree; leave {key} out")
         target[new_name] = value
         notices.append(f"{key} is now {new}: {value}")
     return notices
+
+
+def _today(values: Mapping[Any, Any], value: Any, key: str) -> Any:
+    """What stands for an old value today; a list, which some file may have, is no key of a mapping."""
+    for old, new in values.items():
+        if old == value:
+            return new
+    raise ValueError(f"{key} {value!r} is none of its values, {' and '.join(map(dump_json, values))}")
 
 
 def _section(document: dict[str, Any], key: str, *, create: bool = False) -> tuple[dict[str, Any], str]:
@@ -156,7 +164,7 @@ def rewrite(text: str, *, name: str) -> tuple[str, list[str]]:
 def _edits(text: str, run: str) -> Iterator[Edit]:
     """Renames and removes keys as they stand in the text."""
     # Composed nodes know where they stand in the text; a loaded document does not.
-    root = yaml.compose(text)
+    root = compose_yaml(text)
     for old, new in RENAMED.get(run, {}).items():
         if entry := _node(root, old):
             key = entry[1]
@@ -164,7 +172,7 @@ def _edits(text: str, run: str) -> Iterator[Edit]:
     for old, (new, values) in REPLACED.get(run, {}).items():
         if entry := _node(root, old):
             _, key, value = entry
-            section = values[parse_yaml(value.value, name=old)]
+            section = _today(values, parse_yaml(value.value, name=old), old)
             inside = ", ".join(f"{name}: {setting}" for name, setting in section.items())
             yield key.start_mark.index, value.end_mark.index, f"{new.rpartition('.')[2]}: {{{inside}}}"
     for old in [*DROPPED.get(run, {}), *RETIRED.get(run, {})]:

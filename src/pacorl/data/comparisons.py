@@ -25,11 +25,22 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from pacorl.core.questions import meets_criterion
 from pacorl.data import characters
 from pacorl.data.characters import IDENTITY, Split, with_another
 from pacorl.data.records import TINY, TINY_COUNTS, evenly_spread, tiny_source
-from pacorl.io.documents import blamed_on, read_json, read_records, text_field, write_json, write_jsonl
+from pacorl.io.documents import (
+    blamed_on,
+    check_keys,
+    read_json,
+    read_records,
+    text_field,
+    typed,
+    write_json,
+    write_jsonl,
+)
 from pacorl.io.files import inside
 from pacorl.io.images import SHOWN_FAULTS
 from pacorl.types import Comparison
@@ -40,6 +51,8 @@ IMPORT_RANKINGS = (
     "rankings are no comparisons yet; make them some with `pacorl dataset import SET FILE --kind rankings` and "
     "`pacorl dataset export SET`, and name SET/export/comparisons_train.jsonl"
 )
+KEYS = ("images", "question", "consistent", "reasons", "category", "group", "answer")
+"""Of the project's own records."""
 DECISION = re.compile(r"(Yes|No)\b[.,:;!]*\s*")
 TINY_COUNT = 200
 """Pairs of a split of the tiny world if a source gives no count."""
@@ -57,6 +70,15 @@ OPENAI_FORM = {
     "columns": {"messages": "messages", "images": "images"},
     "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
 }
+
+
+class DatasetEntry(BaseModel):
+    """What is read of an entry of dataset_info.json."""
+
+    file_name: str = ""
+    formatting: str = ""
+    columns: dict[str, str] = {}
+    tags: dict[str, str] = {}
 
 
 class MissingImagesError(ValueError):
@@ -118,7 +140,7 @@ def missing_file(source: str) -> Path | None:
             return Path(source.rpartition(":")[0] or source)
         needed = folder_entry[0] / INFO
         if needed.is_file():
-            needed = inside(folder_entry[0], str(_entry(*folder_entry)[1].get("file_name", "")))
+            needed = inside(folder_entry[0], _entry(*folder_entry)[1].file_name)
     return None if needed.is_file() else needed
 
 
@@ -171,6 +193,7 @@ def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
 def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     if "candidates" in record and "consistent" not in record:
         raise ValueError(IMPORT_RANKINGS)
+    check_keys(record, KEYS)
     consistent, answer = record.get("consistent"), text_field(record, "answer")
     if not isinstance(consistent, bool):
         raise ValueError(f"'consistent' must be true or false, got {consistent!r}")
@@ -203,10 +226,10 @@ def load_sharegpt(folder: str | Path, name: str = "") -> list[Comparison]:
     """
     folder = Path(folder)
     key, entry = _entry(folder, name)
-    if entry.get("formatting") != "sharegpt":  # LLaMA-Factory takes an entry that does not say for alpaca's
+    if entry.formatting != "sharegpt":  # LLaMA-Factory takes an entry that does not say for alpaca's
         raise ValueError(f"{folder / INFO}: {key} is not in the sharegpt form, which is what is read")
-    path = inside(folder, str(entry.get("file_name", "")))
-    columns, tags = COLUMNS | entry.get("columns", {}), TAGS | entry.get("tags", {})
+    path = inside(folder, entry.file_name)
+    columns, tags = COLUMNS | entry.columns, TAGS | entry.tags
     records = read_json(path, fix=f"give {SOURCES}")
     if not isinstance(records, list):
         raise ValueError(f"{path}: a dataset is a list of records, this is a {type(records).__name__}")
@@ -248,28 +271,27 @@ def _sharegpt_row(comparison: Comparison, folder: Path) -> dict[str, Any]:
 
 def sharegpt_names(folder: Path) -> list[str]:
     """The entries of a folder's dataset_info.json that are in the sharegpt form."""
-    return [name for name, entry in _info(folder).items() if entry.get("formatting") == "sharegpt"]
+    return [name for name, entry in _info(folder).items() if entry.formatting == "sharegpt"]
 
 
 def sharegpt_files(folder: Path) -> list[Path]:
     """dataset_info.json and the files of its entries in the sharegpt form."""
     entries = _info(folder)
-    return [folder / INFO, *(inside(folder, str(entries[name].get("file_name"))) for name in sharegpt_names(folder))]
+    return [folder / INFO, *(inside(folder, entries[name].file_name) for name in sharegpt_names(folder))]
 
 
-def _info(folder: Path) -> Mapping[str, Mapping[str, Any]]:
+def _info(folder: Path) -> dict[str, DatasetEntry]:
     info = read_json(folder / INFO, fix=f"give {SOURCES}")
-    if not isinstance(info, dict) or not all(isinstance(entry, dict) for entry in info.values()):
-        raise ValueError(f"{folder / INFO}: it must map names to entries")
-    return info
+    with blamed_on(f"{folder / INFO}: it must map names to entries"):
+        return typed(info, dict[str, DatasetEntry])
 
 
-def _entry(folder: Path, name: str) -> tuple[str, Mapping[str, Any]]:
+def _entry(folder: Path, name: str) -> tuple[str, DatasetEntry]:
     """An entry and its name, by the name or by its file's; a file that nothing describes is read as PaCo-Dataset's."""
     if not (folder / INFO).is_file() and name.endswith(".json"):
-        return Path(name).stem, {"file_name": name, **OPENAI_FORM}
+        return Path(name).stem, DatasetEntry.model_validate({"file_name": name, **OPENAI_FORM})
     info = _info(folder)
-    matching = {key: entry for key, entry in info.items() if name in ("", key, entry.get("file_name"))}
+    matching = {key: entry for key, entry in info.items() if name in ("", key, entry.file_name)}
     if len(matching) != 1:
         fault = f"{name!r} is not in it" if name else f"it has {len(info)} entries"
         raise ValueError(f"{folder / INFO}: {fault}; name one as {folder}:NAME, of {', '.join(info) or 'none'}")

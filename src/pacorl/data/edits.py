@@ -23,11 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import blamed_on, read_json, write_jsonl
+from pacorl.io.documents import blamed_on, check_keys, read_json, write_jsonl
 from pacorl.io.files import digest, inside, write_atomic
 from pacorl.io.images import open_image
 from pacorl.types import Prompt
 
+KEYS = ("image", "instruction", "category", "task_name", "panels")
+"""What is read of an edit's record."""
 LANGUAGES = ("en", "cn")
 COLUMNS = {"instruction": ("instruction", "prompt"), "image": ("input_image", "image")}
 """What is read → GEdit-Bench's column of it, and the one that the released preprocessing writes."""
@@ -50,6 +52,7 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
 
     Raises ValueError if the instruction is missing, or an image is missing, unreadable or outside of `folder`.
     """
+    check_keys(record, KEYS, foreign=True)
     instruction = record.get("instruction")
     if not isinstance(instruction, str) or not instruction.strip():
         raise ValueError(f"'instruction' must be the text of an edit, got {instruction!r}")

@@ -22,12 +22,11 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pacorl.io.documents import blamed_on, parse_object, read_text, text_field, text_lines
+from pacorl.io.documents import blamed_on, check_keys, parse_object, read_text, text_field, text_lines
 
 Criteria = Mapping[str, Mapping[str, str]]
 """dimension → name → text, as in the records of prompts."""
@@ -90,10 +89,7 @@ def load_rankings(path: str | Path) -> list[Ranking]:
 
 
 def _ranking(record: Mapping[str, Any], line: int) -> Ranking:
-    for name in record.keys() - {*KEYS}:
-        near = get_close_matches(name, {*KEYS} - record.keys(), n=1, cutoff=0.8)
-        if near:
-            raise ValueError(f"unknown name {name!r}; did you mean {near[0]!r}?")
+    check_keys(record, KEYS, foreign=True)
     ranking = Ranking(
         line=line,
         reference=text_field(record, "reference").strip(),

@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 from pacorl.core.grid import LAYOUT, panel_texts, parse_layout
 from pacorl.data.characters import Split, character_prompts
 from pacorl.data.edits import LANGUAGES, edit_prompt, is_edit, load_gedit, load_sharegpt_4o
-from pacorl.io.documents import blamed_on, parse_object, text_field, text_lines, write_jsonl
+from pacorl.io.documents import blamed_on, check_keys, parse_object, text_field, text_lines, write_jsonl
 from pacorl.types import Grid, Prompt, Size
 
 Item = TypeVar("Item")
 Record = Mapping[str, Any]
 
+KEYS = ("prompt", "layout", "theme", "criteria", "category", "task_name", "height", "width", "panels")
+"""What is read of a T2IS record."""
 SOURCES = (
     "a .jsonl of T2IS records or of {image, instruction}, a .txt of one prompt a line, GEdit-Bench's .parquet, "
     "ShareGPT-4o-Image's .json, or tiny:train|dev|test"
@@ -112,6 +114,7 @@ def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
 
 
 def _prompt(record: Record, number: int) -> Prompt:
+    check_keys(record, KEYS, foreign=True)
     text, layout = text_field(record, "prompt"), text_field(record, "layout")
     if not text.strip():
         raise ValueError("'prompt' is missing or empty; give the text that the generator is to read")

@@ -18,7 +18,7 @@ from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, write_records
 from pacorl.dataset.rules import pair_key, question_suffix
-from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed
+from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
 from pacorl.io.files import digest, inside, safe_name
 from pacorl.io.images import SHOWN_FAULTS, check_readable
 
@@ -114,7 +114,8 @@ def import_sharegpt_4o(bundle: Import) -> Iterator[LabelledPair]:
     path = bundle.add_input(bundle.source / "text_and_image_to_image.json")
     verified, checked = None, bundle.source / "verified.txt"
     if checked.is_file():
-        verified = {int(line) for line in bundle.add_input(checked).read_text().split()}
+        with blamed_on(f"{checked}: record numbers, one a line"):
+            verified = {int(line) for line in read_text(bundle.add_input(checked)).split()}
     for number, row in enumerate(read_json(path), 1):
         if verified is not None and number not in verified:
             continue

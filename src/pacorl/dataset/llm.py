@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from pacorl.dataset.manifest import Progress
-from pacorl.dataset.records import faults_of
-from pacorl.io.documents import Journal, blamed_on, parse_json
+from pacorl.io.documents import Journal, blamed_on, parse_json, typed
 from pacorl.io.net import MALFORMED, Answer, TransientError, ask, blocking, service_url
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -166,7 +165,4 @@ def parse(text: str, schema: type[Reply]) -> Reply:
         raise ValueError(f"it holds no JSON object: {text[:60]!r}")
     with blamed_on("its JSON is malformed or breaks off"):
         document = parse_json(text[start : end + 1])
-    try:
-        return schema.model_validate(document)
-    except ValidationError as error:
-        raise ValueError(faults_of(error)) from None
+    return typed(document, schema)

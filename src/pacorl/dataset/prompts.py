@@ -54,7 +54,7 @@ def read_taxonomy(path: Path = PAPER) -> list[Subject]:
     subjects = []
     for category, entries in _checked_mapping(read_yaml(path), path).items():
         for name, dimensions in _checked_mapping(entries, f"{path}: {category}").items():
-            if not isinstance(dimensions, list) or not dimensions or not set(dimensions) <= set(DIMENSIONS):
+            if not isinstance(dimensions, list) or not dimensions or not all(name in DIMENSIONS for name in dimensions):
                 choices = ", ".join(DIMENSIONS)
                 raise ValueError(f"{path}: {category}: {name}: name some of {choices}, got {dimensions!r}")
             subjects.append(Subject(str(category), str(name), tuple(dimensions)))

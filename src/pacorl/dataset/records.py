@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from pacorl.data.rankings import Criteria
 from pacorl.data.records import load_prompts
-from pacorl.io.documents import blamed_on, parse_json, read_jsonl, write_jsonl
+from pacorl.io.documents import blamed_on, faults_of, parse_json, read_jsonl, write_jsonl
 from pacorl.io.files import safe_name
 from pacorl.types import Prompt
 
@@ -159,12 +159,6 @@ def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> 
             if records.setdefault(fault, record) is not record:
                 raise ValueError(fault)
     return list(records.values())
-
-
-def faults_of(error: ValidationError) -> str:
-    """The first three faults of a document on one line, each behind the field that it is in."""
-    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ") for fault in error.errors()[:3]]
-    return "; ".join(faults).replace("Value error, ", "")
 
 
 # --- the rankings of people --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.core.schedule import seed_of
 from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes, png_text
+from pacorl.io.images import png_bytes, png_texts
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -131,4 +131,6 @@ def generate_missing(
 def missing_jobs(jobs: Sequence[ImageJob], out: Path, source: ImageSource, *, shard: Shard = Shard()) -> list[ImageJob]:
     """The jobs of a shard whose image is absent, broken, or of another recipe."""
     # The shard is cut from all jobs, not from the missing ones: another process may finish some in the meantime.
-    return [job for job in jobs[shard.index :: shard.count] if png_text(out / job.file, RECIPE) != source.recipe(job)]
+    return [
+        job for job in jobs[shard.index :: shard.count] if png_texts(out / job.file).get(RECIPE) != source.recipe(job)
+    ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pacorl.io.documents import append_jsonl, parse_object, write_jsonl
+from pacorl.io.documents import append_jsonl, parse_object, read_text, write_jsonl
 from pacorl.io.files import write_atomic
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class Logbook:
 
     def _lines(self) -> list[str]:
         path = self.folder / "metrics.jsonl" if self.folder else None
-        return path.read_text().splitlines() if path and path.exists() else []
+        # Not splitlines, which would cut at U+2028 within a reward's name.
+        return [line for line in read_text(path).split("\n") if line] if path and path.exists() else []
 
     def _rewrite(self, lines: Sequence[str]) -> None:
         if self.folder and (self.folder / "metrics.jsonl").exists():
@@ -201,7 +202,7 @@ def tracker_id(folder: Path) -> str:
     path = folder / ID_FILE
     if not path.exists():
         write_atomic(path, uuid.uuid4().hex[:ID_LETTERS] + "\n")
-    return path.read_text().strip()
+    return read_text(path).strip()
 
 
 # --- progress --------------------------------------------------------------------------------------------------

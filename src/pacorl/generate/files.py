@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from PIL import Image
 
 from pacorl.generate.sets import GeneratedImage
 from pacorl.io.files import write_atomic
-from pacorl.io.images import png_bytes
+from pacorl.io.images import open_image, png_bytes, png_texts
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.page import render
 
@@ -56,9 +55,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
 
 def read_recipe(path: Path) -> dict[str, str]:
     """The text chunks of an image, as `recipe_texts` wrote them; empty for one without."""
-    with Image.open(path) as image:
-        image.load()  # Pillow reads the chunks behind the pixels only now
-        return {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
+    return png_texts(path)
 
 
 def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "") -> list[SavedImage]:
@@ -142,8 +139,7 @@ def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
     facts = {key: text for key, text in recipe_texts(image, judge=judge).items() if key not in shown_elsewhere}
     source = None
     if image.prompt.sources:
-        with Image.open(image.prompt.sources[0]) as opened:
-            source = show(opened.convert("RGB"))
+        source = show(open_image(image.prompt.sources[0]))
     return {
         "name": saved.path.name,
         "image": show(image.image),

@@ -4,35 +4,60 @@
     config = read_yaml(Path("run.yaml"))
     write_json(folder / "summary.json", summary)
 
-Every fault is a ValueError that begins with the file and its line. `fix`, if a reader takes it, ends the message:
-only the caller knows what the user should do about a file that cannot be used.
+What is read is a regular file of bounded size and depth in UTF-8, its numbers are finite, and no key stands twice in
+one mapping. YAML is read by version 1.2 (`io.yaml_core`). Every fault is a ValueError that begins with the file and its
+line. `fix`, if a reader takes it, ends the message: only the caller knows what the user should do about a file that
+cannot be used.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from pacorl.io.files import write_atomic
+from pacorl.io.files import read_bytes, write_atomic
+from pacorl.io.yaml_core import MAX_DEPTH, CoreDumper, CoreLoader
 
 Item = TypeVar("Item")
 
+MAX_BYTES = 2**30
+"""Of a text file. PaCo-Dataset's largest has a few hundred million."""
+MAX_YAML_BYTES = 2**20
+"""YAML is what people write by hand, and its parser takes ten seconds for a million characters."""
+FLOAT_MAX = int(sys.float_info.max)
+"""A larger whole number is no float, and whoever computes with it meets an OverflowError."""
+TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")\s*(:?)|[{}]')
+"""Of a JSON text: a string, with the colon that makes it a key, or the edge of an object."""
 
-def read_text(path: Path, *, fix: str = "") -> str:
+
+def read_text(path: Path, *, fix: str = "", limit: int = MAX_BYTES) -> str:
     """Read a UTF-8 file; a byte order mark is dropped."""
     try:
-        return path.read_text(encoding="utf-8-sig")  # Windows' editors begin UTF-8 files with a mark
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from None
+        content = read_bytes(path, limit=limit)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}){_ending(fix)}") from None
+    # All systems' line breaks, as Python's own text files have it.
+    return _decoded(content, str(path)).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")  # Windows' editors begin UTF-8 files with a mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{name}:{line}: not UTF-8 text; save the file as UTF-8") from None
 
 
 def read_json(path: Path, *, fix: str = "") -> Any:
@@ -47,7 +72,7 @@ def read_object(path: Path, *, fix: str = "") -> dict[str, Any]:
 
 def read_yaml(path: Path) -> Any:
     """Read a YAML document of any kind; None if it is empty."""
-    return parse_yaml(read_text(path), name=str(path))
+    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES), name=str(path))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -106,15 +131,111 @@ def blamed_on(location: object) -> Iterator[None]:
         raise ValueError(f"{location}: {error}") from None
 
 
-def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
-    """Parse a JSON document; `name` is the file, to which the message of a fault adds the line."""
+def check_keys(record: Mapping[str, Any], keys: Collection[str], *, foreign: bool = False) -> None:
+    """Raise ValueError if a record has a key beside `keys`; if it is a `foreign` one, only if that looks misspelt."""
+    for key in [key for key in record if key not in keys]:
+        near = get_close_matches(key, {*keys} - record.keys(), n=1, cutoff=0.85)
+        if near or not foreign:
+            fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(keys)}"
+            raise ValueError(f"unknown name {key!r}; {fix}")
+
+
+def typed(document: Any, kind: type[Item]) -> Item:
+    """The document as a type that pydantic knows: a model, a dataclass, `dict[str, float]`.
+
+    Raises:
+        ValueError: it is none; the message names the keys.
+    """
     try:
-        return json.loads(text)
+        return cast(Item, _adapter(kind).validate_python(document))  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ValueError(faults_of(error)) from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)  # costs a hundred times what reading one record does
+
+
+def faults_of(error: ValidationError) -> str:
+    """The first three faults of a document on one line, each behind the field that it is in."""
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ") for fault in error.errors()[:3]]
+    return "; ".join(faults).replace("Value error, ", "")
+
+
+def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
+    """Parse a JSON document; `name` is the file, to which the message of a fault adds the line.
+
+    Raises:
+        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a repeated key or a number that is not finite.
+    """
+    text = _decoded(text, name or "the text") if isinstance(text, bytes) else text
+    try:
+        document = json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_refused)
+        _check_values(document)
     except json.JSONDecodeError as error:
-        location = f"{name}:{error.lineno}: " if name else ""
-        raise ValueError(f"{location}not valid JSON at column {error.colno} ({error.msg}){_ending(fix)}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{name}: not UTF-8 text{_ending(fix)}" if name else "not UTF-8 text") from None
+        line, fault = error.lineno, f"not valid JSON at column {error.colno} ({error.msg})"
+    except _RepeatedKeyError:
+        key, line = _repeated_key(text)
+        fault = f"key {key!r} is given twice in one object; keep one of them"
+    except RecursionError:
+        line, fault = 1, f"nested deeper than {MAX_DEPTH} levels"
+    except ValueError as error:  # a number
+        line, fault = 0, str(error)
+    else:
+        return document
+    at = f":{line}" if line else ""
+    raise ValueError((f"{name}{at}: " if name else "") + fault + _ending(fix))
+
+
+class _RepeatedKeyError(Exception):
+    """The parser does not say which key, and where."""
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise _RepeatedKeyError
+    return record
+
+
+def _repeated_key(text: str) -> tuple[str, int]:
+    """The first key of a JSON text that its object has already, and its line."""
+    objects: list[set[str]] = []
+    for token in TOKEN.finditer(text):
+        if token[0] == "{":
+            objects.append(set())
+        elif token[0] == "}":
+            objects.pop()
+        elif token[2]:
+            key = json.loads(token[1])
+            if key in objects[-1]:
+                return key, text.count("\n", 0, token.start()) + 1
+            objects[-1].add(key)
+    raise AssertionError("no object has a key twice")
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number of JSON; write null if there is none")
+
+
+def _check_values(document: Any) -> None:
+    """Raise ValueError if a document is nested too deeply, or a number in it is not finite (1e999 is infinite)."""
+    level: list[tuple[str, Any]] = [("", [document])]
+    for depth in range(MAX_DEPTH + 1):
+        inner = []
+        for path, values in level:
+            for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+                if isinstance(value, dict | list):
+                    inner.append((f"{path}.{key}" if depth else "", value))
+                elif (isinstance(value, float) and not math.isfinite(value)) or (
+                    isinstance(value, int) and abs(value) > FLOAT_MAX
+                ):
+                    raise ValueError(f"{f'{path}.{key}'.lstrip('.')}: {repr(value)[:20]} is not a finite number")
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
 
 
 def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> dict[str, Any]:
@@ -124,11 +245,27 @@ def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> d
 
 
 def parse_yaml(text: str, *, name: str) -> Any:
-    """Parse a YAML document; `name` begins the message of a fault."""
+    """Parse a YAML 1.2 document; `name` begins the message of a fault.
+
+    Raises:
+        ValueError: it is not YAML, too large, or has a repeated key or a number that is not finite.
+    """
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        document = CoreLoader(text).get_single_data()
+        _check_values(document)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark and "\n" in text else ""
+        raise ValueError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
+    # Of characters and numbers: YAML escapes have more digits than there are characters, Python bounds those of an int.
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ValueError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
+    return document
+
+
+def compose_yaml(text: str) -> Any:
+    """The nodes of a YAML document, which know where in the text they stand."""
+    return CoreLoader(text).get_single_node()
 
 
 def _checked_object(document: Any, demand: str, fix: str) -> dict[str, Any]:
@@ -142,8 +279,12 @@ def _ending(fix: str) -> str:
 
 
 def dump_json(document: Any, *, indent: int | None = 2) -> str:
-    """A document as JSON; letters of all scripts stay readable, dates and paths become text."""
-    return json.dumps(document, indent=indent, ensure_ascii=False, default=str)
+    """A document as JSON; letters of all scripts stay readable, dates and paths become text, NaN becomes null."""
+    style: dict[str, Any] = {"indent": indent, "ensure_ascii": False, "default": str}
+    try:
+        return json.dumps(document, allow_nan=False, **style)
+    except ValueError:  # a number that is not finite, for which JSON has no word: null
+        return json.dumps(json.loads(json.dumps(document, **style), parse_constant=lambda constant: None), **style)
 
 
 def as_read_back(document: Any) -> Any:
@@ -153,7 +294,7 @@ def as_read_back(document: Any) -> Any:
 
 def dump_yaml(document: Any) -> str:
     """A document as YAML, keys in the order given."""
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    return str(yaml.dump(document, Dumper=CoreDumper, sort_keys=False, allow_unicode=True))
 
 
 def write_json(path: Path, document: Any, *, indent: int | None = 2) -> None:
@@ -175,7 +316,7 @@ def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False) + "\n"
+    return dump_json(row, indent=None) + "\n"
 
 
 class Journal:
@@ -215,7 +356,7 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
     A half-written last line may be another process at work, so it is passed over.
     """
     items: dict[Any, dict[str, Any]] = {}
-    for number, line in enumerate(_whole_lines(path)[0].decode().split("\n"), start=1):
+    for number, line in enumerate(_decoded(_whole_lines(path)[0], str(path)).split("\n"), start=1):
         if line.strip():
             with blamed_on(f"{path}:{number}"):
                 row = parse_object(line, fix="delete the line to go on without it")
@@ -227,6 +368,6 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
 
 def _whole_lines(path: Path) -> tuple[bytes, bytes]:
     """The lines that end, and what comes after them."""
-    content = path.read_bytes() if path.is_file() else b""
+    content = read_bytes(path, limit=MAX_BYTES) if path.is_file() else b""
     end = content.rfind(b"\n") + 1
     return content[:end], content[end:]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,22 @@ def digest(path: Path) -> str:
         raise ValueError(f"{path} is missing; run the step that makes it first, or name another file")
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, is a folder, a pipe or a device, or is larger than `limit` bytes.
+    """
+    # O_NONBLOCK: opening a pipe would otherwise wait for somebody to write into it. Windows has neither.
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as handle:
+        status = os.fstat(handle.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if limit is not None and status.st_size > limit:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, and at most {limit:,} are read", str(path))
+        return handle.read()
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -147,11 +147,11 @@ def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> byt
     return buffer.getvalue()
 
 
-def png_text(path: Path, key: str) -> str | None:
-    """One text chunk of a PNG; None if the file or the chunk is missing, or the file is broken."""
+def png_texts(path: Path) -> dict[str, str]:
+    """The text chunks of a PNG; none if the file is missing or broken."""
     try:
-        with Image.open(path) as image:
-            image.load()
-            return str(image.info[key]) if key in image.info else None
-    except (OSError, SyntaxError, ValueError):
-        return None
+        with Image.open(path, formats=["PNG"]) as image:
+            image.load()  # Pillow reads the chunks behind the pixels only now
+            return {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
+    except Exception:  # whatever a decoder raises
+        return {}

@@ -96,8 +96,8 @@ def _series(records: Sequence[Record]) -> dict[str, Points]:
     series: dict[str, Points] = {}
     for record in records:
         for key, value in record.items():
-            # A flag is an int to Python, and no curve.
-            if key not in NOT_CHARTED and isinstance(value, int | float) and not isinstance(value, bool):
+            # The log has null for a value that was not finite.
+            if key not in NOT_CHARTED and (value is None or number(value) is not None):
                 series.setdefault(key, []).append((float(record["epoch"]), number(value)))
     return {key: points for key, points in series.items() if any(value is not None for _, value in points)}
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import current_name
-from pacorl.io.documents import blamed_on, parse_object, read_object, read_text
+from pacorl.io.documents import blamed_on, parse_object, read_object, read_text, typed
+from pacorl.io.files import inside
 from pacorl.types import Grid
 
 Record = dict[str, Any]
@@ -83,7 +86,7 @@ def read_run(run: Path) -> RunFolder:
         raise ValueError(f"{run} has no metrics.jsonl, so it is not a run's folder; name the folder that a run wrote")
     records = []
     for location, record in _lines(metrics):
-        if record.get("kind") in {"epoch", "evaluation"} and number(record.get("epoch")) is None:
+        if record.get("kind") in ("epoch", "evaluation") and number(record.get("epoch")) is None:
             raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
         # Logs of earlier versions hold earlier names, and their pages can be built again.
         records.append({current_name(key): value for key, value in record.items()})
@@ -113,28 +116,37 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): finite for name, value in record.items() if (finite := number(value)) is not None}
 
 
-def _sample(record: Record, folder: Path, location: str) -> Sample:
-    missing = [key for key in ("prompt_id", "seed", "image") if key not in record]
-    if missing:
-        raise ValueError(f"{location}: {missing[0]!r} is missing; a sample needs prompt_id, seed and image")
-    # A page carries its images along, so a record must not be able to name any other file of the machine.
-    image = (folder / str(record["image"])).resolve()
-    if not image.is_relative_to(folder.resolve()):
-        raise ValueError(
-            f"{location}: image {str(record['image'])!r} lies outside {folder}; name it relative to that folder"
+class SampleRecord(BaseModel):
+    """A line of samples/evaluation-*.jsonl. The keys that not all versions write have defaults."""
+
+    prompt_id: int
+    seed: int
+    image: str
+    text: str = ""
+    theme: str = ""
+    grid: str | None = None
+    p_yes: tuple[tuple[float | None, ...], ...] | None = None
+    scores: dict[str, float | None] | None = None
+    reward: float | None = None
+    held_out: dict[str, float | None] | None = None
+
+
+def _sample(document: Record, folder: Path, location: str) -> Sample:
+    with blamed_on(location):
+        record = typed(document, SampleRecord)
+        return Sample(
+            prompt_id=record.prompt_id,
+            seed=record.seed,
+            # A page carries its images along, so a record must not be able to name any other file of the machine.
+            image=inside(folder, record.image),
+            text=record.text,
+            theme=record.theme,
+            grid=parse_layout(record.grid) if record.grid else SINGLE,
+            p_yes=record.p_yes or (),
+            scores=numbers(record.scores or {}),
+            reward=record.reward,
+            held_out=numbers(record.held_out or {}),
         )
-    return Sample(
-        prompt_id=int(record["prompt_id"]),
-        seed=int(record["seed"]),
-        image=image,
-        text=str(record.get("text", "")),
-        theme=str(record.get("theme", "")),
-        grid=parse_layout(str(record["grid"])) if record.get("grid") else SINGLE,
-        p_yes=tuple(tuple(number(value) for value in row) for row in record.get("p_yes") or ()),
-        scores=numbers(record.get("scores") or {}),
-        reward=number(record.get("reward")),
-        held_out=numbers(record.get("held_out") or {}),
-    )
 
 
 def _by_epoch(run: Path, pattern: str) -> dict[int, Path]:

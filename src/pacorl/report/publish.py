@@ -5,39 +5,83 @@ The card says what the run's own files say and nothing else. Nothing leaves this
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS, current_name
-from pacorl.io.documents import dump_yaml, read_jsonl, read_object, read_yaml
+from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
 from pacorl.io.files import write_atomic
 from pacorl.policies import POLICIES
-from pacorl.report.folder import numbers
+from pacorl.report.folder import number, numbers
 
 CARD = "README.md"
 FOLDERS = ("adapter", "merged")
 """Folders of a run that are worth sharing, first come first."""
 JUDGE_LICENCES = {"Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", "")}
 """Of the bases that the judges' recipes name: an adapter is bound by its base's."""
-PRIVATE = ("out", "api_key_env", "key_env")
-"""Config keys that are about a machine, and not about a model."""
+WHOLE: tuple[str, ...] = ()
+REWARD = ("name", "label", "weight")
+SHOWN: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("seed", "epochs", "max_steps", "prompts_per_epoch", "group_size", "best_by"), WHOLE),
+    **dict.fromkeys(("model", "adapter", "tuning", "sampling", "advantages", "objective", "optimizer", "loss"), WHOLE),
+    "prompts": ("train", "evaluation", "evaluation_limit", "leaks"),
+    "data": ("train", "evaluation", "evaluation_limit"),
+    "evaluation": ("size", "steps", "samples_per_prompt"),
+    "rewards": REWARD,
+    "judge": ("backend", "checkpoint", "adapter", "model", "symmetric", "variants"),
+}
+"""The config keys of a card, and of their sections or lists these keys, or all. A list of what to leave out would
+forget the next key that holds a password: arguments of rewards, `trainer`."""
+SECRETS = re.compile(
+    r"\b(?:sk-|hf_|ghp_|github_pat_|xox[abp]-|AIza|AKIA)[\w-]{6,}|\bBearer\s+[\w.~+/-]{3,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s@]+@|[?&]\w*(?:token|key|secret|password|sig\w*)=[^&\s]+",
+    re.IGNORECASE,
+)
+"""Keys of the usual services, user names in addresses, and keys in their queries."""
+SECRET_NAME = re.compile(r"(?:^|_)(?:key|token|secret|password|credentials?)$", re.IGNORECASE)
+TEXT_FILES = (".json", ".md", ".txt", ".yaml", ".jinja")
+
+
+class CardRow(BaseModel):
+    name: str
+    source: str
+    values: dict[str, Any]
+
+
+class CardTable(BaseModel):
+    title: str
+    columns: list[str]
+    rows: list[CardRow]
+
+
+class BenchmarkSummary(BaseModel):
+    """What a card takes of a benchmark's summary.json."""
+
+    tables: list[CardTable] = Field(min_length=1)
+    complete: bool
+    measured: int
+    wanted: int
 
 
 def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ()) -> Path:
     """Write the card into the run's adapter folder; returns the folder.
 
     licence: an identifier of the hub's; needed if the base is not known. benchmarks: folders of
-    `pacorl benchmark`, whose main tables go into the card. Raises ValueError if a file is absent.
+    `pacorl benchmark`, whose main tables go into the card. Raises ValueError if a file is absent, or if something in
+    the card looks like a secret.
     """
     folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
     config = _config(run)
-    base = str((config.get("model") or {}).get("checkpoint") or "")
+    base = str(config.get("model", {}).get("checkpoint") or "")
     is_judge = "data" in config
     header = _header(base, licence, is_judge=is_judge, is_adapter=folder.name == FOLDERS[0])
-    train = (config.get("data" if is_judge else "prompts") or {}).get("train")
+    train = config.get("data" if is_judge else "prompts", {}).get("train")
     sources = train if isinstance(train, list) else [train]
     body = [
         f"# {run.resolve().name}",
@@ -48,7 +92,9 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         "## Config",
         f"```yaml\n{dump_yaml(_public(config))}```",
     ]
-    write_atomic(folder / CARD, f"---\n{dump_yaml(header)}---\n\n" + "\n\n".join(body) + "\n")
+    card = f"---\n{dump_yaml(header)}---\n\n" + "\n\n".join(body) + "\n"
+    check_no_secret(card, name=str(run / "config.yaml"))
+    write_atomic(folder / CARD, card)
     return folder
 
 
@@ -58,6 +104,9 @@ def push(folder: Path, repository: str, *, private: bool) -> str:
 
     if not (folder / CARD).is_file():
         raise ValueError(f"{folder} has no {CARD}; write the card first")
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in TEXT_FILES:
+            check_no_secret(read_text(path), name=str(path))
     api = HfApi()
     address = api.create_repo(repository, private=private, exist_ok=True)
     # Hidden files are locks and half-written ones.
@@ -73,6 +122,9 @@ def _config(run: Path) -> dict[str, Any]:
         raise ValueError(f"{run} is no run's folder: {error}") from None
     if not isinstance(document, dict):
         raise ValueError(f"{path}: a config is a mapping of keys, this is a {type(document).__name__}")
+    for key in ("model", "data", "prompts"):
+        if not isinstance(document.get(key, {}), dict):
+            raise ValueError(f"{path}: {key} is a section, this is a {type(document[key]).__name__}")
     return document
 
 
@@ -92,8 +144,11 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dic
 
 
 def _name_of(source: str) -> str:
-    """A source without the folders of the machine that it lay on."""
-    return Path(source).name if Path(source).is_absolute() else source
+    """A source without the folders and the network of the machine that it lay on."""
+    if "://" in source:
+        check_no_secret(source, name="the config")  # who put one there should know, though it is not shown
+        return "(an address)"
+    return Path(source).name if Path(source).is_absolute() or source.startswith("~") else source
 
 
 def _measured(run: Path) -> Iterator[str]:
@@ -101,9 +156,9 @@ def _measured(run: Path) -> Iterator[str]:
     path, log = run / "summary.json", run / "metrics.jsonl"
     summary = read_object(path) if path.is_file() else {}
     sides = ("before", "after", "difference")
-    rows = [
-        (name, *(_figure(summary.get(side, {}).get(name)) for side in sides)) for name in summary.get("after") or {}
-    ]
+    with blamed_on(path):
+        figures = {side: typed(summary.get(side) or {}, dict[str, Any]) for side in sides}
+    rows = [(name, *(_figure(figures[side].get(name)) for side in sides)) for name in figures["after"]]
     heads: tuple[str, ...] = ("", *sides)
     if not rows:
         lines = read_jsonl(log) if log.is_file() else []
@@ -120,10 +175,10 @@ def _measured(run: Path) -> Iterator[str]:
 def _figure(value: Any) -> str:
     """`0.512 [0.480, 0.544]`; – if there is nothing."""
     interval = value if isinstance(value, Mapping) else {"mean": value}
-    if not isinstance(interval.get("mean"), int | float):
+    mean, low, high = (number(interval.get(name)) for name in ("mean", "low", "high"))
+    if mean is None:
         return "–"
-    low, high = interval.get("low"), interval.get("high")
-    return f"{interval['mean']:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
+    return f"{mean:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else "")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -135,20 +190,41 @@ def _benchmark(folder: Path) -> Iterator[str]:
     path = folder / "summary.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing; name a folder of `pacorl benchmark`")
-    document = read_object(path)
-    table = document["tables"][0]
+    with blamed_on(path):
+        summary = typed(read_object(path), BenchmarkSummary)
+    table = summary.tables[0]
     # The paper's rows are not this adapter's.
-    measured = [row for row in table["rows"] if row["source"] == "measured"]
-    yield f"## {table['title']}"
-    yield _table(("", *table["columns"]), [(row["name"], *map(_figure, row["values"].values())) for row in measured])
-    if not document["complete"]:
-        yield f"Over {document['measured']} of {document['wanted']} items."
+    measured = [row for row in table.rows if row.source == "measured"]
+    yield f"## {table.title}"
+    yield _table(("", *table.columns), [(row.name, *map(_figure, row.values.values())) for row in measured])
+    if not summary.complete:
+        yield f"Over {summary.measured} of {summary.wanted} items."
 
 
-def _public(value: Any) -> Any:
-    """A config without what is about a machine: its folders, and the names of its keys."""
+def _public(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's keys of SHOWN, without the folders of a machine."""
+    return {key: _shown(value, SHOWN[key]) for key, value in config.items() if key in SHOWN}
+
+
+def _shown(value: Any, keys: Sequence[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _public(inner) for key, inner in value.items() if key not in PRIVATE}
+        return {key: _checked(key, inner) for key, inner in value.items() if not keys or key in keys}
     if isinstance(value, list):
-        return [_public(item) for item in value]
+        return [_shown(item, keys) for item in value]
     return _name_of(value) if isinstance(value, str) else value
+
+
+def _checked(key: str, value: Any) -> Any:
+    if isinstance(value, str) and value and SECRET_NAME.search(str(key)):
+        raise ValueError(f"the config's {key} looks like a secret; take it out before you publish the run")
+    return _shown(value, WHOLE)
+
+
+def check_no_secret(text: str, *, name: str) -> None:
+    """Raise ValueError if a text holds what looks like a key or a password; the message shows its beginning only."""
+    if match := SECRETS.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        raise ValueError(
+            f"{name}: {match[0][:6]}… (line {line} of what would be published) looks like a secret; take it out, and "
+            "make a new key if others could have read it"
+        )

@@ -49,8 +49,9 @@ class Floor(Section):
     @model_validator(mode="before")
     @classmethod
     def _value_of_the_form(cls, section: Any) -> Any:
-        if isinstance(section, dict) and section.get("form") in FLOOR_VALUES:
-            return {"value": FLOOR_VALUES[section["form"]], **section}
+        # As a text: a file may have a list there, which no table can be asked for.
+        if isinstance(section, dict) and (form := str(section.get("form"))) in FLOOR_VALUES:
+            return {"value": FLOOR_VALUES[form], **section}
         return section
 
     @model_validator(mode="after")
