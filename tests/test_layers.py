@@ -26,7 +26,7 @@ LAYERS = [
     {"score", "web", "generate"},
     {"train", "train_judge", "bench", "serve", "dataset"},
     {"annotate"},
-    {"plan", "quickstart", "studio"},
+    {"plan", "probe", "quickstart", "studio"},
     {"cli"},
     {"__main__"},
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from pacorl import __version__
-from pacorl.cli import benchmark, dataset, doctor, files, generate, score, serve, train
+from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train
 from pacorl.cli.shared import Commands
 
 app = Commands(
@@ -23,6 +23,7 @@ app = Commands(
 # In the order of the help: what a newcomer needs first.
 app.command("quickstart")(train.quickstart)
 app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
+app.command("probe")(probe.probe)
 app.command("report")(train.report)
 app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
 app.command("score")(score.score)

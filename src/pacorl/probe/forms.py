@@ -1,0 +1,140 @@
+"""What a group carries and what an epoch costs, by the form of its tree and its way to the image.
+
+Advantages compare a sample with its group, and training moves the stochastic steps. So of a group's variance
+
+    V = Σ_ℓ σ²_ℓ·(1 − 1/n_ℓ)        over starts, stochastic steps and the judge,
+
+with n_ℓ distinct draws of level ℓ in the group, only the part S of the stochastic steps is signal. S/V is what animal
+breeding calls heritability, and what selecting by V gains in S is i·S/√V for a selection of intensity i (the breeder's
+equation, Lush 1937; Falconer & Mackay, Quantitative Genetics, 1996, ch. 11). The gain of a form is S/√V, in units of
+the reward. It counts what the samples of one group tell apart. That more starts also show the policy more latents is
+not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacorl.config.policy_run import PolicyRun
+from pacorl.core.sampling import Sampler, Suffix, Tree
+from pacorl.core.solvers import SOLVERS
+from pacorl.probe.measure import Clock
+from pacorl.probe.variance import JUDGE, Estimate, Floats, Variances, estimate, ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """How much of a group's variance training can act on."""
+
+    share: Estimate
+    """S/V."""
+    snr: Estimate
+    """S/(V − S), of one sample."""
+    gain: Estimate
+    """S/√V, in units of the reward."""
+    gain_X: Floats
+    """The estimate of the gain, then its draws."""
+    accuracy_X: Floats
+    """√(S/V), likewise: the correlation of an advantage with what the stochastic steps did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One epoch's tree and suffix, what it teaches and what it costs."""
+
+    tree: Tree
+    suffix: Suffix
+    own: bool
+    """Whether it is the config's."""
+    signal: Signal
+    forwards: int
+    """In sampling, one per distinct latent."""
+    trained: int
+    """Forwards with a backward."""
+    questions: int
+    seconds: dict[str, float]
+    """Of sampling, reward and update, one after the other."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of an epoch."""
+        return sum(self.seconds.values())
+
+
+def signal_of(variances: Variances, tree: Tree) -> Signal:
+    """What groups of a tree carry, if levels vary as in the draws that were split."""
+    counts = dict(zip(variances.within, nodes_of(tree), strict=False)) | {JUDGE: tree.group_size}
+    weight_L = np.array([1 - 1 / counts[name] for name in variances.within])
+    rows_XL = variances.rows()[:, 1:] * weight_L
+    is_step_L = np.isin(variances.within, variances.steps)
+    signal, whole = rows_XL[:, is_step_L].sum(1), rows_XL.sum(1)
+    gain, share = ratio(signal, np.sqrt(whole)), ratio(signal, whole)
+    # Without any noise the ratio of signal to noise has no bound; JSON has no infinity.
+    noise = np.maximum(whole - signal, 1e-6 * whole)
+    return Signal(estimate(share), estimate(ratio(signal, noise)), estimate(gain), gain, np.sqrt(share))
+
+
+def nodes_of(tree: Tree) -> list[int]:
+    """Distinct draws per group: starts, then the noises of each stochastic step."""
+    return [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
+
+
+def forms_of(config: PolicyRun, own: Sampler, variances: Variances, clock: Clock) -> list[Form]:
+    """The config's form, and others of the same group: from own noise to one start, with the suffix at half."""
+    forms = []
+    for tree in _trees(config, own):
+        for suffix in _suffixes(own):
+            forms.append(_form(config, own, clock, tree=tree, suffix=suffix, variances=variances))
+    return forms
+
+
+def _trees(config: PolicyRun, own: Sampler) -> Iterator[Tree]:
+    size = config.group_size
+    divisors = [count for count in range(1, size + 1) if size % count == 0]
+    middle = min(divisors, key=lambda count: abs(count - size**0.5))
+    yield own.tree
+    for seeds in sorted({size, middle, 2 if size % 2 == 0 else 1, 1}, reverse=True):
+        tree = Tree(seeds, (size // seeds, *[1] * (len(own.sde_steps) - 1)))
+        if (tree.seeds, tree.branches) != (own.tree.seeds, own.tree.branches):
+            yield tree
+
+
+def _suffixes(own: Sampler) -> Iterator[Suffix]:
+    yield own.suffix
+    left = own.steps - own.sde_steps[-1] - 1
+    half = Suffix(solver="ab2", steps=max(1, left // 2))
+    if own.suffix != half and left // 2 >= SOLVERS["ab2"].least_steps:
+        yield half
+
+
+def _form(config: PolicyRun, own: Sampler, clock: Clock, *, tree: Tree, suffix: Suffix, variances: Variances) -> Form:
+    samples = config.prompts_per_epoch * config.group_size
+    nodes = [config.prompts_per_epoch * count for count in nodes_of(tree)]
+    # Each level's nodes pass the steps from the one before to its own; leaves pass the suffix.
+    starts = [-1, *own.sde_steps]
+    passed = [count * (step - before) for count, before, step in zip(nodes, starts, own.sde_steps, strict=False)]
+    tail = len(suffix.grid(own.sde_steps[-1] + 1, own.steps)) - 1
+    batches = [max(1, config.sampling.batch // tree.leaves(level)) for level in range(len(tree.branches))]
+    sampling = sum(count * clock.forward(size) / size for count, size in zip(passed, batches, strict=False))
+    sampling += samples * (tail * clock.forward(config.sampling.batch) / config.sampling.batch + clock.decode)
+    trained = [count * config.objective.inner_epochs for count in nodes[:-1]]
+    update = sum(count * clock.trained(size) / size for count, size in zip(trained, batches, strict=True))
+    if config.objective.kl_weight > 0:  # the base's own forward
+        update += sum(count * clock.forward(size) / size for count, size in zip(trained, batches, strict=True))
+    return Form(
+        tree,
+        suffix,
+        own=(tree, suffix) == (own.tree, own.suffix),
+        signal=signal_of(variances, tree),
+        forwards=sum(passed) + samples * tail,
+        trained=sum(trained),
+        questions=round(samples * clock.questions),
+        seconds={
+            "sampling": sampling,
+            "reward": samples * (clock.questions * clock.question + clock.rewards),
+            "update": update,
+        },
+    )

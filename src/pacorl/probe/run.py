@@ -1,0 +1,330 @@
+"""A probe from a config to its findings: draw, split, compare, recommend.
+
+    findings = probe(config, ProbeOptions(epochs=2))
+    findings.recommended["step"].value
+
+Everything but seconds follows from the config's seed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pacorl.config.policy_run import PolicyRun
+from pacorl.core.advantages import zero_std_share
+from pacorl.core.sampling import Sampler, Tree
+from pacorl.core.schedule import seed_of
+from pacorl.probe.design import (
+    NOISE_LEVEL,
+    SIZE,
+    STEP,
+    TEMPERATURE,
+    Candidate,
+    Design,
+    ProbeOptions,
+    own_sampler,
+    plan_design,
+)
+from pacorl.probe.forms import Form, Signal, forms_of, signal_of
+from pacorl.probe.measure import Clock, Drawn, Models, clock, draw, opened, reread
+from pacorl.probe.readings import AS_TRAINED, readings_of
+from pacorl.probe.variance import DRAWS, JUDGE, START, Estimate, Floats, Variances, estimate, nested_variances
+from pacorl.rewards.consistency import JudgedReward
+from pacorl.train import builders
+
+TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
+LEVEL = 0.05
+"""What is recommended in place of the config's value is better with this chance of error, over all alternatives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen of one way to sample, or of one temperature."""
+
+    candidate: Candidate
+    mean: float
+    """Of the weighted rewards."""
+    mean_P: Floats
+    """The same, prompt by prompt."""
+    variances: Variances
+    signal: Signal
+    """Of a group of the config's form."""
+    alike: float
+    """The share of drawn groups whose scores are all but equal."""
+    missing_groups: int
+    """Groups left out because a score in them is missing."""
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to take for one setting, and why."""
+
+    value: object
+    configured: object
+    reason: str
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is not what the config says."""
+        return self.value != self.configured
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a probe saw."""
+
+    design: Design
+    readings: tuple[str, ...]
+    candidates: tuple[Finding, ...]
+    """The config's own first."""
+    rewards: Mapping[str, Variances]
+    """Each reward by itself, sampled as configured."""
+    temperatures: tuple[Finding, ...]
+    """As configured first; empty if no reward has one."""
+    forms: tuple[Form, ...]
+    """The config's own first."""
+    clock: Clock
+    recommended: Mapping[str, Recommendation]
+    notes: tuple[str, ...]
+    seconds: Mapping[str, float]
+    """Of this probe."""
+
+
+def probe(
+    config: PolicyRun,
+    options: ProbeOptions = ProbeOptions(),
+    *,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Findings:
+    """Draw starts, step noises and readings of the judge, and say what a run of this config would learn from.
+
+    Args:
+        config: the run.
+        options: the budget, and what to compare.
+        advance: is called with how many of all samples are drawn.
+
+    Raises:
+        ValueError: if the budget is too small, the objective has no stochastic step, or the run could not start.
+    """
+    started = time.perf_counter()
+    config = builders.checked_config(config, {})
+    own, readings = own_sampler(config), readings_of(config, options.judge_repeats)
+    train, _, _ = builders.read_prompts(config)
+    design = plan_design(config, own, options, prompts=len(train))
+    with opened(config, design, train, readings) as models:
+        design = _possible_sizes(design, models, options)
+        draws, done = list[Drawn](), 0
+        for candidate in design.candidates:
+            draws.append(draw(models, candidate, own, seeds=design.seeds))
+            done += draws[-1].images
+            advance(done, design.samples)
+        found = [_finding(config, own, design, drawn) for drawn in draws]
+        temperatures = _temperatures(models, own, design, draws[0], options.temperatures or TEMPERATURES)
+        times = clock(models, own, draws)
+    weights = [(reward.key, 1.0) for reward in config.rewards]
+    return Findings(
+        design,
+        readings,
+        tuple(found),
+        {key: _finding(config, own, design, draws[0], weights=[(key, 1.0)]).variances for key, _ in weights},
+        tuple(temperatures),
+        tuple(forms_of(config, own, found[0].variances, times)),
+        times,
+        _recommended(found, temperatures),
+        tuple(_notes(design, found[0])),
+        {"probe": time.perf_counter() - started, **models.seconds},
+    )
+
+
+def _possible_sizes(design: Design, models: Models, options: ProbeOptions) -> Design:
+    """The design without sizes of the probe's own choice that the generator has not."""
+    kept, left_out = list[Candidate](), list(design.left_out)
+    for candidate in design.candidates:
+        try:
+            models.policy.check_size(candidate.size)
+            kept.append(candidate)
+        except ValueError as refusal:
+            if options.sizes:
+                raise
+            left_out.append(f"{candidate.name}: {refusal}")
+    return replace(design, candidates=tuple(kept), left_out=tuple(left_out))
+
+
+# --- what was drawn --------------------------------------------------------------------------------------------
+
+
+def _finding(
+    config: PolicyRun,
+    own: Sampler,
+    design: Design,
+    drawn: Drawn,
+    *,
+    weights: Sequence[tuple[str, float]] = (),
+    temperature: float | None = None,
+) -> Finding:
+    candidate = drawn.candidate
+    score_BJ = _weighted(drawn, weights or [(reward.key, reward.weight) for reward in config.rewards])
+    shape = (design.prompts, design.seeds, *[2] * len(candidate.sde_steps), score_BJ.shape[1])
+    score_PSMJ = score_BJ.reshape(shape)
+    whole_P = np.isfinite(score_BJ).reshape(design.prompts, -1).all(1)
+    if not whole_P.any():
+        raise ValueError(
+            f"every prompt of {candidate.name} lacks a score, and nested draws need whole groups; see why the rewards "
+            "give none (`pacorl doctor CONFIG`)"
+        )
+    score_PSMJ = score_PSMJ[whole_P]
+    rng = np.random.default_rng(seed_of(config.seed, "probe", candidate.name, str(temperature)))
+    names = [f"step {step}" for step in candidate.sde_steps]
+    variances = nested_variances(score_PSMJ, steps=names, rng=rng)
+    read_PG = score_PSMJ[..., 0].reshape(len(score_PSMJ), -1)
+    groups = torch.arange(len(read_PG)).repeat_interleave(read_PG.shape[1])
+    return Finding(
+        candidate,
+        float(read_PG.mean()),
+        np.where(whole_P, score_BJ[:, 0].reshape(design.prompts, -1).mean(1), math.nan),
+        variances,
+        signal_of(variances, _form_of(own, candidate)),
+        zero_std_share(torch.from_numpy(read_PG.reshape(-1)), groups),
+        int((~whole_P).sum()),
+        temperature,
+    )
+
+
+def _weighted(drawn: Drawn, weights: Sequence[tuple[str, float]]) -> Floats:
+    """(B, J) weighted sums of the rewards, per reading; a reward that was read once is the same in all."""
+    forms = list(dict.fromkeys(form for name, form in drawn.scores if name in dict(weights)))
+    columns = [
+        sum(weight * drawn.scores.get((name, form), drawn.scores[name, AS_TRAINED]) for name, weight in weights)
+        for form in forms
+    ]
+    return np.stack(columns, axis=-1)
+
+
+def _form_of(own: Sampler, candidate: Candidate) -> Tree:
+    """The config's tree with the candidate's number of stochastic steps: what follows the first branches no more."""
+    tree, steps = own.tree, len(candidate.sde_steps)
+    if steps == len(tree.branches):
+        return tree
+    return Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
+
+
+def _temperatures(models: Models, own: Sampler, design: Design, drawn: Drawn, wanted: Sequence[float]) -> list[Finding]:
+    """What temperatures of the rewards make of the images that were sampled as configured."""
+    configured = {reward.temperature for reward in models.rewards.values() if isinstance(reward, JudgedReward)}
+    if not configured:
+        return []
+    first = configured.pop() if len(configured) == 1 else None
+    own_finding = _finding(models.config, own, design, drawn, temperature=first)
+    return [own_finding] + [
+        _finding(models.config, own, design, reread(models, drawn, temperature=t), temperature=t)
+        for t in wanted
+        if t != first
+    ]
+
+
+# --- what to take ----------------------------------------------------------------------------------------------
+
+
+def _recommended(found: Sequence[Finding], temperatures: Sequence[Finding]) -> dict[str, Recommendation]:
+    own, chosen = found[0], dict[str, Recommendation]()
+    values: Mapping[str, Callable[[Finding], object]] = {
+        STEP: lambda finding: list(finding.candidate.sde_steps),
+        NOISE_LEVEL: lambda finding: finding.candidate.noise_level,
+        SIZE: lambda finding: str(finding.candidate.size),
+    }
+    for kind, value in values.items():
+        rivals = [finding for finding in found[1:] if finding.candidate.varies == kind]
+        chosen[kind] = _best(own, rivals, value=value, merit=_gain_for_cost)
+    if temperatures:
+        chosen[TEMPERATURE] = _best(
+            temperatures[0], temperatures[1:], value=lambda finding: finding.temperature, merit=_teaching
+        )
+    return chosen
+
+
+def _gain_for_cost(finding: Finding) -> Floats:
+    """The gain of an epoch of equal cost: it grows with the root of the number of samples."""
+    return finding.signal.gain_X / math.sqrt(finding.candidate.weight)
+
+
+def _teaching(finding: Finding) -> Floats:
+    """The accuracy of advantages times the share of groups that have any: temperatures change the reward's unit.
+
+    A share of few groups is drawn from the Beta of Jeffreys' prior.
+    """
+    groups = len(finding.mean_P)
+    alike = finding.alike * groups
+    rng = np.random.default_rng(seed_of("alike", str(finding.temperature)))
+    different = np.concatenate([[1 - finding.alike], rng.beta(groups - alike + 0.5, alike + 0.5, DRAWS)])
+    return np.asarray(finding.signal.accuracy_X * different)
+
+
+def _best(
+    own: Finding,
+    rivals: Sequence[Finding],
+    *,
+    value: Callable[[Finding], object],
+    merit: Callable[[Finding], Floats],
+) -> Recommendation:
+    """The best rival if it is surely better than the config's own and its images are not surely worse, else the own."""
+    configured = value(own)
+    if not rivals:
+        return Recommendation(configured, configured, "nothing else was drawn")
+    margins = [estimate(merit(rival) - merit(own), tail=LEVEL / 2 / len(rivals)) for rival in rivals]
+    better = [
+        (margin.value, rival)
+        for margin, rival in zip(margins, rivals, strict=True)
+        if margin.low > 0 and _fall(own, rival).high >= 0
+    ]
+    if not better:
+        return Recommendation(configured, configured, _why_not(own, rivals, margins, value))
+    gained, best = max(better, key=lambda pair: pair[0])
+    return Recommendation(value(best), configured, f"better by {gained:.3g}, surely above 0")
+
+
+def _why_not(
+    own: Finding, rivals: Sequence[Finding], margins: Sequence[Estimate], value: Callable[[Finding], object]
+) -> str:
+    margin, rival = max(zip(margins, rivals, strict=True), key=lambda pair: pair[0].value)
+    if margin.value <= 0:
+        return "nothing that was drawn looks better"
+    if margin.low > 0:
+        return (
+            f"{value(rival)} carries more signal, and its images surely score lower: a mean of {rival.mean:.3f}, and "
+            f"{own.mean:.3f} as configured"
+        )
+    return (
+        f"{value(rival)} looks better and may be chance ({margin.value:+.3g}, {margin.low:+.3g} to {margin.high:+.3g})"
+    )
+
+
+def _fall(own: Finding, rival: Finding) -> Estimate:
+    """The difference of means, with Student's interval over prompts; without bounds for a single prompt."""
+    difference_P = rival.mean_P - own.mean_P
+    difference_P = difference_P[np.isfinite(difference_P)]
+    count = len(difference_P)
+    if count < 2:
+        return Estimate(float(difference_P.mean()) if count else math.nan, -math.inf, math.inf)
+    spread = float(difference_P.std(ddof=1)) / math.sqrt(count)
+    drawn = np.random.default_rng(0).standard_t(count - 1, DRAWS) * spread
+    return estimate(difference_P.mean() + np.concatenate([[0.0], drawn]))
+
+
+def _notes(design: Design, own: Finding) -> list[str]:
+    notes = [f"left out {reason}" for reason in design.left_out]
+    if own.variances.clamped:
+        notes.append(f"below 0, and taken as 0: the variance of {', '.join(own.variances.clamped)}")
+    if JUDGE not in own.variances.names:
+        notes.append("the judge was read once, so that its own share is within that of the last stochastic step")
+    if own.missing_groups:
+        notes.append(f"{own.missing_groups} of {design.prompts} groups lack a score, and are left out")
+    if own.variances.share(START).high - own.variances.share(START).low > 0.5:
+        notes.append("the intervals are wide; a budget of several epochs (--epochs) narrows them")
+    return notes

@@ -1,0 +1,146 @@
+"""Which level of a nested draw owns which share of a score's variance: the balanced random-effects analysis.
+
+A score is y = μ + prompt + start + step noise + … + reading, each effect drawn anew within the one before. A level's
+mean square estimates what the level and all below it add, so that its variance is the difference of two mean squares
+by the number of scores below one unit (Searle, Casella & McCulloch, Variance Components, 1992, §§ 3 and 4). These
+estimates are unbiased however few draws there are; they may fall below 0, and are taken as 0 if they do.
+
+Uncertainty is that of generalised confidence intervals (Weerahandi 1993): a mean square with f degrees of freedom is
+distributed as its expectation times χ²(f)/f, so that draws of mean square · f/χ²(f) stand for what the expectation may
+be, and every figure is computed of each draw.
+
+Legend: L levels (the prompt first), D draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+DRAWS = 4000
+"""Of an interval: its ends then move by about a hundredth of its width from seed to seed."""
+PROMPT, START, JUDGE = "prompt", "start", "judge"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Variances:
+    """What each level of a nested draw adds to the variance of a score."""
+
+    names: tuple[str, ...]
+    """Prompt, start, one name per stochastic step, and the judge if it was read more than once."""
+    freedom_L: Floats
+    """Degrees of freedom of each mean square."""
+    unbiased_L: Floats
+    """Estimates that may be negative; NaN for the prompt if there is only one."""
+    unbiased_DL: Floats
+    """The same of each draw."""
+
+    @property
+    def clamped(self) -> tuple[str, ...]:
+        """Levels whose estimate fell below 0 and is taken as 0."""
+        return tuple(name for name, variance in zip(self.names, self.unbiased_L, strict=True) if variance < 0)
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """The levels that tell the samples of one group apart."""
+        return self.names[1:]
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The levels that training moves."""
+        return tuple(name for name in self.names[2:] if name != JUDGE)
+
+    def rows(self) -> Floats:
+        """(1 + D, L) variances of at least 0: the estimate, then each draw."""
+        return np.vstack([self.unbiased_L, self.unbiased_DL]).clip(min=0)
+
+    def variance(self, name: str) -> Estimate:
+        """Of one level."""
+        return estimate(self.rows()[:, self.names.index(name)])
+
+    def share(self, *names: str) -> Estimate:
+        """Of some levels in what tells the samples of a prompt apart, each with a start of its own."""
+        rows = self.rows()
+        part = rows[:, [self.names.index(name) for name in names]].sum(1)
+        return estimate(ratio(part, rows[:, 1:].sum(1)))
+
+
+def nested_variances(
+    score_PSMJ: Floats, *, steps: Sequence[str], rng: np.random.Generator, draws: int = DRAWS
+) -> Variances:
+    """Split the variance of nested scores.
+
+    Args:
+        score_PSMJ: prompts × starts × one axis of children per stochastic step × readings of the judge.
+        steps: what the stochastic steps are called, one per axis.
+        rng: draws the intervals.
+        draws: how many.
+
+    Raises:
+        ValueError: if a level has a single unit, so that its variance cannot be told.
+    """
+    read_often = score_PSMJ.shape[-1] > 1
+    names = (PROMPT, START, *steps, *([JUDGE] if read_often else []))
+    y = without_reading_shift(score_PSMJ) if read_often else score_PSMJ[..., 0]
+    if len(names) != y.ndim or min(y.shape[1:]) < 2:
+        raise ValueError(f"{names} of {y.shape} draws: each level below the prompt needs two draws")
+    square_L, freedom_L = mean_squares(y)
+    if read_often:  # the shift of each reading was estimated too, and it takes its degrees of freedom
+        lost = y.shape[0] * (y.shape[-1] - 1)
+        square_L[-1] *= freedom_L[-1] / (freedom_L[-1] - lost)
+        freedom_L[-1] -= lost
+    drawn_DL = square_L * np.maximum(freedom_L, 1) / rng.chisquare(np.maximum(freedom_L, 1), (draws, len(names)))
+    return Variances(names, freedom_L, _differences(square_L, y.shape), _differences(drawn_DL, y.shape))
+
+
+def without_reading_shift(score_PSMJ: Floats) -> Floats:
+    """The scores without what a reading adds to all of a prompt's: it cancels in a group's advantages."""
+    images = tuple(range(1, score_PSMJ.ndim - 1))
+    shift = score_PSMJ.mean(axis=images, keepdims=True)
+    return np.asarray(score_PSMJ - shift + shift.mean(axis=-1, keepdims=True))
+
+
+def mean_squares(y: Floats) -> tuple[Floats, Floats]:
+    """(L,) mean squares of a balanced nested array, one axis per level, and their degrees of freedom."""
+    squares, freedoms, above = [], [], y.mean(keepdims=True)
+    for level, count in enumerate(y.shape):
+        mean = y.mean(axis=tuple(range(level + 1, y.ndim)), keepdims=True)
+        freedom = math.prod(y.shape[:level]) * (count - 1)
+        total = float(((mean - above) ** 2).sum()) * math.prod(y.shape[level + 1 :])
+        squares.append(total / freedom if freedom else math.nan)
+        freedoms.append(freedom)
+        above = mean
+    return np.array(squares), np.array(freedoms, dtype=np.float64)
+
+
+def _differences(square_XL: Floats, shape: Sequence[int]) -> Floats:
+    """Mean squares → variances: E[MS_ℓ] = Σ_{j≥ℓ} σ²_j · (scores below a unit of level j)."""
+    below_L = [math.prod(shape[level + 1 :]) for level in range(len(shape))]
+    following = np.concatenate([square_XL[..., 1:], np.zeros_like(square_XL[..., :1])], axis=-1)
+    return np.asarray((square_XL - following) / below_L)
+
+
+def ratio(part: Floats, whole: Floats) -> Floats:
+    """part/whole, 0 if there is nothing to share."""
+    return np.asarray(np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0))
+
+
+def estimate(rows: Floats, *, tail: float = 0.025) -> Estimate:
+    """The first of the rows, and the interval of the others."""
+    low, high = np.quantile(rows[1:], [tail, 1 - tail])
+    return Estimate(float(rows[0]), float(low), float(high))
