@@ -105,7 +105,7 @@ def _trees(config: PolicyRun, own: Sampler) -> Iterator[Tree]:
 def _suffixes(own: Sampler) -> Iterator[Suffix]:
     yield own.suffix
     left = own.steps - own.sde_steps[-1] - 1
-    half = Suffix(solver="ab2", steps=max(1, left // 2))
+    half = own.suffix.model_copy(update={"solver": "ab2", "steps": max(1, left // 2), "cache": None})
     if own.suffix != half and left // 2 >= SOLVERS["ab2"].least_steps:
         yield half
 

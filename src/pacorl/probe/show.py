@@ -161,26 +161,24 @@ def _cells(finding: Finding, has_judge: bool) -> list[str]:
         _with_interval(variances.share(*variances.steps), "{:.0%}".format),
         *(f"{variances.share(name).value:.0%}" for name in (START, *([JUDGE] if has_judge else []))),
         *_signal_cells(signal),
+        _with_interval(signal.gain, "{:.3f}".format),
         f"{finding.alike:.0%}",
     ]
 
 
 def _signal_cells(signal: Signal) -> list[str]:
-    return [f"{signal.share.value:.0%}", f"{signal.snr.value:.2g}", _with_interval(signal.gain, "{:.3f}".format)]
+    return [f"{signal.share.value:.0%}", f"{signal.snr.value:.2g}"]
 
 
 def _form_cells(form: Form) -> list[str]:
     counts = [f"{count:,}" for count in (form.forwards, form.trained, form.questions)]
-    return [*_form_name(form), *_signal_cells(form.signal), *counts, *map("{:.1f}".format, _seconds(form))]
+    signal = [*_signal_cells(form.signal), f"{form.signal.gain.value:.3f}"]
+    return [*_form_name(form), *signal, *counts, *map("{:.1f}".format, [*form.seconds.values(), form.total])]
 
 
 def _form_name(form: Form) -> tuple[str, str]:
     tree = f"{form.tree.seeds} × {' × '.join(map(str, form.tree.branches))}"
-    return f"{tree} (own)" if form.own else tree, f"{form.suffix.solver} {form.suffix.steps or 'all'}"
-
-
-def _seconds(form: Form) -> list[float]:
-    return [*form.seconds.values(), form.total]
+    return f"{tree} (own)" if form.own else tree, form.suffix.says or "all steps"
 
 
 def _temperature(finding: Finding) -> str:

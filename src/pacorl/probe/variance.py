@@ -52,8 +52,8 @@ class Variances:
 
     @property
     def clamped(self) -> tuple[str, ...]:
-        """Levels whose estimate fell below 0 and is taken as 0."""
-        return tuple(name for name, variance in zip(self.names, self.unbiased_L, strict=True) if variance < 0)
+        """Levels within a prompt whose estimate fell below 0 and is taken as 0."""
+        return tuple(name for name, variance in zip(self.within, self.unbiased_L[1:], strict=True) if variance < 0)
 
     @property
     def within(self) -> tuple[str, ...]:
