@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import shutil
@@ -16,12 +17,14 @@ from PIL import Image
 
 from judges import build, pairs, panels, plain_logits, plain_p_yes, processor_of_any_size
 from pacorl.core import questions
+from pacorl.core.grid import join
 from pacorl.data import characters
 from pacorl.io.images import ImageError
 from pacorl.io.processor import ImageTextProcessor
 from pacorl.judges.judge import VARIANTS
-from pacorl.judges.local import TINY_JUDGE, LocalJudge, single_token
-from pacorl.types import Question
+from pacorl.judges.local import CPU_TOKENS, TINY_JUDGE, LocalJudge, single_token
+from pacorl.rewards.consistency import Consistency, PanelMatch
+from pacorl.types import Grid, Prompt, Question
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 WAYS: dict[str, dict[str, Any]] = {
@@ -180,6 +183,103 @@ def test_equal_questions_and_equal_pixels_are_computed_once(processor: ImageText
         verdicts = judge.verdicts(asked)
     assert (count["images"], count["answers"]) == (2, 1)
     assert len(set(verdicts)) == 1
+
+
+class Recorded:
+    """A tokenizer or image processor that remembers what it was given."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.given = inner, list[Any]()
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        self.given += given or options["images"]
+        return self.inner(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_two_rewards_over_two_epochs_prepare_and_encode_each_image_once(judge: LocalJudge) -> None:
+    """12 grids of 4 panels an epoch, 10 questions each; the texts are the same in both epochs."""
+    processor = copy.copy(judge.processor)
+    processor.image_processor = Recorded(judge.processor.image_processor)
+    processor.tokenizer = Recorded(judge.processor.tokenizer)
+    recorded = LocalJudge(judge.model, processor)
+    rewards = [Consistency(recorded), PanelMatch(recorded)]
+    prompts = [Prompt(0, "t", "hero", Grid(2, 2), ("red hero", "blue hero", "a boat", "a tree"))] * 12
+    drawn = [characters.draw(panel, 32) for panel in characters.all_panels()[:: len(characters.all_panels()) // 96]]
+    for epoch in range(2):
+        panels_ = drawn[48 * epoch : 48 * epoch + 48]
+        grids = [join(panels_[4 * number : 4 * number + 4], Grid(2, 2)) for number in range(12)]
+        distinct = len({panel.tobytes() for panel in panels_})
+        with counted(recorded) as count:
+            for reward in rewards:
+                reward(prompts, grids)
+        assert count["images"] == distinct
+        assert len(processor.image_processor.given) == distinct
+        assert len(processor.tokenizer.given) == (5 if epoch == 0 else 0)
+        processor.image_processor.given.clear()
+        processor.tokenizer.given.clear()
+
+
+def test_other_weights_or_other_images_are_encoded_anew(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor).double(), processor)
+    asked = grid_questions(panels(4))
+    with counted(judge) as count:
+        before = answers(judge, asked)
+        assert answers(judge, asked) == before
+        assert count["images"] == 4
+        with torch.no_grad():
+            for weight in judge.model.model.visual.parameters():
+                weight.mul_(1.5)
+        after = answers(judge, asked)
+        assert count["images"] == 8
+        assert after == answers(LocalJudge(judge.model, processor), asked) != before
+        count["images"] = 0
+        judge.verdicts(asked[:1])
+        assert count["images"] == 2
+
+
+def test_features_of_several_batches_are_not_kept(processor: ImageTextProcessor) -> None:
+    judge = LocalJudge(build("qwen2_5_vl", processor), processor, batch_tokens=20)
+    asked = grid_questions(panels(4, sizes=[(64, 64)]))
+    with counted(judge) as count:
+        judge.verdicts(asked)
+        judge.verdicts(asked)
+    assert count["images"] == 8
+
+
+def test_the_last_mlp_sees_where_prompts_end(judge: LocalJudge) -> None:
+    asked = grid_questions([characters.draw(panel, 32) for panel in characters.all_panels()[::800]])
+    before, last = (layer.mlp for layer in judge.model.model.language_model.layers[-2:])
+    seen: dict[Any, list[int]] = {before: [], last: []}
+
+    def count(mlp: Any, given: tuple[Any, ...]) -> None:
+        seen[mlp].append(given[0].shape[:-1].numel())
+
+    with before.register_forward_pre_hook(count), last.register_forward_pre_hook(count):
+        judge.verdicts(asked)
+    (root, *all_tokens), (same_root, *ends) = seen[before], seen[last]
+    assert root == same_root  # what has children is needed whole
+    assert len(asked) <= sum(ends) < sum(all_tokens) / 10
+
+
+def test_a_cpu_gets_batches_that_its_caches_hold(judge: LocalJudge) -> None:
+    asked = grid_questions([characters.draw(panel, 32) for panel in characters.all_panels()[::500]])
+    sizes = list[int]()
+    hook = judge.model.model.language_model.register_forward_pre_hook(
+        lambda _, __, named: sizes.append(named["inputs_embeds"].shape[:2].numel()), with_kwargs=True
+    )
+    with hook:
+        judge.verdicts(asked)
+    assert max(sizes) <= CPU_TOKENS * torch.get_num_threads() < sum(sizes)
+
+
+def test_eager_attention_gives_the_same_verdicts(processor: ImageTextProcessor) -> None:
+    model, asked = build("qwen2_5_vl", processor), pairs(8)
+    expected = [plain_p_yes(model, processor, question) for question in asked]
+    model.set_attn_implementation("eager")
+    assert answers(LocalJudge(model, processor, share=True), asked) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_call_leaves_nothing_behind(processor: ImageTextProcessor) -> None:

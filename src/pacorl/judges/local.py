@@ -27,6 +27,9 @@ from pacorl.types import Question, Verdict
 TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
 HEAD_ROWS = 256
 """Answers that pass the head together: each is a row of the whole vocabulary."""
+CPU_TOKENS = 1024
+"""Most tokens of a forward on a CPU, per thread: its caches hold the activations of so many, and no weight is read too
+often for what is computed with it."""
 
 
 class LocalOptions(InProcessOptions):
@@ -64,7 +67,8 @@ class LocalJudge:
     ) -> None:
         """
         Args:
-            batch_tokens: The most tokens of one forward, padding included (one longer prompt still passes alone).
+            batch_tokens: The most tokens of one forward, padding included (one longer prompt still passes alone); on
+                a CPU no more than `CPU_TOKENS` per thread.
             temperature: Divides the Yes − No logit.
             symmetric: Asks about every pair in both orders; the verdict is the mean, `order_gap` their distance.
             variants: Adds up the spellings `VARIANTS`, EditReward-Bench's rule.
@@ -170,7 +174,9 @@ class LocalJudge:
         encoded = self.prompting.encode(prompts)
         if self.share:
             feature_KND, runs = self.prompting.featured(encoded, batch_tokens=self.batch_tokens)
-            hidden_PD = SharedForward(self.model, feature_KND, self.batch_tokens).last_hidden(runs)
+            on_cpu = self.model.device.type == "cpu"
+            most = min(self.batch_tokens, CPU_TOKENS * torch.get_num_threads()) if on_cpu else self.batch_tokens
+            hidden_PD = SharedForward(self.model, feature_KND, most).last_hidden(runs)
             # Of a whole vocabulary's rows only `columns` are kept, so that they never lie in memory together.
             return torch.cat([self.model.lm_head(rows_PD)[:, columns] for rows_PD in hidden_PD.split(HEAD_ROWS)])
         rows, most = dict[int, Tensor](), self.batch_tokens

@@ -5,14 +5,19 @@ about one pair share both images. A node of the tree is a run of tokens; it atte
 above it, which were computed once, at positions (M-RoPE) that are those of the whole prompt. So every number is the
 one that a plain forward computes, up to the order of its sums.
 
+The score is read at a prompt's last token, so the last layer's MLP, whose output nobody else reads, sees only the end of
+each prompt.
+
 Legend: B rows of a batch, Q new tokens, T tokens before them, P prompts, H heads, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import ceil, inf
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +30,9 @@ T = TypeVar("T")
 WORTH_SHARING = 64
 """A run is computed apart from what follows it only if that saves as many tokens: each level costs a pass over the
 weights and its launches."""
+LEAST_ROWS = 16
+"""Rows that a product has at least. With fewer, kernels sum in another order (measured on one x86 thread: from 16 rows
+on, a row's bits do not depend on the others), and a question's score would depend on its company."""
 RAGGED = 2
 """Runs of one batch are padded to its longest; one that is so many times shorter waits for the next batch."""
 
@@ -132,16 +140,24 @@ class BranchCache:
         self.own_BT: Tensor = self.seen_BT
         """The same with the rows' own tokens: what children see."""
 
-    def close(self, lengths: Sequence[int]) -> Tensor | None:
-        """Adds tokens of these lengths, padded behind: their mask (B, 1, Q, T + Q), or None if causal is enough."""
+    def close(self, lengths: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """Adds tokens of these lengths, padded behind.
+
+        Returns:
+            Their mask (B or 1, 1, Q, T + Q), 0 or −∞ to be added to the scores; None if causal is enough.
+        """
         queries = max(lengths)
         own_BQ = torch.arange(queries) < torch.tensor(lengths)[:, None]
         self.own_BT = torch.cat([self.seen_BT, own_BQ], dim=1)
         if self.above is None:
             return None  # a token never looks ahead, so padding behind needs no mask
+        # Rows below parents of one length have one mask, which stays in the cache.
+        seen_BT = self.seen_BT[:1] if (self.seen_BT == self.seen_BT[0]).all() else self.seen_BT
         causal_QQ = torch.ones(queries, queries, dtype=torch.bool).tril()
-        above_BQT = self.seen_BT[:, None, :].expand(-1, queries, -1)
-        return torch.cat([above_BQT, causal_QQ.expand(len(lengths), -1, -1)], dim=2)[:, None]
+        above_BQT = seen_BT[:, None, :].expand(-1, queries, -1)
+        sees_BQK = torch.cat([above_BQT, causal_QQ.expand(len(seen_BT), -1, -1)], dim=2)
+        # Numbers, since every layer would make them of booleans anew, and eager attention adds what it is given.
+        return torch.zeros(sees_BQK.shape, dtype=dtype).masked_fill(~sees_BQK, -inf)[:, None]
 
     def update(self, key_BHQD: Tensor, value_BHQD: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """A layer's keys and values of all tokens so far."""
@@ -220,15 +236,44 @@ class SharedForward:
         inputs = {"inputs_embeds": embedded_BQD.masked_scatter(visual_BQ[..., None], feature_KND[0])}
         if len(feature_KND) > 1:  # Qwen3-VL's DeepStack
             inputs |= {"visual_pos_masks": visual_BQ, "deepstack_visual_embeds": list(feature_KND[1:])}
-        mask = cache.close([len(node) for node in batch])
-        hidden_BQD: Tensor = self.model.model.language_model(
-            position_ids=position_3BQ.to(device),
-            attention_mask=mask if mask is None else mask.to(device),
-            past_key_values=cache,
-            use_cache=False,  # transformers would wrap what it is given into a cache of its own
-            **inputs,
-        ).last_hidden_state
+        mask = cache.close([len(node) for node in batch], embedded_BQD.dtype)
+        language = self.model.model.language_model
+        with nullcontext() if cache.keep else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
+            hidden_BQD: Tensor = language(
+                position_ids=position_3BQ.to(device),
+                attention_mask=mask if mask is None else mask.to(device),
+                past_key_values=cache,
+                use_cache=False,  # transformers would wrap what it is given into a cache of its own
+                **inputs,
+            ).last_hidden_state
         return hidden_BQD
+
+
+def ends_of(batch: Sequence[Node]) -> Tensor:
+    """(2, M): row and position of each node's last token, and of some before it if these were too few rows."""
+    length_B1 = torch.tensor([[len(node)] for node in batch])
+    from_the_end_BQ = length_B1 - torch.arange(int(length_B1.max()))
+    return ((from_the_end_BQ > 0) & (from_the_end_BQ <= ceil(LEAST_ROWS / len(batch)))).nonzero().T
+
+
+@contextmanager
+def _mlp_at(layer: Any, at_2M: Tensor) -> Iterator[None]:
+    """Within the block a decoder layer's MLP sees these tokens alone and adds 0 to all others."""
+    shape: list[torch.Size] = []
+
+    def gather(_: Any, arguments: tuple[Tensor, ...]) -> Tensor:
+        shape.append(arguments[0].shape)
+        return arguments[0][tuple(at_2M)]
+
+    def scatter(_: Any, __: Any, output_MD: Tensor) -> Tensor:
+        output_BQD = output_MD.new_zeros(shape.pop())
+        output_BQD[tuple(at_2M)] = output_MD
+        return output_BQD
+
+    # The norm before the MLP too: in all families it is that layer's step from the residual to the MLP.
+    before, after = layer.post_attention_layernorm, layer.mlp
+    with before.register_forward_pre_hook(gather), after.register_forward_hook(scatter):
+        yield
 
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
