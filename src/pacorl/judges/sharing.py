@@ -5,8 +5,8 @@ about one pair share both images. A node of the tree is a run of tokens; it atte
 above it, which were computed once, at positions (M-RoPE) that are those of the whole prompt. So every number is the
 one that a plain forward computes, up to the order of its sums.
 
-The score is read at a prompt's last token, so the last layer's MLP, whose output nobody else reads, sees only the end of
-each prompt.
+The score is read at a prompt's last token, so the last layer's MLP, whose output nobody else reads, sees only the end
+of each prompt.
 
 Legend: B rows of a batch, Q new tokens, T tokens before them, P prompts, H heads, D width.
 """
