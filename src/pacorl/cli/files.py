@@ -1,11 +1,12 @@
-"""Commands about single files: `pacorl adapter`, `pacorl prompts check|split` and `pacorl config upgrade`."""
+"""Commands about adapters, prompts and configs: `pacorl adapter`, `prompts check|split`, `config KEY|schema|upgrade`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from pacorl.cli.shared import print_json
 
@@ -14,8 +15,19 @@ if TYPE_CHECKING:
 
     from pacorl.lora.formats import Lora
 
+
+class ConfigCommands(TyperGroup):
+    """`pacorl config KEY` is `pacorl config show KEY`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_key = bool(args) and not args[0].startswith("-") and args[0] not in self.commands
+        return super().parse_args(ctx, ["show", *args] if is_key else args)
+
+
 prompts = typer.Typer(name="prompts", no_args_is_help=True, help="Check and split files of prompts and edits.")
-config = typer.Typer(name="config", no_args_is_help=True, help="Configs of runs.")
+config = typer.Typer(
+    name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
+)
 
 SOURCE = typer.Argument(help="A .jsonl, .txt, .parquet or .json of prompts, or tiny:train|dev|test.")
 NEAR = typer.Option(None, "--near", min=0, max=1, help="Share of word triples from which two texts count as one.")
@@ -110,10 +122,22 @@ def split_prompts(
     typer.echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
 
 
-@config.callback()
-def configs() -> None:
-    """Configs of runs."""
-    # Without a callback typer makes a group of one command that command itself: `pacorl config FILE`.
+@config.command("show")
+def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or the end of one.")) -> None:
+    """Say what a key means, what it may be, and what it is if it is left out; of a section, all its keys."""
+    from pacorl.config.reference import matching
+
+    typer.echo("\n\n".join(map(str, matching(key))))
+
+
+@config.command("schema")
+def schema(
+    run: Literal["train-policy", "train-reward"] = typer.Argument("train-policy", help="The command that reads it."),
+) -> None:
+    """Print the JSON schema of a run's config, which editors check YAML with."""
+    from pacorl.config.reference import RUNS
+
+    print_json(RUNS[run].model_json_schema())
 
 
 @config.command("upgrade")

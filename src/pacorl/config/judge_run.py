@@ -20,6 +20,7 @@ class RewardModelConfig(Section):
     max_pixels: int = Field(2_097_152, ge=0)
     """Larger images are shrunk to so many pixels; 0 for the checkpoint's own limit."""
     gradient_checkpointing: bool = True
+    """Whether activations are computed again in the backward, for less memory."""
 
 
 class RewardTuningConfig(Section):
@@ -30,8 +31,11 @@ class RewardTuningConfig(Section):
     vision: bool = False
     """Whether the vision tower is trained too; the paper keeps it frozen."""
     rank: Positive = 32
+    """r of the added product BA."""
     alpha: Positive = 64
+    """α of its scale α/r."""
     dropout: float = Field(0.0, ge=0, lt=1)
+    """Of the adapter's input, in training."""
     targets: tuple[str, ...] = ()
     """Names of linear layers, such as q_proj; empty for all of them."""
     start: str = ""
@@ -75,7 +79,9 @@ class RewardOptimizerConfig(Section):
     """AdamW under a cosine schedule with warm-up."""
 
     lr: float = Field(2e-4, gt=0)
+    """AdamW's learning rate, at its highest."""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW's decoupled decay."""
     max_grad_norm: float = Field(1.0, ge=0)
     """0 for no clipping."""
     warmup: float = Field(0.1, ge=0, lt=1)
@@ -90,8 +96,11 @@ class RewardRun(Section):
     """A PaCo-Reward run (arXiv 2512.04784, §7): LoRA r 32 on Qwen2.5-VL-7B, lr 2e-4, batch 8, 2 epochs, α = .1."""
 
     out: Path = Path("runs/reward")
+    """The run's folder: log, page, checkpoints and adapter."""
     seed: int = 42
+    """Every random draw follows from it."""
     epochs: float = Field(2.0, gt=0)
+    """Passes over the comparisons; a fraction is a part of one."""
     max_steps: int = Field(0, ge=0)
     """Stops after so many optimizer steps; 0 for the end of the epochs."""
     log_every: Positive = 10
@@ -99,10 +108,13 @@ class RewardRun(Section):
     evaluate_every: int = Field(500, ge=0)
     """Optimizer steps between evaluations; 0 for only before and after."""
     save_every: Positive = 500
+    """Optimizer steps between checkpoints."""
     keep_checkpoints: Positive = 2
+    """So many of the newest are kept."""
     merge: bool = False
     """Whether to save merged weights too, which vLLM serves without an adapter."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
+    """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 
     model: RewardModelConfig = RewardModelConfig()
     tuning: RewardTuningConfig = RewardTuningConfig()

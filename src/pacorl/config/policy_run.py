@@ -25,7 +25,9 @@ class AdapterConfig(Section):
     """The LoRA that is trained."""
 
     rank: Positive = 64
+    """r of the added product BA."""
     alpha: Positive = 128
+    """α of its scale α/r."""
     targets: tuple[str, ...] = ()
     """Module name suffixes; empty for the policy's own (the released ones)."""
     start: str = ""
@@ -38,6 +40,7 @@ class PromptsConfig(Section):
     train: str = "data/t2is/train.jsonl"
     """A JSONL of T2IS records, a text file of one prompt a line, or `tiny:train|dev|test`."""
     evaluation: str = "data/t2is/test.jsonl"
+    """What is evaluated on, named as `train` is."""
     evaluation_limit: Positive = 64
     """At most so many evaluation prompts, evenly spread over the file."""
     benchmarks: tuple[str, ...] = ()
@@ -138,7 +141,9 @@ class RewardConfig(Section):
     label: str = Field("", pattern=r"^[\w.-]*$")
     """What its curves are called; the name if empty. Two rewards of one name need labels."""
     weight: float = 1.0
+    """Of its advantage, or of its score, in the aggregate's sum."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """What the reward itself takes, such as `temperature`."""
 
     @property
     def key(self) -> str:
@@ -150,11 +155,15 @@ class EvaluationConfig(Section):
     """How the policy is judged: at full resolution, without noise."""
 
     size: tuple[Positive, Positive] = (1024, 1024)
+    """Height and width in pixels."""
     steps: Positive = 20
+    """Denoising steps."""
     every: int = Field(10, ge=0)
     """Epochs between evaluations; 0 for only before and after."""
     samples_per_prompt: Positive = 1
+    """Images per prompt, each from its own noise."""
     batch: Positive = 1
+    """Images per forward."""
     rewards: tuple[RewardConfig, ...] = ()
     """Measured beside the rewarded ones and never trained on; logged as held_out/…."""
     judge: JudgeSection = None
@@ -179,7 +188,9 @@ class LimitConfig(Section):
     """How far a sign may move from where it stood at the start, and what happens beyond."""
 
     at: float = Field(gt=0)
+    """How far it may move."""
     action: Annotated[Literal["off", "warn", "stop"], Word] = "warn"
+    """What happens beyond: nothing, a line of warning, or the end of the run, saved."""
 
 
 class MonitorConfig(Section):
@@ -213,14 +224,19 @@ class OptimizerConfig(Section):
     """AdamW and the adapter's moving average."""
 
     lr: float = Field(3e-4, gt=0)
+    """AdamW's learning rate, at its highest."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps in which the rate rises to `lr`."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay of its first and second moments."""
     weight_decay: float = Field(1e-4, ge=0)
+    """AdamW's decoupled decay."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """The norm that a larger gradient is scaled down to."""
     updates_per_epoch: Positive = 2
+    """Optimizer steps per epoch, each on its share of the groups."""
     ema_decay: Share = 0.85
     """Of the moving average that is evaluated and shipped, after its warm-up min((1+s)/(10+s), ema_decay) over its
     updates s. What the adapter was 20 steps ago, an evaluation earlier, weighs .04 at most."""
@@ -238,13 +254,17 @@ class PolicyRun(Section):
     """
 
     out: Path = Path("runs/policy")
+    """The run's folder: log, images, page, checkpoints and adapter."""
     seed: int = 42
+    """Every random draw follows from it."""
     epochs: Positive = 100
     """The run ends after so many."""
     max_steps: int = Field(0, ge=0)
     """The run ends after so many optimizer steps, in the middle of an epoch if need be; 0 for no limit."""
     prompts_per_epoch: Positive = 42
+    """Groups that are sampled in an epoch."""
     group_size: Annotated[int, Field(ge=2)] = 16
+    """Samples per prompt, which are compared with one another."""
     save_every: Positive = 10
     """Epochs between checkpoints."""
     keep_checkpoints: Positive = 3
@@ -253,6 +273,7 @@ class PolicyRun(Section):
     """The evaluation's measure that says which checkpoint is best: a reward's name, `p_yes`, or `reward` for the
     weighted sum of the rewards; empty to keep none for it."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
+    """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 
     # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
     model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default=DEFAULT_KIND)] = Field(

@@ -160,6 +160,7 @@ class SamplingSteps(Section):
     """The steps from noise to image, and which of them are stochastic."""
 
     steps: Positive
+    """Denoising steps from noise to image."""
     sde_type: SdeType = "flow_sde"
     """The stochastic step: one of `core.sde.SDE_TYPES`."""
     noise_level: float = Field(0.7, gt=0)

@@ -44,6 +44,7 @@ class NoiseWindow(Section):
     """fixed: all of them. random: `size` of them, drawn for each epoch. sliding: `size` neighbours, which move
     (MixGRPO, arXiv 2507.21802)."""
     size: Positive = 1
+    """SDE steps of an epoch, unless `kind` is fixed."""
     stride: Positive = 1
     """Steps by which a progressive window moves."""
     interval: Positive = 1

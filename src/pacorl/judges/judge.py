@@ -151,6 +151,7 @@ class InProcessOptions(BackendOptions):
     adapter: str = ""
     """A LoRA on top of the checkpoint, a folder or a hub name."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the weights."""
     batch_tokens: Positive = 8192
     """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then
     take about 2 GiB."""

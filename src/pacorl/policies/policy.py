@@ -108,6 +108,7 @@ class PolicyOptions(Section):
     """Of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
     comparing machines to the last digits)."""
     gradient_checkpointing: bool = True
+    """Whether activations are computed again in the backward, for less memory."""
 
     @property
     def negative_text(self) -> str | None:
@@ -121,6 +122,7 @@ class TrueGuidance(PolicyOptions):
     true_cfg_scale: float = Field(1.0, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = " "
+    """What guidance leads away from."""
 
     @property
     def negative_text(self) -> str | None:

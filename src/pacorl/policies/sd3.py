@@ -29,6 +29,7 @@ class SD3Options(PolicyOptions):
     guidance_scale: float = Field(4.5, ge=1)
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = ""
+    """What guidance leads away from."""
     max_sequence_length: int = Field(256, ge=1, le=512)
     """T5 tokens per prompt."""
 
