@@ -1,4 +1,4 @@
-"""Commands about adapters, prompts and configs: `pacorl adapter`, `prompts check|split`, `config KEY|schema|upgrade`."""
+"""Adapters, prompts and configs: `pacorl adapter`, `pacorl prompts check|split`, `pacorl config KEY|schema|upgrade`."""
 
 from __future__ import annotations
 
