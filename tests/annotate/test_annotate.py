@@ -22,7 +22,7 @@ from pacorl.annotate.simulate import Client, simulate
 from pacorl.annotate.store import Person, Store, only_server, public_key
 from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
 from pacorl.io.documents import read_jsonl, write_jsonl
-from pacorl.web.site import RefusedError
+from pacorl.web.guard import RefusedError
 
 NO_OVERLAP = Sharing(overlap=0, controls=0, control_every=0)
 
@@ -206,6 +206,18 @@ def test_sharing_again_changes_nothing_and_a_newcomer_gets_what_is_left(store):
     assert store.progress("ann")["ranked"] == 2
 
 
+def test_an_undone_ranking_stays_the_next_when_work_is_shared_again(store):
+    order = [one.instance.id for one in store.next_tasks("ann", limit=9)]
+    for number in range(4):
+        store.rank(ANN, key(store), [1, 0, 2, 3], request=f"request-{number}")
+    for number in range(2):
+        store.undo(ANN, request=f"request-undo-{number}")
+    for _ in range(2):  # two restarts
+        store.share(instances(6), NO_OVERLAP)
+        assert [one.instance.id for one in store.next_tasks("ann", limit=9)] == order[2:]
+    assert store.next_tasks("ann")[0].previous == (1, 0, 2, 3)
+
+
 def test_the_same_id_with_other_images_is_refused(store):
     with pytest.raises(ValueError, match=r"i0 is in .* with other images"):
         store.share(instances(6, candidates=3), NO_OVERLAP)
@@ -378,11 +390,14 @@ def test_annotators_are_no_administrators(only_read):
 
 
 def test_join_trades_the_link_for_a_cookie(only_read):
-    status, _, headers = only_read.ask("GET", f"/join/{only_read.tokens['ann']}")
+    asked, page, _ = only_read.ask("GET", f"/join/{only_read.tokens['ann']}")
+    assert (asked, b"Open as ann" in page) == (200, True)
+    status, _, headers = only_read.ask("GET", f"/join/{only_read.tokens['ann']}", Sec_Fetch_Site="none")
     assert (status, headers["location"]) == (303, "/")
     assert "HttpOnly" in headers["set-cookie"]
     assert "samesite=strict" in headers["set-cookie"].lower()
-    cookie = headers["set-cookie"].partition(";")[0]
+    # Both cookies are set, and a dict holds one header of a name.
+    cookie = f"pacorl_annotator_{only_read.url.rpartition(':')[2]}={only_read.tokens['ann']}"
     status, content, _ = only_read.ask("GET", "/api/task", Cookie=cookie)
     assert json.loads(content)["person"] == "ann"
 
@@ -393,7 +408,7 @@ def test_an_expired_link_says_so(running):
     assert status == 401
     assert json.loads(content)["error"] == "the link of ann has expired; ask for a new one. Nothing is lost"
     status, content, _ = running.ask("POST", "/api/admin/people", {"name": "ann"}, token=running.tokens["admin"])
-    assert running.ask("GET", json.loads(content)["link"])[0] == 303
+    assert running.ask("GET", json.loads(content)["link"])[0] == 200
 
 
 def test_images_come_from_the_folder_only(only_read):
@@ -403,7 +418,7 @@ def test_images_come_from_the_folder_only(only_read):
         status, content, headers = only_read.ask("GET", address, token=token)
         assert (status, content[:4], headers["content-type"]) == (200, b"\x89PNG", "image/png")
     key = state["task"]["instance"]
-    for slot in ("3", "-1", "x", "..%2f..%2fannotations.db", "%00", "²"):
+    for slot in ("3", "-1", "x", "9" * 5000, "01", "..%2f..%2fannotations.db", "%00", "²"):
         assert only_read.ask("GET", f"/images/{key}/{slot}".encode("ascii", "ignore").decode(), token=token)[0] == 404
 
 
@@ -416,6 +431,16 @@ def test_instances_that_point_outside_are_refused_before_serving(dataset, tmp_pa
         (folder / "instances.jsonl").write_text(json.dumps(one) + "\n")
         with pytest.raises(ValueError, match="1 images are missing"):
             plan(folder, ["ann"], sharing=NO_OVERLAP)
+
+
+def test_an_administrator_ranks_nothing(only_read):
+    key = json.loads(only_read.ask("GET", "/api/task", token=only_read.tokens["ann"])[1])["task"]["instance"]
+    for path, body in (("/api/rankings", {"order": [0, 1]}), ("/api/skips", {"reason": "none"})):
+        form = {"instance": key, "request": "request-of-admin", **body}
+        status, content, _ = only_read.ask("POST", path, form, token=only_read.tokens["admin"])
+        assert (status, "for admin" in json.loads(content)["error"]) == (404, True)
+    assert only_read.ask("GET", f"/images/{key}/0", token=only_read.tokens["admin"])[0] == 200
+    assert only_read.store.answers() == []
 
 
 def test_an_image_deleted_under_the_page(running):
@@ -436,6 +461,9 @@ def test_an_image_deleted_under_the_page(running):
     [
         ({"instance": "x", "order": [0], "request": "12345678"}, 404, "no instance"),
         ({"instance": "x", "order": "abc", "request": "12345678"}, 422, "order"),
+        ({"instance": "\ud800", "order": [0], "request": "12345678"}, 422, "surrogate"),
+        ({"instance": "x", "order": [0], "request": "1234567\ud800"}, 422, "surrogate"),
+        ({"instance": "x", "order": [0], "request": "12345678", "\ud800": 1}, 422, "unicode"),
         ({"instance": "x", "order": [0], "request": "12345678", "evil": 1}, 422, "evil"),
         ({"instance": "x", "order": list(range(65)), "request": "12345678"}, 422, "order"),
     ],
@@ -494,6 +522,11 @@ def test_the_manifest_says_who_ranks_what(dataset):
     [
         ({"must": [[0, 1]]}, r"controls\.jsonl: id '0000:0_0:1' is already taken by an instance"),
         ({"id": "own", "must": []}, r"controls\.jsonl: 'own' says no known order; give one under `must`"),
+        ({"id": "own", "must": [[0, 0]]}, "puts a candidate above itself, which nobody can"),
+        ({"id": "own", "must": [[0, 1], [1, 0]]}, "puts a candidate above itself"),
+        ({"id": "own", "must": [[0.9, 1.2]]}, "must.0.0: Input should be a valid integer"),
+        ({"id": "own", "must": [[True, False]]}, "must.0.0: Input should be a valid integer"),
+        ({"id": "own", "must": [[0, 1]], "candidates": "bc"}, "candidates: a list of images, not 'bc'"),
     ],
 )
 def test_bad_control_questions_are_named(dataset, change, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -104,3 +106,12 @@ def test_a_tag_may_follow_a_quotation_and_a_line_break() -> None:
 def test_colons_within_a_sentence_open_no_panel() -> None:
     assert panel_texts("A poster of one word: HELLO. It says: [A] or B.") == ()
     assert shared_text(" A poster of one word. ") == "A poster of one word."
+
+
+def test_a_layout_in_many_digits_is_looked_for_in_a_moment() -> None:
+    start = time.perf_counter()
+    for text in ("1" * 20_000, "1 " * 20_000, "1" + " " * 20_000, "x" * 20_000):
+        with pytest.raises(ValueError, match="no layout"):
+            parse_layout(text)
+    assert time.perf_counter() - start < 1
+    assert parse_layout("a photo of 1024x1024 pixels, 2x3 grid") == Grid(2, 3)

@@ -351,8 +351,11 @@ def test_damaged_weights_are_named(tmp_path: Path) -> None:
 
 
 def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:
-    with pytest.raises(ValueError, match=r"3 image tokens for 2 images; take <\|image_pad\|> out"):
-        judge.verdicts([Question(tuple(panels(2)), "Same? <|image_pad|>")])
+    (verdict,) = judge.verdicts([Question(tuple(panels(2)), "Same? <|image_pad|>")])
+    assert (verdict.p_yes, verdict.error) == (
+        None,
+        "a text may not hold the control token <|image_pad|>; take it out of the prompt",
+    )
 
 
 @pytest.mark.parametrize(("size", "message"), [((1, 1), "1x1 is too small"), ((2000, 8), "2000x8 is too long")])

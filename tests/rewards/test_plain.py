@@ -254,6 +254,14 @@ def test_what_fails_for_good_is_missing(service: Service, sheets: list[Image.Ima
     assert "HTTP 500" in reward.last_error
 
 
+def test_many_opening_marks_are_read_in_a_moment() -> None:
+    start = time.perf_counter()
+    for mark in "\"'“‘「":
+        assert quoted(mark * 20_000) == []
+    assert time.perf_counter() - start < 1
+    assert quoted("a “first “Open” sign” and ‘shut’") == ["Open", "shut"]
+
+
 WIRE_FAULTS = {
     "no JSON": b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
     "a cut body": b'HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{"scores": [1]}',

@@ -137,7 +137,7 @@ def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
     uploads.add(png(), "")
     with pytest.raises(ValueError, match="2 images are here already"):
         uploads.add(png(), "c.png")
-    assert (first.name, first.size, uploads.all[1].name) == ("a b.png", (600, 300), "image")
+    assert (first.name, first.size, uploads.of("")[1].name) == ("a b.png", (600, 300), "image")
     assert Image.open(io.BytesIO(first.preview)).size == (512, 256)
     assert first.open().size == (600, 300)
     uploads.remove(first.id)
@@ -204,7 +204,7 @@ def server(monkeypatch):
         ModelHost, "judge", lambda self, job, uploads, **options: {"names": [one.name for one in uploads]}
     )
     studio = module.AppState("secret")
-    with TestClient(module.make_app(studio), follow_redirects=False) as client:
+    with TestClient(module.make_app(studio), follow_redirects=False, base_url="http://localhost") as client:
         yield client, studio
     studio.close()
 
@@ -216,7 +216,7 @@ SET = {
 
 
 def enter(client) -> None:
-    answer = client.get("/join/secret")
+    answer = client.get("/join/secret", headers={"Sec-Fetch-Site": "none"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert "HttpOnly" in answer.headers["set-cookie"]
     assert "SameSite=strict" in answer.headers["set-cookie"]
@@ -300,6 +300,35 @@ def test_uploads_are_judged(server):
         assert (answer.status_code, fault in answer.json()["error"]) == (status, True), answer.text
     left = client.delete(f"/api/uploads/{ids[0]}").json()["uploads"]
     assert [one["id"] for one in left] == ids[1:]
+
+
+def test_a_browser_sees_its_own_images_and_jobs_alone(server):
+    client, studio = server
+    seen = []
+    for name in ("first.png", "second.png"):
+        client.cookies.clear()
+        enter(client)
+        ids = [client.post("/api/uploads", params={"name": name}, content=png()).json()["id"] for _ in range(2)]
+        job = result_of(client, studio, client.post("/api/judgements", json={"uploads": ids}))["id"]
+        state = client.get("/api/state").json()
+        assert ([one["id"] for one in state["uploads"]], state["latest"]) == (ids, {"judgement": job})
+        seen.append((ids, job))
+    (ids, job), _ = seen
+    assert client.get(f"/uploads/{ids[0]}").status_code == 404
+    assert client.get(f"/api/jobs/{job}").status_code == 404
+    assert client.post("/api/judgements", json={"uploads": ids}).status_code == 404
+    client.delete(f"/api/uploads/{ids[0]}")
+    assert len(studio.uploads._uploads) == 4
+    enter(client)  # again: it stays the same browser
+    assert len(client.get("/api/state").json()["uploads"]) == 2
+
+
+def test_half_a_character_is_refused(server):
+    client, _ = server
+    enter(client)
+    for body in (b'{"theme": "\\ud800", "panels": ["a", "b"]}', b'{"theme": "a", "panels": [], "\\ud800": 1}'):
+        answer = client.post("/api/sets", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422, answer.text
 
 
 def test_no_images_and_too_large_ones(server):

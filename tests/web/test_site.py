@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import resource
 import socket
+import threading
 import time
 
 import pytest
 from fastapi.testclient import TestClient
 
-from pacorl.web.site import RefusedError, Session, Site, listening
+from pacorl.web import connections
+from pacorl.web.connections import HEADER_SECONDS, Connection
+from pacorl.web.guard import HOSTS_VARIABLE, RefusedError
+from pacorl.web.site import Session, Site, listening
 
 EXPIRES = time.time() + 3600
 
@@ -16,7 +23,7 @@ EXPIRES = time.time() + 3600
 def sign_in(token: str) -> Session:
     if token != "secret":
         raise RefusedError("this link is not known", status=401)
-    return Session("/people", EXPIRES)
+    return Session("/people", EXPIRES, "<ann>")
 
 
 def echo(site, request):
@@ -45,7 +52,7 @@ def client(tmp_path):
     routes = [("GET", "/whoami", whoami), ("POST", "/whoami", whoami), ("GET", "/double", double)]
     # The annotations of functions inside a test are texts that FastAPI cannot look up.
     whoami.__annotations__, double.__annotations__ = {"request": Request}, {"number": int}
-    with TestClient(site.app(routes, state=None), follow_redirects=False) as client:
+    with TestClient(site.app(routes, state=None), follow_redirects=False, base_url="http://localhost:8767") as client:
         yield client
 
 
@@ -77,21 +84,103 @@ def test_no_parameter_names_another_page(client, tmp_path):
     assert client.get("/", params={"page": str(tmp_path / "outside.js"), "path": "x"}).text == "index.html"
 
 
+TYPED = {"Sec-Fetch-Site": "none"}
+
+
 def test_a_link_becomes_a_cookie_that_other_sites_cannot_send(client):
-    answer = client.get("/join/secret")
+    answer = client.get("/join/secret", headers=TYPED)
     assert (answer.status_code, answer.headers["location"]) == (303, "/people")
-    cookie = answer.headers["set-cookie"].lower()
-    assert "httponly" in cookie
-    assert "samesite=strict" in cookie
-    assert "expires=" in cookie
+    cookies = answer.headers.get_list("set-cookie")
+    assert [cookie.partition("=")[0] for cookie in cookies] == ["a_cookie_8767", "a_cookie_browser_8767"]
+    for cookie in cookies:
+        assert "httponly" in cookie.lower()
+        assert "samesite=strict" in cookie.lower()
+        assert "expires=" in cookie.lower()
     assert client.get("/whoami").json() == {"token": "secret"}
-    refused = client.get("/join/other")
+    refused = client.get("/join/other", headers=TYPED)
     assert (refused.status_code, refused.text) == (401, "this link is not known.\n")
     assert "set-cookie" not in refused.headers
 
 
+@pytest.mark.parametrize("site", [{}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}])
+def test_who_was_led_to_a_link_is_asked_before_the_cookie_changes(client, site):
+    answer = client.get("/join/secret", headers=site)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
+    assert '<input type="hidden" name="token" value="secret">' in answer.text
+    assert "<button>Open as &lt;ann&gt;</button>" in answer.text
+    assert answer.headers["referrer-policy"] == "same-origin"
+    origin = {"Origin": "http://localhost:8767", "Content-Type": "application/x-www-form-urlencoded"}
+    joined = client.post("/join", content="token=secret", headers=origin)
+    assert (joined.status_code, joined.headers["location"]) == (303, "/people")
+    assert client.get("/whoami").json() == {"token": "secret"}
+    assert client.post("/join", content="token=secret", headers=origin | {"Origin": "http://evil"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8767", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8767", 200),
+        ("192.168.1.7:8767", 200),
+        (socket.gethostname(), 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example:8767", 421),
+        ("[::1", 421),
+        ("", 421),
+    ],
+)
+def test_a_name_that_was_rebound_to_this_machine_is_refused(client, host, status):
+    assert client.get("/health", headers={"Host": host}).status_code == status
+
+
+def test_further_names_are_taken_from_the_environment(client, monkeypatch):
+    monkeypatch.setenv(HOSTS_VARIABLE, "rank.example, other.example")
+    assert client.get("/health", headers={"Host": "rank.example"}).status_code == 200
+    assert HOSTS_VARIABLE in client.get("/health", headers={"Host": "evil.example"}).json()["error"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://localhost:9999"},
+        {"Origin": "null"},
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_pages_of_other_origins_change_nothing(client, headers):
+    client.get("/join/secret", headers=TYPED)
+    assert client.post("/whoami", headers=headers).status_code == 403
+    assert client.get("/whoami", headers=headers).status_code == 200
+    same = {"Origin": "http://localhost:8767", "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/whoami", headers=same).status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_no_body_is_read_of_whom_nobody_knows(client, token):
+    sent, read = [], []
+
+    async def receive():
+        read.append(1)
+        return {"type": "http.request", "body": b"x", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode()), (b"content-length", b"1")]
+    scope = {"type": "http", "method": "POST", "path": "/whoami", "raw_path": b"/whoami", "query_string": b""}
+    asyncio.run(client.app(scope | {"headers": headers}, receive, send))
+    assert (sent[0]["status"], read) == (401, [])
+
+
+def test_a_request_that_reads_has_no_body(client):
+    assert client.request("GET", "/whoami", content=b"x").status_code == 413
+
+
 def test_a_bearer_comes_before_the_cookie(client):
-    client.get("/join/secret")
+    client.get("/join/secret", headers=TYPED)
     assert client.get("/whoami", headers={"Authorization": "Bearer other"}).json() == {"token": "other"}
 
 
@@ -105,9 +194,10 @@ def test_errors_are_one_line_of_json(client):
 
 @pytest.mark.parametrize("body", [b"x" * 101, (b"x" * 60 for _ in range(2))], ids=["announced", "chunked"])
 def test_large_bodies_are_refused(client, body):
+    client.get("/join/secret", headers=TYPED)
     answer = client.post("/whoami", content=body)
     assert (answer.status_code, answer.json()) == (413, {"error": "the body is larger than 100 bytes"})
-    assert client.post("/whoami", content=b"x" * 100, headers={"Authorization": "Bearer me"}).status_code == 200
+    assert client.post("/whoami", content=b"x" * 100, headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
 def test_a_taken_port_is_named():
@@ -121,3 +211,68 @@ def test_a_taken_port_is_named():
             listening("127.0.0.1", port),
         ):
             pass
+
+
+# --- connections -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(monkeypatch, seconds):
+    """An application that answers nothing but its state, by the project's own connections."""
+    import uvicorn
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    monkeypatch.setattr(connections, "HEADER_SECONDS", seconds)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", http=Connection, ws="none", lifespan="off"))
+    with listening("127.0.0.1", 0) as (listener, _):
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        yield listener.getsockname()
+        server.should_exit = True
+        thread.join()
+
+
+def answers(address) -> bool:
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_header_that_never_ends_is_not_waited_for(monkeypatch):
+    assert HEADER_SECONDS <= 30
+    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=5) as slow:
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - start < 4:
+                slow.sendall(b"X")
+                time.sleep(0.05)
+        assert time.monotonic() - start < 2
+
+
+def test_a_kept_connection_that_begins_another_header_is_not_waited_for_either(monkeypatch):
+    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=5) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert slow.recv(1000)
+        slow.sendall(b"GET / HT")
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            while slow.recv(1000):
+                pass
+        assert time.monotonic() - start < 2
+
+
+def test_held_connections_give_way_to_new_ones(monkeypatch):
+    monkeypatch.setattr(connections, "most_connections", lambda: 20)
+    with served(monkeypatch, 30) as address, contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(socket.create_connection(address, timeout=5)).sendall(b"GET / HT")
+        assert all(answers(address) for _ in range(5))
+
+
+def test_connections_leave_files_for_everything_else():
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert connections.most_connections() < files

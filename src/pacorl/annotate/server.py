@@ -29,7 +29,9 @@ from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.records import DATABASE, Instance, read_instances
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
-from pacorl.web.site import RefusedError, Route, Session, Site, listening, run
+from pacorl.web.connections import run
+from pacorl.web.guard import RefusedError
+from pacorl.web.site import Route, Session, Site, Text, listening
 
 PAGE = Path(__file__).parent / "page"
 MAX_BODY = 64 * 1024
@@ -60,7 +62,7 @@ def serve(
             for name, link in links.items():
                 announce(f"{name}\t{url}{link}")
             announce(f"serving {folder} at {url}")
-            run(make_app(folder, store), listener)
+            run(make_app(folder, store), sockets=[listener])
 
 
 def prepare(
@@ -149,25 +151,25 @@ class Submission(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    request: str
+    request: Text
 
 
 class RankingForm(Submission):
-    instance: str
+    instance: Text
     order: Annotated[list[int], Field(max_length=64)]
     """Slots as they were shown, best first."""
     seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
 
 
 class SkipForm(Submission):
-    instance: str
-    reason: str
+    instance: Text
+    reason: Text
 
 
 class PersonForm(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    name: str
+    name: Text
     days: Annotated[float, Field(gt=0, le=3650)] = 30
 
 
@@ -187,7 +189,7 @@ def make_app(folder: Path, store: Store) -> FastAPI:
 
     def sign_in(token: str) -> Session:
         person = store.person_of(token)
-        return Session("/admin" if person.is_admin else "/", person.expires)
+        return Session("/admin" if person.is_admin else "/", person.expires, person.name)
 
     site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in, MAX_BODY)
     routes: list[Route] = [
@@ -233,7 +235,7 @@ def image(key: str, slot: str, state: State, person: Someone) -> Response:
     instance = state.store.instance_for(person, key)
     name = instance.reference
     if slot != "reference":
-        if not (slot.isascii() and slot.isdigit() and int(slot) < len(instance.candidates)):
+        if slot not in map(str, range(len(instance.candidates))):
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
         name = instance.candidates[shown_order(person.name, instance)[int(slot)]]
     path = image_path(state.folder, name)

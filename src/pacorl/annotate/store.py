@@ -25,10 +25,14 @@ from pacorl.annotate.sharing import Sharing, share_out
 from pacorl.dataset.records import Answer, Instance, connect, stored_answers, stored_instance
 from pacorl.io.documents import parse_json, read_text
 from pacorl.io.files import LockedError, sole_holder
-from pacorl.web.site import RefusedError
+from pacorl.web.guard import RefusedError
 
 SETUP = read_text(Path(__file__).with_name("schema.sql"))
 MAX_REASON = 500
+UNDONE = """
+SELECT e.instance FROM events e WHERE e.person = ? AND e.kind = 'undo' AND e.number =
+    (SELECT MAX(number) FROM events WHERE person = e.person AND instance = e.instance) ORDER BY e.number DESC
+"""
 
 
 class Person(NamedTuple):
@@ -145,8 +149,10 @@ class Store:
                 db.execute("INSERT OR IGNORE INTO instances VALUES (?, ?, ?, ?)", row)
             for person, assigned in plan.items():
                 rows = db.execute("SELECT instance FROM answers WHERE person = ? ORDER BY number", (person,)).fetchall()
-                # Answered ones stand first, in the order of their answers, and are never shown again unless undone.
-                ordered = dict.fromkeys([*(answered for (answered,) in rows), *assigned])
+                # Answered ones stand first, in the order of their answers, and are never shown again unless undone;
+                # those that were undone come next, the last one first.
+                undone = [name for (name,) in db.execute(UNDONE, (person,)) if name in set(assigned)]
+                ordered = dict.fromkeys([*(answered for (answered,) in rows), *undone, *assigned])
                 db.execute("DELETE FROM assignments WHERE person = ?", (person,))
                 db.executemany(
                     "INSERT INTO assignments VALUES (?, ?, ?, ?)",
@@ -171,13 +177,16 @@ class Store:
             tasks.append(Task(instance, slots, previous))
         return tasks
 
-    def instance_for(self, person: Person, key: str) -> Instance:
-        """The instance of a public key. Raises RefusedError with status 404 if this person has no such instance."""
+    def instance_for(self, person: Person, key: str, *, to_answer: bool = False) -> Instance:
+        """The instance of a public key. Raises RefusedError with status 404 if this person has no such instance.
+
+        An administrator sees all, and has none to answer.
+        """
         sql = (
             "SELECT i.content FROM instances i WHERE i.key = ? AND (? OR EXISTS "
             "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))"
         )
-        rows = self._all(sql, key, person.is_admin, person.name)
+        rows = self._all(sql, key, person.is_admin and not to_answer, person.name)
         if not rows:
             raise RefusedError(f"there is no instance {key[:80]!r} for {person.name}", status=404)
         return stored_instance(rows[0][0])
@@ -191,7 +200,7 @@ class Store:
             slots: as they were shown, best first.
             request: the client's own id of this submission; sent again, it counts once.
         """
-        instance = self.instance_for(person, key)
+        instance = self.instance_for(person, key, to_answer=True)
         count = len(instance.candidates)
         if sorted(slots) != list(range(count)):
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
@@ -204,7 +213,7 @@ class Store:
         reason = reason.strip()
         if not reason or len(reason) > MAX_REASON:
             raise RefusedError(f"say why, in 1 to {MAX_REASON} characters")
-        instance = self.instance_for(person, key)
+        instance = self.instance_for(person, key, to_answer=True)
         self._answer(person.name, kind="skip", instance=instance.id, content=reason, request=request)
 
     def _answer(

@@ -9,12 +9,13 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
 from pydantic.dataclasses import dataclass
 
 from pacorl.data.rankings import Criteria
@@ -27,6 +28,12 @@ Record = TypeVar("Record")
 DATABASE = "annotations.db"
 # People number their groups and ids, and JSON then has numbers.
 RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+def _no_text(names: Any) -> Any:
+    if isinstance(names, str):  # whose letters would be taken for names
+        raise ValueError(f"a list of images, not {names!r}")
+    return names
 
 
 class PromptRecord(NamedTuple):
@@ -49,12 +56,12 @@ class Instance:
     group: str
     """The prompt; no split may cut through it."""
     reference: str
-    candidates: tuple[str, ...]
+    candidates: Annotated[tuple[str, ...], BeforeValidator(_no_text)]
     theme: str = ""
     category: str = ""
     task: str = ""
     criteria: Criteria | None = None
-    must: tuple[tuple[int, int], ...] = ()
+    must: tuple[tuple[StrictInt, StrictInt], ...] = ()
     """Only control questions have these: (better, worse) candidates whose order is known."""
 
     def __post_init__(self) -> None:
@@ -63,6 +70,13 @@ class Instance:
             raise ValueError(f"an instance needs at least two different candidates, got {list(self.candidates)}")
         if any(not 0 <= index < count for pair in self.must for index in pair):
             raise ValueError(f"`must` names candidates beyond the {count} that there are: {list(self.must)}")
+        order = TopologicalSorter[int]()
+        for better, worse in self.must:
+            order.add(worse, better)
+        try:
+            order.prepare()
+        except CycleError:
+            raise ValueError(f"`must` puts a candidate above itself, which nobody can: {list(self.must)}") from None
 
     @property
     def is_control(self) -> bool:

@@ -18,7 +18,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from pacorl.judges.domain import Domain
-from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
+from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec, text_fault
 from pacorl.judges.pairwise import both_orders
 from pacorl.judges.prompting import ChatPrompt, Prompting
 from pacorl.judges.sharing import SharedForward, can_share, packed
@@ -130,9 +130,9 @@ class LocalJudge:
     def explain(self, question: Question, *, max_new_tokens: int = 512) -> str:
         """The answer in words, the likeliest token each time.
 
-        Raises RuntimeError if an image is outside of the judge's domain.
+        Raises RuntimeError if an image is outside of the judge's domain, or the text holds a control token.
         """
-        if self.domain and (reason := self.domain.reason(question.images)):
+        if reason := text_fault(question.text) or (self.domain.reason(question.images) if self.domain else ""):
             raise RuntimeError(f"no reasons: {reason}")
         (prompt,) = self.prompting.chat_prompts([question])
         answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
@@ -156,6 +156,11 @@ class LocalJudge:
         return output
 
     def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        faults = [text_fault(question.text) for question in questions]
+        if any(faults):
+            askable = [question for question, fault in zip(questions, faults, strict=True) if not fault]
+            answers = iter(self._verdicts(askable) if askable else [])
+            return [Verdict(None, fault) if fault else next(answers) for fault in faults]
         prompts = self.prompting.chat_prompts(questions)
         distinct = list(dict.fromkeys(prompts))
         logits = self._last_logits(distinct, torch.tensor([*self.yes_ids, *self.no_ids]))

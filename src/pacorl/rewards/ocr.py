@@ -23,7 +23,8 @@ Reader = Callable[["Image"], str]
 """An image → the text on it."""
 
 # What stands between quotation marks; a single one counts only if no letter touches its outside (not in "dog's").
-QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|「([^」]+)」|(?<!\w)'([^']+)'(?!\w)|(?<!\w)‘([^’]+)’(?!\w)")
+# Nothing quoted holds its own opening mark, else a text of 20,000 of them takes 20 s.
+QUOTED = re.compile(r"\"([^\"]+)\"|“([^“”]+)”|「([^「」]+)」|(?<!\w)'([^']+)'(?!\w)|(?<!\w)‘([^‘’]+)’(?!\w)")
 
 
 class Ocr:

@@ -24,13 +24,16 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pacorl import __version__
 from pacorl.io.images import MAX_PIXELS
+from pacorl.io.net import REQUEST_ID
 from pacorl.judges.http.client import DECLINE_HEADER, DECLINED
 from pacorl.judges.http.endpoints import Server
 from pacorl.judges.http.messages import FLOOR_LOGPROB
 from pacorl.judges.local import LocalJudge, placement
-from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel
+from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel, check_length
 from pacorl.serve.schema import ChatRequest, TokenizeRequest, fetch_image
-from pacorl.web.site import BodyLimit, RefusedError, validation_message
+from pacorl.web.connections import run
+from pacorl.web.guard import Guard, RefusedError
+from pacorl.web.site import listening, validation_message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +52,8 @@ class Limits:
     images: int = 8
     pixels: int = MAX_PIXELS
     """Of one image."""
+    prompt_tokens: int = 8192
+    """Of a request, its images included: one thread answers everybody, and a prompt of ten times as many stalls it."""
     new_tokens: int = 2048
     waiting: int = 1024
     """Questions that may queue for one model."""
@@ -79,7 +84,7 @@ def create_app(
 
     app = FastAPI(title="pacorl judge", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _add_guards(app, limits, api_key)
-    _add_pages(app, models, metrics)
+    _add_pages(app, models, metrics, limits)
 
     @app.post("/v1/chat/completions")
     async def chat(
@@ -118,10 +123,9 @@ def run_builtin(
     allow_urls: bool = False,
 ) -> None:
     """Serves until a signal ends it."""
-    import uvicorn
-
     app = create_app(judges, limits=limits, api_key=api_key, allow_urls=allow_urls)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=10)
+    with listening(host, port) as (listener, _):
+        run(app, sockets=[listener], grace_seconds=10)
 
 
 # --- requests and answers --------------------------------------------------------------------------------------
@@ -144,7 +148,8 @@ async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allo
     load = partial(fetch_image, max_pixels=limits.pixels, max_bytes=limits.body_bytes, allow_urls=allow_urls)
     try:
         images = [await asyncio.to_thread(load, url, name=f"image {i + 1}") for i, url in enumerate(urls)]
-        return model.prompt(request.messages, images)
+        # On other threads: the event loop answers everybody.
+        return await asyncio.to_thread(model.prompt, request.messages, images, most_tokens=limits.prompt_tokens)
     except (ValueError, OSError) as fault:
         raise RefusedError(str(fault), status=400) from None
 
@@ -181,7 +186,7 @@ def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any)
 # --- pages, guards, errors -------------------------------------------------------------------------------------
 
 
-def _add_pages(app: FastAPI, models: Mapping[str, ServedModel], metrics: Metrics) -> None:
+def _add_pages(app: FastAPI, models: Mapping[str, ServedModel], metrics: Metrics, limits: Limits) -> None:
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "pacorl"} for name in models]}
@@ -189,7 +194,12 @@ def _add_pages(app: FastAPI, models: Mapping[str, ServedModel], metrics: Metrics
     @app.post("/tokenize")
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         tokenizer = _model_of(models, request.model or next(iter(models))).tokenizer
-        ids = tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+        options = {"add_special_tokens": request.add_special_tokens}
+        try:
+            check_length(request.prompt, most_tokens=limits.prompt_tokens)
+        except ValueError as fault:
+            raise RefusedError(str(fault), status=400) from None
+        ids = await asyncio.to_thread(tokenizer.encode, request.prompt, **options)
         return {"count": len(ids), "tokens": list(ids)}
 
     @app.get("/version")
@@ -206,16 +216,23 @@ def _add_pages(app: FastAPI, models: Mapping[str, ServedModel], metrics: Metrics
 
 
 def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
-    # The last one added comes first: who has no key has no body read.
-    app.add_middleware(BodyLimit, max_bytes=limits.body_bytes, answer=lambda fault: _error(fault.status, str(fault)))
-
-    @app.middleware("http")
-    async def check_key(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def check_key(request: Request) -> None:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         # Compared in constant time, or the time of an answer would tell how much of a key is right.
         if api_key and request.url.path != "/health" and not secrets.compare_digest(sent.encode(), api_key.encode()):
-            return _error(401, "a key is needed: send it as `Authorization: Bearer KEY`")
-        return await proceed(request)
+            raise RefusedError("a key is needed: send it as `Authorization: Bearer KEY`", status=401)
+
+    def refusal(fault: RefusedError) -> JSONResponse:
+        return _error(fault.status, str(fault))
+
+    app.add_middleware(Guard, answer=refusal, max_body=limits.body_bytes, admit=check_key)
+
+    @app.middleware("http")
+    async def echo_id(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await proceed(request)
+        if sent := request.headers.get(REQUEST_ID):
+            response.headers[REQUEST_ID] = sent[:200]  # it ties the answer to its question, whatever stands between
+        return response
 
     for kind in (RefusedError, DeclinedError, QueueFullError, RequestValidationError, Exception):
         app.add_exception_handler(kind, _fault)

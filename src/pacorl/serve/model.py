@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pacorl.judges.judge import text_fault
 from pacorl.judges.local import LocalJudge, log_softmax
 from pacorl.judges.prompting import ChatPrompt, DistinctImage
-from pacorl.serve.schema import ChatRequest, ImagePart, Message
+from pacorl.serve.schema import ChatRequest, ImagePart, Message, TextPart
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 WINDOW_SECONDS = 0.003
 """How long the first question waits for company: little beside a forward, enough for the requests of one call."""
+
+LETTERS_OF_A_TOKEN = 16
+"""More than any prose has."""
 
 Waiting = tuple[ChatPrompt, asyncio.Future[Tensor]]
 
@@ -116,8 +120,10 @@ class ServedModel:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
         self.batcher = Batcher(judge.log_probs, self.executor, largest=together, most_waiting=waiting)
 
-    def prompt(self, messages: Sequence[Message], images: Sequence[Image]) -> ChatPrompt:
-        """Raises ValueError if a text holds one of the tokens that structure a conversation."""
+    def prompt(self, messages: Sequence[Message], images: Sequence[Image], *, most_tokens: int) -> ChatPrompt:
+        """Raises ValueError if a text holds one of the tokens that structure a conversation, or if all is too long."""
+        texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
+        check_length("".join(texts), most_tokens=most_tokens)
         turns = []
         for message in messages:
             content: list[dict[str, str]] = []
@@ -125,13 +131,16 @@ class ServedModel:
                 if isinstance(part, ImagePart):
                     content.append({"type": "image"})
                     continue
-                for token in self.tokenizer.all_special_tokens:
-                    if token in part.text:
-                        raise ValueError(f"a message's text may not hold the control token {token}")
+                if fault := text_fault(part.text):
+                    raise ValueError(fault)
                 content.append({"type": "text", "text": part.text})
             turns.append({"role": message.role, "content": content})
         distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
-        return ChatPrompt(self.judge.prompting.chat_text(turns), distinct)
+        prompt = ChatPrompt(self.judge.prompting.chat_text(turns), distinct)
+        (encoded,) = self.judge.prompting.encode([prompt])
+        if len(encoded) > most_tokens:
+            raise ValueError(f"the request is {len(encoded):,} tokens long; at most {most_tokens:,} are taken")
+        return prompt
 
     async def check_domain(self, prompt: ChatPrompt) -> None:
         """Raises DeclinedError if an image is outside of what the judge knows."""
@@ -161,6 +170,12 @@ class ServedModel:
         ids = tuple(output.sequences[0].tolist())
         rows = log_softmax(torch.cat(output.logits)) if request.logprobs else torch.empty(0, self.vocabulary)
         return Continuation(ids, rows, stopped=bool(ids) and ids[-1] in self.end_ids)
+
+
+def check_length(text: str, *, most_tokens: int) -> None:
+    """Raises ValueError for a text that is not even worth tokenizing, which takes 20 s a megabyte."""
+    if len(text) > LETTERS_OF_A_TOKEN * most_tokens:
+        raise ValueError(f"a text of {len(text):,} letters; at most {most_tokens:,} tokens are taken")
 
 
 def pick_token(log_probs: Tensor, *, temperature: float, top_p: float = 1.0, seed: int | None = None) -> int:

@@ -9,13 +9,21 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pacorl.io import net, remote
 from pacorl.io.images import ImageError, open_image
+from pacorl.web.site import Text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+def _not_tiny(temperature: float) -> float:
+    # Log-probabilities divided by less overflow, and 0 says what is meant.
+    if 0 < temperature < 1e-3:
+        raise ValueError("0, or at least 0.001")
+    return temperature
 
 
 class _Strict(BaseModel):
@@ -25,13 +33,13 @@ class _Strict(BaseModel):
 class ImageUrl(_Strict):
     """A data URL (or an http one, if the server was told to fetch)."""
 
-    url: str
+    url: Text
     detail: Literal["auto", "low", "high"] = "auto"
 
 
 class TextPart(_Strict):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ImagePart(_Strict):
@@ -48,7 +56,7 @@ class Message(_Strict):
     """One turn."""
 
     role: Literal["system", "user", "assistant"]
-    content: str | list[Part]
+    content: Text | list[Part]
 
     @property
     def parts(self) -> list[TextPart | ImagePart]:
@@ -58,14 +66,14 @@ class Message(_Strict):
 class ChatRequest(_Strict):
     """One conversation to continue."""
 
-    model: str
+    model: Text
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0, le=2)
+    temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)] = 1.0
     """0 takes the likeliest token; the log-probabilities are the model's own at any temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     logprob_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=128)
@@ -74,7 +82,7 @@ class ChatRequest(_Strict):
     """Names tokens `token_id:N`, which no two tokens share."""
     n: Literal[1] = 1
     stream: Literal[False] = False
-    user: str = ""
+    user: Text = ""
 
     @model_validator(mode="after")
     def _logprobs_are_on(self) -> ChatRequest:
@@ -96,8 +104,8 @@ class ChatRequest(_Strict):
 class TokenizeRequest(_Strict):
     """A text to cut into tokens, as vLLM's /tokenize."""
 
-    model: str = ""
-    prompt: str
+    model: Text = ""
+    prompt: Text
     add_special_tokens: bool = False
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pacorl.web.site import RefusedError
+from pacorl.web.guard import RefusedError
 
 Status = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[Status, ...] = ("done", "failed", "cancelled")
@@ -48,6 +48,8 @@ class Job:
     images: dict[str, bytes] = field(default_factory=dict)
     """PNG bytes by name."""
     is_cancelled: bool = False
+    owner: str = ""
+    """The browser that asked for it, and that alone may see it."""
 
     def advance(self, count: int) -> None:
         """So much more is done. Raises CancelledError if the job is cancelled."""
@@ -82,12 +84,12 @@ class JobQueue:
         self._worker = threading.Thread(target=self._run, name="studio", daemon=True)
         self._worker.start()
 
-    def submit(self, kind: str, work: Work) -> Job:
+    def submit(self, kind: str, work: Work, *, owner: str = "") -> Job:
         """Put work at the end of the queue. Raises BusyError if too much is waiting."""
         with self._lock:
             if sum(job.status == "queued" for job in self._jobs.values()) >= MAX_WAITING:
                 raise BusyError(f"{MAX_WAITING} jobs are waiting already; cancel one, or wait")
-            job = Job(str(next(self._numbers)), kind)
+            job = Job(str(next(self._numbers)), kind, owner=owner)
             self._jobs[job.id] = job
             ended = [job for job in self._jobs.values() if job.status in ENDED]
             for old in ended[: max(0, len(ended) - MAX_ENDED)]:
@@ -109,10 +111,10 @@ class JobQueue:
     def unfinished(self) -> list[Job]:
         return [job for job in list(self._jobs.values()) if job.status not in ENDED]
 
-    def latest(self, kind: str) -> Job | None:
-        """The newest job of a kind that is not cancelled or failed."""
-        jobs = [job for job in self._jobs.values() if job.kind == kind and job.status not in ("cancelled", "failed")]
-        return jobs[-1] if jobs else None
+    def latest(self, kind: str, *, owner: str = "") -> Job | None:
+        """The owner's newest job of a kind that is not cancelled or failed."""
+        jobs = [job for job in self._jobs.values() if (job.kind, job.owner) == (kind, owner)]
+        return next((job for job in reversed(jobs) if job.status not in ("cancelled", "failed")), None)
 
     def close(self) -> None:
         for job in self.unfinished:

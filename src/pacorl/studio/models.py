@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 20 * 1024 * 1024
 MAX_PIXELS = 25_000_000
 MAX_IMAGES = 12
-"""66 pairs."""
+"""Of one browser: 66 pairs."""
+MAX_ALL_IMAGES = 4 * MAX_IMAGES
 PREVIEW = 512  # pixels of the longer side
 
 
@@ -41,19 +42,21 @@ class Upload:
     data: bytes
     preview: bytes
     size: tuple[int, int]
+    owner: str = ""
+    """The browser that handed it in."""
 
     def open(self) -> Image:
         return open_image(self.data, name=self.name, max_pixels=MAX_PIXELS)
 
 
 class Uploads:
-    """What has been handed in and not taken back: few, and in memory only."""
+    """What each browser has handed in and not taken back: few, and in memory only."""
 
     def __init__(self) -> None:
         self._uploads: dict[str, Upload] = {}
         self._lock = threading.Lock()
 
-    def add(self, data: bytes, name: str) -> Upload:
+    def add(self, data: bytes, name: str, *, owner: str = "") -> Upload:
         """Check an image and store it.
 
         Raises:
@@ -62,24 +65,25 @@ class Uploads:
         """
         name = " ".join(name.split())[:120] or "image"
         image = open_image(data, name=name, max_pixels=MAX_PIXELS)
-        upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size)
+        upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size, owner)
         # Decoding took its time outside of the lock, so the count is checked here, where nothing can come between.
         with self._lock:
-            if len(self._uploads) >= MAX_IMAGES:
-                raise ValueError(f"{name}: {MAX_IMAGES} images are here already; take one away first")
+            if len(self.of(owner)) >= MAX_IMAGES or len(self._uploads) >= MAX_ALL_IMAGES:
+                raise ValueError(f"{name}: {len(self._uploads)} images are here already; take one away first")
             self._uploads[upload.id] = upload
         return upload
 
-    def find(self, name: str) -> Upload | None:
-        return self._uploads.get(name)
+    def of(self, owner: str) -> list[Upload]:
+        """All of one browser."""
+        return [upload for upload in list(self._uploads.values()) if upload.owner == owner]
 
-    def remove(self, name: str) -> None:
+    def find(self, name: str, *, owner: str = "") -> Upload | None:
+        return next((upload for upload in self.of(owner) if upload.id == name), None)
+
+    def remove(self, name: str, *, owner: str = "") -> None:
         with self._lock:
-            self._uploads.pop(name, None)
-
-    @property
-    def all(self) -> list[Upload]:
-        return list(self._uploads.values())
+            if self.find(name, owner=owner):
+                del self._uploads[name]
 
 
 def preview_of(image: Image) -> Image:

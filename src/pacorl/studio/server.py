@@ -30,13 +30,16 @@ from pacorl.studio import models
 from pacorl.studio.jobs import Job, JobQueue
 from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, ModelNames, Upload, Uploads
 from pacorl.types import TINY, Grid, Size
-from pacorl.web.site import RefusedError, Route, Session, Site, error_response, listening, run
+from pacorl.web import site
+from pacorl.web.connections import run
+from pacorl.web.guard import RefusedError
+from pacorl.web.site import Route, Session, Site, error_response, listening
 
 PAGE = Path(__file__).parent / "page"
 MAX_CANDIDATES = 9
 MAX_SIDE = 4096
 
-Text = Annotated[str, Field(max_length=4000)]
+Text = Annotated[site.Text, Field(max_length=4000)]
 
 
 class SetForm(BaseModel):
@@ -44,21 +47,21 @@ class SetForm(BaseModel):
 
     theme: Text
     panels: Annotated[list[Text], Field(max_length=16)]
-    layout: Annotated[str, Field(max_length=9)] = ""
+    layout: Annotated[site.Text, Field(max_length=9)] = ""
     candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 4
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
     steps: Annotated[int, Field(ge=1, le=200)] | None = None
-    size: Annotated[str, Field(max_length=11)] = ""
+    size: Annotated[site.Text, Field(max_length=11)] = ""
     compare: bool = True
 
 
 class JudgeForm(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    uploads: Annotated[list[str], Field(max_length=MAX_IMAGES)]
+    uploads: Annotated[list[Text], Field(max_length=MAX_IMAGES)]
     theme: Text = ""
     criteria: Annotated[list[Text], Field(max_length=12)] = []
-    layout: Annotated[str, Field(max_length=9)] = ""
+    layout: Annotated[site.Text, Field(max_length=9)] = ""
     symmetric: bool = False
 
 
@@ -105,7 +108,7 @@ def serve(
         state = AppState(secrets.token_urlsafe(16), names)
         announce(f"studio: {url}/join/{state.token}")
         try:
-            run(make_app(state), listener)
+            run(make_app(state), sockets=[listener])
         finally:
             state.close()
 
@@ -137,13 +140,20 @@ def _owned_state(request: Request) -> AppState:
     return state
 
 
+def _browser(request: Request) -> str:
+    state: AppState = request.app.state.shared
+    return state.site.browser(request)
+
+
 State = Annotated[AppState, Depends(_owned_state)]
+Browser = Annotated[str, Depends(_browser)]
+"""One person may have several open; what is handed in or made in one is not seen in the next."""
 
 
 # --- state -----------------------------------------------------------------------------------------------------
 
 
-def page_state(state: State) -> dict[str, Any]:
+def page_state(state: State, browser: Browser) -> dict[str, Any]:
     """What the page needs to draw itself, after a reload too."""
     names = state.names
     return {
@@ -155,8 +165,8 @@ def page_state(state: State) -> dict[str, Any]:
         "example": models.example(names, 0),
         "ready": state.host.ready.is_set(),
         "fault": state.loading.error,
-        "latest": {kind: job.id for kind in ("set", "judgement") if (job := state.jobs.latest(kind))},
-        "uploads": _upload_dicts(state),
+        "latest": {kind: job.id for kind in ("set", "judgement") if (job := state.jobs.latest(kind, owner=browser))},
+        "uploads": _upload_dicts(state, browser),
         "limits": {"bytes": MAX_BYTES, "pixels": MAX_PIXELS, "images": MAX_IMAGES, "candidates": MAX_CANDIDATES},
     }
 
@@ -165,29 +175,29 @@ def give_example(state: State, number: int = 0) -> dict[str, Any]:
     return models.example(state.names, number)
 
 
-def job_state(name: str, state: State) -> dict[str, Any]:
-    job = _job(state, name)
+def job_state(name: str, state: State, browser: Browser) -> dict[str, Any]:
+    job = _job(state, name, browser)
     ahead = [other for other in state.jobs.unfinished if int(other.id) < int(job.id)] if job.status == "queued" else []
     waiting_for = ahead[0].phase or ahead[0].kind if ahead else ""
     return {**job.to_dict(), "ahead": len(ahead), "waiting_for": waiting_for}
 
 
-def cancel(name: str, state: State) -> dict[str, Any]:
-    job = _job(state, name)
+def cancel(name: str, state: State, browser: Browser) -> dict[str, Any]:
+    job = _job(state, name, browser)
     if job.kind != "load":
         state.jobs.cancel(job)
     return job.to_dict()
 
 
-def _job(state: AppState, name: str) -> Job:
+def _job(state: AppState, name: str, browser: str) -> Job:
     job = state.jobs.find(name)
-    if job is None:
+    if job is None or job.owner != browser:
         raise RefusedError(f"there is no job {name[:20]!r}; old ones are forgotten", status=404)
     return job
 
 
-def image(name: str, file: str, state: State) -> Response:
-    content = _job(state, name).images.get(file)
+def image(name: str, file: str, state: State, browser: Browser) -> Response:
+    content = _job(state, name, browser).images.get(file)
     if content is None:
         raise RefusedError("there is no such image", status=404)
     return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
@@ -196,7 +206,7 @@ def image(name: str, file: str, state: State) -> Response:
 # --- making ----------------------------------------------------------------------------------------------------
 
 
-def make_set(form: SetForm, state: State) -> dict[str, Any]:
+def make_set(form: SetForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue a set; what the model does not know is refused at once."""
     size = Size.parse(form.size) if form.size.strip() else None
     if size and max(size.height, size.width) > MAX_SIDE:
@@ -204,7 +214,8 @@ def make_set(form: SetForm, state: State) -> dict[str, Any]:
     prompt = models.prompt_for(state.names, form.theme, form.panels, _grid(form.layout))
     options: dict[str, Any] = {"candidates": form.candidates, "seed": form.seed, "size": size, "steps": form.steps}
     options["compare"] = form.compare and bool(state.names.adapter)
-    return state.jobs.submit("set", lambda job: state.host.make_set(job, prompt, **options)).to_dict()
+    job = state.jobs.submit("set", lambda job: state.host.make_set(job, prompt, **options), owner=browser)
+    return job.to_dict()
 
 
 def _grid(text: str) -> Grid | None:
@@ -214,11 +225,11 @@ def _grid(text: str) -> Grid | None:
 # --- judging ---------------------------------------------------------------------------------------------------
 
 
-async def upload(request: Request, state: State, name: str = "image") -> dict[str, Any]:
+async def upload(request: Request, state: State, browser: Browser, name: str = "image") -> dict[str, Any]:
     """One image's bytes. What cannot be judged is refused by name."""
     from starlette.concurrency import run_in_threadpool
 
-    return _upload_dict(await run_in_threadpool(state.uploads.add, await request.body(), name))
+    return _upload_dict(await run_in_threadpool(state.uploads.add, await request.body(), name, owner=browser))
 
 
 def _upload_dict(uploaded: Upload) -> dict[str, Any]:
@@ -227,27 +238,27 @@ def _upload_dict(uploaded: Upload) -> dict[str, Any]:
     return {"id": uploaded.id, "name": uploaded.name, "width": width, "height": height, "image": address}
 
 
-def _upload_dicts(state: AppState) -> list[dict[str, Any]]:
-    return [_upload_dict(uploaded) for uploaded in state.uploads.all]
+def _upload_dicts(state: AppState, browser: str) -> list[dict[str, Any]]:
+    return [_upload_dict(uploaded) for uploaded in state.uploads.of(browser)]
 
 
-def _upload(state: AppState, name: str) -> Upload:
-    uploaded = state.uploads.find(name)
+def _upload(state: AppState, name: str, browser: str) -> Upload:
+    uploaded = state.uploads.find(name, owner=browser)
     if uploaded is None:
         raise RefusedError(f"there is no image {name[:20]!r}; hand it in again", status=404)
     return uploaded
 
 
-def preview(name: str, state: State) -> Response:
-    return Response(_upload(state, name).preview, media_type="image/png")
+def preview(name: str, state: State, browser: Browser) -> Response:
+    return Response(_upload(state, name, browser).preview, media_type="image/png")
 
 
-def take_back(name: str, state: State) -> dict[str, Any]:
-    state.uploads.remove(name)
-    return {"uploads": _upload_dicts(state)}
+def take_back(name: str, state: State, browser: Browser) -> dict[str, Any]:
+    state.uploads.remove(name, owner=browser)
+    return {"uploads": _upload_dicts(state, browser)}
 
 
-def judge(form: JudgeForm, state: State) -> dict[str, Any]:
+def judge(form: JudgeForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue a judgement of two images or more, or of one that is cut apart."""
     grid, count = _grid(form.layout), len(form.uploads)
     if grid and count != 1:
@@ -257,7 +268,8 @@ def judge(form: JudgeForm, state: State) -> dict[str, Any]:
     if grid and not 2 <= grid.count <= MAX_IMAGES:
         raise ValueError(f"a {grid} image has {grid.count} panels; 2 to {MAX_IMAGES} can be judged")
     # Found now and not by the job: an image that is taken back while the job waits is judged all the same.
-    uploads = [_upload(state, name) for name in form.uploads]
+    uploads = [_upload(state, name, browser) for name in form.uploads]
     options: dict[str, Any] = {"theme": form.theme.strip(), "grid": grid, "symmetric": form.symmetric}
     options["criteria"] = [text.strip() for text in form.criteria if text.strip()]
-    return state.jobs.submit("judgement", lambda job: state.host.judge(job, uploads, **options)).to_dict()
+    job = state.jobs.submit("judgement", lambda job: state.host.judge(job, uploads, **options), owner=browser)
+    return job.to_dict()

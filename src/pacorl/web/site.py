@@ -3,32 +3,43 @@
 site = Site("pacorl studio", PAGE, cookie="pacorl_studio", sign_in=sign_in, max_body=2**20)
 app = site.app([("GET", "/api/state", state)], state=shared)
 with listening("127.0.0.1", 8767) as (listener, url):
-    run(app, listener)
+    run(app, sockets=[listener])
 """
 
 from __future__ import annotations
 
+import html
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
+from pydantic import AfterValidator
+from starlette.concurrency import run_in_threadpool
+
+from pacorl.web.guard import READING, Guard, RefusedError
 
 Route = tuple[str, str, Callable[..., Any]]
 """(method, path, endpoint)."""
 
 SHARED_FILES = Path(__file__).parent / "page"
+JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<link rel="stylesheet" href="/page/base.css"><main><h1>{title}</h1>
+<form method="post" action="/join"><input type="hidden" name="token" value="{token}">
+<button>Open{name}</button></form></main></html>
+"""
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
 HEADERS = {
     # Nothing from elsewhere and nothing inline: a theme or a reason that holds markup can run nothing.
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",  # a join link holds a token
     "Cache-Control": "no-store",
@@ -43,6 +54,8 @@ class Session:
     """The page that its join link leads to."""
     expires: float | None = None
     """When its cookie ends, in seconds since 1970; None for the end of the browser's session."""
+    name: str = ""
+    """Whose it is, for the page that asks before it signs in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,7 @@ class Site:
         """The site as an application; endpoints find `state` as `request.app.state.shared`."""
         app = FastAPI(title=self.title, docs_url=None, redoc_url=None, openapi_url=None)
         app.state.shared = state
-        app.add_middleware(BodyLimit, max_bytes=self.max_body, answer=error_response)
+        app.add_middleware(Guard, answer=error_response, max_body=self.max_body, admit=self._admit)
         app.middleware("http")(_with_headers)
         app.add_exception_handler(RefusedError, lambda request, error: error_response(error))
         app.add_exception_handler(RequestValidationError, _malformed)
@@ -70,6 +83,7 @@ class Site:
         addresses = {"/" if page.stem == "index" else f"/{page.stem}": page for page in pages}
         shared: list[Route] = [("GET", address, _endpoint(page)) for address, page in addresses.items()]
         shared += [("GET", "/page/{name}", self._page_file), ("GET", "/join/{token}", self._join)]
+        shared.append(("POST", "/join", self._post_join))
         shared.append(("GET", "/health", lambda: {"status": "ok"}))
         for method, path, endpoint in [*shared, *routes]:
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
@@ -78,7 +92,24 @@ class Site:
     def token(self, request: Request) -> str:
         """The token of a request, from `Authorization: Bearer` or the cookie; empty if it has neither."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        return bearer if scheme.lower() == "bearer" else request.cookies.get(self.cookie, "")
+        return bearer if scheme.lower() == "bearer" else request.cookies.get(self._cookie(request), "")
+
+    def browser(self, request: Request) -> str:
+        """Which of the browsers that signed in this is; empty for one that brings a token instead of a cookie."""
+        return request.cookies.get(self._cookie(request, "browser"), "")
+
+    def _cookie(self, request: Request, suffix: str = "") -> str:
+        # Cookies know no ports, and two servers of one machine must not overwrite each other's.
+        _, port = request.scope.get("server") or ("", 0)
+        return "_".join(part for part in (self.cookie, suffix, str(port)) if part)
+
+    async def _admit(self, request: Request) -> None:
+        """A change is let through, and its body read, only for somebody who is known."""
+        if request.method not in READING and request.url.path != "/join":
+            token = self.token(request)
+            if not token:
+                raise RefusedError("open the page by the link that you were given", status=401)
+            await run_in_threadpool(self.sign_in, token)  # it may look into a database
 
     def _page_file(self, name: str) -> Response:
         # By the folders' own listings, so that no name can lead out of them.
@@ -88,16 +119,39 @@ class Site:
             raise RefusedError("there is no such file", status=404)
         return FileResponse(files[name], media_type=FILE_TYPES[files[name].suffix])
 
-    def _join(self, token: str) -> Response:
-        """Trades the link's token for a cookie, so that it leaves the address bar."""
+    def _join(self, token: str, request: Request) -> Response:
+        """Trades the link's token for a cookie, so that it leaves the address bar.
+
+        A page elsewhere could lead somebody here and sign them in as another, so who was led is asked first.
+        """
+        if request.headers.get("sec-fetch-site") == "none":  # typed, a bookmark, or opened by another program
+            return self._sign_in(token, request)
+        try:
+            name = f" as {session.name}" if (session := self.sign_in(token)).name else ""
+        except RefusedError as error:
+            return PlainTextResponse(f"{error}.\n", status_code=error.status)
+        texts = {"title": self.title, "token": token, "name": name}
+        page = JOIN.format_map({key: html.escape(text) for key, text in texts.items()})
+        # With "no-referrer" a browser calls the form's origin `null`.
+        return HTMLResponse(page, headers={"Referrer-Policy": "same-origin"})
+
+    async def _post_join(self, request: Request) -> Response:
+        form = parse_qs((await request.body()).decode(errors="replace"))
+        return await run_in_threadpool(self._sign_in, form.get("token", [""])[0], request)
+
+    def _sign_in(self, token: str, request: Request) -> Response:
         try:
             session = self.sign_in(token)
         except RefusedError as error:
             return PlainTextResponse(f"{error}.\n", status_code=error.status)
         expires = None if session.expires is None else formatdate(session.expires, usegmt=True)
         response = RedirectResponse(session.path, status_code=303)
-        # "strict": other sites' pages cannot send it along, so they cannot act for whoever is signed in.
-        response.set_cookie(self.cookie, token, httponly=True, samesite="strict", expires=expires)
+        # "strict": other sites' pages cannot send them along, so they cannot act for whoever is signed in.
+        options: dict[str, Any] = {"httponly": True, "samesite": "strict", "expires": expires}
+        response.set_cookie(self._cookie(request), token, **options)
+        response.set_cookie(
+            self._cookie(request, "browser"), self.browser(request) or secrets.token_urlsafe(8), **options
+        )
         return response
 
 
@@ -113,61 +167,20 @@ async def _with_headers(request: Request, proceed: Callable[[Request], Any]) -> 
     return response
 
 
-class RefusedError(ValueError):
-    """A request that is not carried out; nothing has changed. `status` is its HTTP status."""
-
-    def __init__(self, message: str, *, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class BodyLimit:
-    """ASGI middleware: refuses a body of more than `max_bytes`, as announced or as it comes, before the application.
-
-    `answer` turns the refusal (413) into the server's form of an error.
-    """
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int, answer: Callable[[RefusedError], ASGIApp]) -> None:
-        self.app, self.max_bytes, self.answer = app, max_bytes, answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        fits = announced.isdigit() and int(announced) <= self.max_bytes
-        # An announcement may be missing (a chunked body) or wrong, so the bytes are counted too.
-        body = await self._read(receive) if fits else None
-        if body is None:
-            refusal = RefusedError(f"the body is larger than {self.max_bytes} bytes", status=413)
-            await self.answer(refusal)(scope, receive, send)
-            return
-        replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def replay() -> Message:
-            """The body once more, and afterwards whatever comes."""
-            return next(replayed, None) or await receive()
-
-        await self.app(scope, replay, send)
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body; None if it is too large, or the client has gone."""
-        chunks, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > self.max_bytes:
-                return None
-            if not message.get("more_body"):
-                return b"".join(chunks)
-
-
 def error_response(error: Exception) -> JSONResponse:
     """`{"error": "one line"}` with the error's status; 422 for an error that has none."""
     return JSONResponse({"error": str(error)}, status_code=getattr(error, "status", 422))
+
+
+def _writable(text: str) -> str:
+    """JSON's escapes can hold what UTF-8, and so no answer and no database, can."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("it holds half of a surrogate pair, which is no character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_writable)]
+"""A text of a form."""
 
 
 def validation_message(error: RequestValidationError) -> str:
@@ -192,12 +205,3 @@ def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
         except OSError as error:
             raise OSError(f"{host}:{port} cannot be listened on ({error.strerror}); give another --port") from None
         yield listener, f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-
-
-def run(app: FastAPI, listener: socket.socket) -> None:
-    """Serves until SIGINT or SIGTERM."""
-    import uvicorn
-
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=3)
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
-        uvicorn.Server(config).run(sockets=[listener])

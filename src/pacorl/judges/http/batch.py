@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pacorl.judges.http.messages import DeclinedError, EncodedImage, ImageFormat, UnansweredError, encode
-from pacorl.judges.judge import Counters
+from pacorl.judges.judge import Counters, text_fault
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class RequestBatch:
 
     async def _ask(self, images: Sequence[EncodedImage], text: str) -> Verdict:
         try:
+            if reason := text_fault(text):
+                raise UnansweredError(reason)
             return Verdict(await self._answer(images, text))
         except UnansweredError as fault:
             self._counters.missing += 1

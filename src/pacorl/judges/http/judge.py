@@ -30,7 +30,7 @@ from pacorl.judges.http.messages import (
     read_text,
     verdict_body,
 )
-from pacorl.judges.judge import VARIANTS, WORDS, Counters, JudgeFacts
+from pacorl.judges.judge import VARIANTS, WORDS, Counters, JudgeFacts, text_fault
 from pacorl.judges.pairwise import mean_of_orders, with_turned
 from pacorl.types import Question, Verdict
 
@@ -141,6 +141,8 @@ class HttpJudge:
         # Greedy: the same question gets the same reasons.
         body = chat_body(self.model, images, question.text, max_tokens=max_new_tokens) | {"temperature": 0}
         try:
+            if reason := text_fault(question.text):
+                raise UnansweredError(reason)
             return await self.pool.ask(lambda _: body, lambda answer, _: read_text(answer))
         except UnansweredError as fault:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None

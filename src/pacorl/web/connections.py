@@ -1,0 +1,67 @@
+"""The project's way to run uvicorn: no connection is held for nothing, and there are never more than files allow."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_SECONDS = 10.0
+"""How long a connection may take to say what it wants."""
+SPARE_FILES = 100
+"""Of the files that a process may have open, so many are not connections: models, a database, the log."""
+
+
+class Connection(H11Protocol):
+    """Hangs up on who sends no whole header in time, and first on them if there are too many connections.
+
+    uvicorn waits for a header for ever, and asyncio fills the log once no file is left for the next connection.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._look)
+        if len(self.connections) > most_connections():
+            waiting = [other for other in self.connections if isinstance(other, Connection) and other.waits]
+            min(waiting, key=lambda other: other._since).transport.abort()
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody here is owed an answer."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        if not self.waits:
+            self._since = self.loop.time()
+        if (left := self._since + HEADER_SECONDS - self.loop.time()) <= 0:
+            self.transport.abort()
+        else:
+            self._timer = self.loop.call_later(left, self._look)
+
+
+def most_connections() -> int:
+    """How many connections the process's limit of open files leaves room for."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, files - SPARE_FILES) if files != resource.RLIM_INFINITY else 10_000
+
+
+def run(app: Any, *, sockets: list[socket.socket], grace_seconds: int = 3) -> None:
+    """Serve until SIGINT or SIGTERM, which answers that are under way outlive by `grace_seconds`."""
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "http": Connection, "ws": "none"}
+    config = uvicorn.Config(app, timeout_graceful_shutdown=grace_seconds, **options)
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
+        uvicorn.Server(config).run(sockets=sockets)

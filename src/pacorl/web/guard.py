@@ -1,0 +1,132 @@
+"""What every server of the project asks of a request before it reads it: its host, its origin, a token, a size."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from functools import cache
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOSTS_VARIABLE = "PACORL_HOSTS"
+"""Further names under which a server may be reached, with commas between: behind a proxy, say."""
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class RefusedError(ValueError):
+    """A request that is not carried out; nothing has changed. `status` is its HTTP status."""
+
+    def __init__(self, message: str, *, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Guard:
+    """ASGI middleware: refuses what the application need not see, in order of cost; a body is read last.
+
+    Args:
+        answer: turns a refusal into the server's form of an error.
+        admit: raises RefusedError for a request that may not be made, by its headers alone.
+        max_body: bytes of a body, as announced or as it comes. A request that only reads has none.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        answer: Callable[[RefusedError], ASGIApp],
+        max_body: int,
+        admit: Callable[[Request], Awaitable[None]],
+    ) -> None:
+        self.app, self.answer, self.max_body, self.admit = app, answer, max_body, admit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            check_host(scope)
+            check_origin(scope)
+            await self.admit(Request(scope))
+            body = await self._read(scope, receive)
+        except RefusedError as refusal:
+            await self.answer(refusal)(scope, receive, send)
+            return
+        replayed = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def replay() -> Message:
+            """The body once more, and afterwards whatever comes."""
+            return next(replayed, None) or await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body. Raises RefusedError if it is too large, or the client has gone."""
+        most = 0 if scope["method"] in READING else self.max_body
+        too_large = RefusedError(f"the body is larger than {most} bytes", status=413)
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if not announced.isdigit() or len(announced) > 20 or int(announced) > most:
+            raise too_large
+        # An announcement may be missing (a chunked body) or wrong, so the bytes are counted too.
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise too_large
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > most:
+                raise too_large
+            if not message.get("more_body"):
+                return b"".join(chunks)
+
+
+def check_host(scope: Scope) -> None:
+    """Raises RefusedError for a name that is not this machine's: a page of that name would have been rebound to it.
+
+    Addresses are taken as they are, since no page can rebind one.
+    """
+    host = _host(Headers(scope=scope).get("host", ""))
+    if not _is_address(host) and host not in _own_names() | _further_names():
+        fix = f"open it by its address, or start it with {HOSTS_VARIABLE}={host[:80]}"
+        raise RefusedError(f"this server is not called {host[:80]!r}; {fix}", status=421)
+
+
+def check_origin(scope: Scope) -> None:
+    """Raises RefusedError if a page of another origin asks for a change."""
+    headers = Headers(scope=scope)
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    foreign = origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    if scope["method"] not in READING and (foreign or site not in ("same-origin", "none")):
+        raise RefusedError("a page of another site may change nothing here", status=403)
+
+
+def _host(header: str) -> str:
+    """A Host header without its port."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    name = socket.gethostname().lower()
+    return frozenset({"localhost", name, f"{name}.local", socket.getfqdn().lower()})
+
+
+def _further_names() -> frozenset[str]:
+    return frozenset(os.environ.get(HOSTS_VARIABLE, "").lower().replace(",", " ").split())
