@@ -35,6 +35,8 @@ class FakeServer:
     busiest: int = 0
     url: str = ""
     port: int = 0
+    pages: dict[str, Any] = field(default_factory=dict)
+    """Path → what is answered there instead."""
     _busy: int = 0
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -84,7 +86,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._allowed():
             return
-        if self.path == "/v1/models":
+        if self.path in self.fake.pages:
+            self.answer(self.fake.pages[self.path])
+        elif self.path == "/v1/models":
             self.answer({"object": "list", "data": [{"id": name, "object": "model"} for name in self.fake.served]})
         elif self.path == "/version":
             self.answer({"version": "1.2.3"})
@@ -95,7 +99,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self._allowed():
             return
-        if self.path == "/tokenize" and self.fake.tokens is not None:
+        if self.path in self.fake.pages:
+            self.answer(self.fake.pages[self.path])
+        elif self.path == "/tokenize" and self.fake.tokens is not None:
             self.answer({"tokens": self.fake.tokens.get(body["prompt"], [1, 2])})
         elif self.path == "/v1/chat/completions":
             with self.fake.counted(body) as number:

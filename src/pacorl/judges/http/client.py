@@ -214,7 +214,8 @@ class EndpointPool:
             except UnansweredError:  # not every server has the page
                 served = ()
             if served and self.model not in served:
-                raise JudgeRefusedError(f"{endpoint.url} serves no model {self.model!r}; it serves {', '.join(served)}")
+                names = ", ".join(served[:20])[:500]
+                raise JudgeRefusedError(f"{endpoint.url} serves no model {self.model!r}; it serves {names}")
             endpoint.ids = await self._token_ids(endpoint)
             endpoint.version = await self._optional(endpoint, "/version", None, _version) or ""
             endpoint.served = served  # last: it says that the handshake is complete

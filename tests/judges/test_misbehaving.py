@@ -1,0 +1,172 @@
+"""A verdict is right or missing, whatever a server does; nothing but a refused name or key is raised."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import misbehaving
+import pytest
+from fake_server import FakeServer, Handler, completion, p_of, p_of_images
+from misbehaving import BEHAVIOURS, SLOW, misbehave
+from PIL import Image
+
+from pacorl.io import net
+from pacorl.judges.http import client
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import JudgeRefusedError
+from pacorl.types import Question, Verdict
+
+RED, BLUE = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
+RIGHT = {
+    "no length", "HTTP/1.0", "chunked", "chunks and a length", "one response too many", "100 Continue first",
+    "500 times 100 Continue", "103 Early Hints first", "identity", "kept alive", "cookies", "the id of a gateway",
+    "150 headers", "a folded header", "a mark", "UTF-16", "no index", "the sampled token rounded", "every entry twice",
+    "shuffled", "half a character", "unknown fields", "a dated model", "a qualified model", "no model",
+    "an error beside it",
+}  # fmt: skip
+"""Behaviours that no right client need mind."""
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(client, "COOLDOWN_SECONDS", 0.01)
+    monkeypatch.setattr(client, "PATIENCE", 1e6)  # a server that hangs now and then is to be asked all the same
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    """Where redirects lead."""
+
+    def lie(handler: Handler, number: int) -> bool:
+        handler.answer(completion(fake.chats[number - 1], 0.5))
+        return True
+
+    fake = FakeServer(behave=lie)
+    with fake.running():
+        monkeypatch.setitem(misbehaving.elsewhere, "url", fake.url)
+        yield fake
+
+
+@contextmanager
+def asking(servers: Sequence[FakeServer], *, timeout: float, retries: int) -> Iterator[HttpJudge]:
+    """A judge that asks these servers."""
+    with ExitStack() as stack:
+        urls = [stack.enter_context(server.running()).url for server in servers]
+        yield stack.enter_context(HttpJudge("judge", urls, timeout=timeout, retries=retries))
+
+
+def questions(count: int) -> list[Question]:
+    return [Question((RED, BLUE), f"Is {number} right?") for number in range(count)]
+
+
+def tally(asked: Sequence[Question], verdicts: Sequence[Verdict]) -> Counter[str]:
+    """How many verdicts are right, missing and wrong; a missing one says why, on a line of bounded length."""
+    counts: Counter[str] = Counter()
+    for question, verdict in zip(asked, verdicts, strict=True):
+        if verdict.p_yes is None:
+            assert verdict.error
+            assert "\n" not in verdict.error
+            assert len(verdict.error) < 600
+            counts["missing"] += 1
+        else:
+            truth = p_of_images(list(question.images), question.text)
+            counts["right" if verdict.p_yes == pytest.approx(truth, abs=1e-3) else "wrong"] += 1
+    return counts
+
+
+def test_there_are_as_many_behaviours_as_were_tried_by_hand() -> None:
+    assert len(BEHAVIOURS) + len(SLOW) + 1 >= 84
+
+
+def test_each_behaviour_alone_gives_right_or_missing_verdicts(liar: FakeServer) -> None:
+    outcome: dict[str, str] = {}
+    fake = FakeServer()
+    names = [*BEHAVIOURS, "reset"]
+
+    def behave(handler: Handler, number: int) -> bool:
+        body = fake.chats[number - 1]
+        name = names[int(body["messages"][0]["content"][-1]["text"].split()[1])]
+        misbehave(handler, completion(body, p_of(body)), name)
+        return True
+
+    fake.behave = behave
+    asked = questions(len(names))
+    with fake.running(), HttpJudge("judge", [fake.url], timeout=20, retries=0) as judge:
+        verdicts = judge.verdicts(asked)
+        fake.behave = lambda handler, number: False
+        assert tally(asked[:20], judge.verdicts(asked[:20])) == {"right": 20}  # nothing is left over
+    for name, question, verdict in zip(names, asked, verdicts, strict=True):
+        (outcome[name],) = tally([question], [verdict])
+    assert [name for name in names if outcome[name] == "wrong"] == []
+    assert {name for name in names if outcome[name] == "right"} == RIGHT
+    assert liar.chats == []
+
+
+def test_among_all_behaviours_verdicts_are_right_or_missing(liar: FakeServer) -> None:
+    servers = [misbehaving.misbehaving([*BEHAVIOURS, "reset"], seed=seed, honest=0.4) for seed in range(2)]
+    asked = questions(300)
+    with asking(servers, timeout=20, retries=1) as judge:
+        counts = tally(asked, judge.verdicts(asked))
+    assert counts["wrong"] == 0
+    assert min(counts["right"], counts["missing"]) > 20
+    assert liar.chats == []
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_who_takes_for_ever_is_missing(name: str) -> None:
+    asked = questions(3)
+    with asking([misbehaving.misbehaving([name], seed=0, honest=0)], timeout=0.5, retries=0) as judge:
+        judge.check()
+        assert tally(asked, judge.verdicts(asked)) == {"missing": 3}
+
+
+@pytest.mark.campaign
+def test_ten_thousand_verdicts_are_right_or_missing(liar: FakeServer) -> None:
+    names = [*BEHAVIOURS, "reset", *SLOW]
+    servers = [misbehaving.misbehaving(names, seed=seed) for seed in range(4)]
+    counts: Counter[str] = Counter()
+    with asking(servers, timeout=2, retries=1) as judge:
+        for start in range(0, 10_000, 1000):
+            asked = questions(10_000)[start : start + 1000]
+            counts += tally(asked, judge.verdicts(asked))
+    print(dict(counts), judge.counters)
+    assert counts["wrong"] == 0
+    assert counts["right"] + counts["missing"] == 10_000
+    assert min(counts["right"], counts["missing"]) > 1000
+    assert liar.chats == []
+
+
+PAGES: dict[str, Any] = {
+    "models of null": ("/v1/models", {"data": None}),
+    "models of a number": ("/v1/models", {"data": 5}),
+    "models of texts": ("/v1/models", {"data": ["judge"]}),
+    "models of a list": ("/v1/models", [1]),
+    "20,000 models": ("/v1/models", {"data": [{"id": str(number)} for number in range(20_000)]}),
+    "tokens of null": ("/tokenize", {"tokens": [None]}),
+    "tokens of texts": ("/tokenize", {"tokens": ["x"]}),
+    "tokens of truths": ("/tokenize", {"tokens": [True]}),
+    "tokens below 0": ("/tokenize", {"tokens": [-1]}),
+    "a token of 5,000 digits": ("/tokenize", json.loads('{"tokens": [1' + "0" * 4000 + "]}")),
+    "tokens of a number": ("/tokenize", {"tokens": 5}),
+    "a version of a list": ("/version", [1]),
+    "a version of an object": ("/version", {"version": {"a": 1}}),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_broken_handshake_is_right_or_missing_too(name: str) -> None:
+    path, document = PAGES[name]
+    asked = questions(2)
+    with asking([FakeServer(pages={path: document})], timeout=20, retries=0) as judge:
+        if name == "20,000 models":
+            with pytest.raises(JudgeRefusedError, match="serves no model 'judge'") as refused:
+                judge.verdicts(asked)
+            assert len(str(refused.value)) < 1000
+            return
+        assert tally(asked, judge.verdicts(asked))["wrong"] == 0
