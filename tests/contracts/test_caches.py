@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -12,17 +12,23 @@ from typing import Any
 import pytest
 import torch
 from diffusers.models.cache_utils import CacheMixin
+from diffusers.models.transformers.transformer_flux import FluxTransformerBlock
 from edit_twins import drawn, edit, source_image
+from tiny_runs import metrics, tiny_run
 from torch import Tensor
 
 from pacorl.config.base import dump, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.caches import CACHES
+from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import integrate
 from pacorl.lora.adapters import FusedLora, adapter_state, add_lora
 from pacorl.policies import POLICIES
+from pacorl.policies.flux import tiny_flux
 from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.train.builders import check_division
+from pacorl.train.trainer import train_policy
 from pacorl.types import Conditioning, Size
 
 SIZE = Size(64, 64)
@@ -147,3 +153,58 @@ def test_a_config_names_it_and_keeps_its_settings(name: str, tmp_path: Path) -> 
     path = tmp_path / "run.yaml"
     path.write_text(dump(load(PolicyRun, None, [f"sampling.suffix.cache={name}"])))
     assert load(PolicyRun, path).sampling.suffix.cache == by_name
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_that_a_sharded_transformer_breaks_is_refused_there(name: str) -> None:
+    """FSDP2 makes new classes of a transformer's blocks, and some hooks know the blocks by their class."""
+    config = load(PolicyRun, None, [f"sampling.suffix.cache={name}"])
+    check_division(config, world=1)
+    with nullcontext() if CACHES[name].shardable else pytest.raises(ValueError, match=f"{name} does not know .*; take"):
+        check_division(config, world=1, sharded=True)
+
+
+class ShardedBlock(FluxTransformerBlock):
+    """As FSDP2 names a block's class anew."""
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_cache_says_truly_whether_it_knows_other_classes_of_blocks(name: str) -> None:
+    policy = POLICIES["flux"].over(tiny_flux(vocabulary()), max_sequence_length=48)
+    for block in policy.transformer.transformer_blocks:
+        block.__class__ = ShardedBlock
+    with nullcontext() if CACHES[name].shardable else pytest.raises(ValueError, match="not registered"):
+        finished(policy, policy.collate(policy.encode(character_prompts("dev", 1), SIZE)), cache=CACHES[name].options())
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_only_the_suffix_of_training_samples_has_hooks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run's forwards: (with gradients, tokens of an image, with hooks)."""
+    forwards: set[tuple[bool, int, bool]] = set()
+    predict = PipelinePolicy.predict
+
+    def kept(policy: PipelinePolicy, prefix: str, **inputs: Any) -> Tensor:
+        hooked = policy.pipeline.transformer.is_cache_enabled
+        forwards.add((torch.is_grad_enabled(), inputs["hidden_states"].shape[1], hooked))
+        return predict(policy, prefix, **inputs)
+
+    monkeypatch.setattr(PipelinePolicy, "predict", kept)
+    settings = [
+        *("epochs=1", "prompts_per_epoch=1", "group_size=2", "trackers=[]", f"out={tmp_path / 'run'}"),
+        *("prompts.train=tiny:train:1", "prompts.evaluation=tiny:dev:1", "judge=none", "rewards=[{name: jpeg_size}]"),
+        *("sampling.size=[32,32]", "sampling.steps=5", "sampling.batch=1", f"sampling.suffix.cache={name}"),
+        *("evaluation.size=[64,64]", "evaluation.steps=3"),
+    ]
+    folder = train_policy(tiny_run(settings))
+    training, evaluation = 16, 64
+    assert forwards == {
+        (True, training, False),
+        (False, training, False),
+        (False, training, True),
+        (False, evaluation, False),
+    }
+    (epoch,) = metrics(folder, "epoch")
+    assert epoch["ratio_deviation/1"] == 0.0
+    assert -1 <= epoch[SUFFIX_CORRELATION] <= 1

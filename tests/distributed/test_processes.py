@@ -11,6 +11,7 @@ import worlds
 from runs import KEPT, train, train_and_keep_each, write_edit_twins
 from safetensors.torch import load_file
 
+from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.quickstart import recipe
 from pacorl.train.checkpoint import checkpoints
 
@@ -38,6 +39,15 @@ OBJECTIVES = {
     "flux": [],
     "flux_guard": [*CHEAP, "objective.name=grpo_guard"],
     "flux_nft": [*CHEAP, "objective.name=diffusion_nft", "sampling.tree={}"],
+    # One batch a group, so that in the suffix's check one process has nothing to finish.
+    "flux_suffix": [
+        *CHEAP,
+        "sampling.steps=5",
+        "sampling.suffix={cache: taylor, check_every: 1}",
+        "sampling.batch=4",
+        "optimizer.updates_per_epoch=1",
+        "objective={inner_epochs: 2, clip_range: 1}",  # two updates, the second of which is not clipped away
+    ],
     "flux_awm": [*CHEAP, "objective.name=awm", "sampling.tree={}"],
 }
 EDITS = ("kontext", "qwen_edit", "qwen_edit_plus")
@@ -100,6 +110,15 @@ def test_samples_and_advantages(runs: dict[str, Path], mode: str, case: str) -> 
         torch.testing.assert_close(other[name][1], log_prob, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(kept(runs[mode] / case, "adv*"), kept(runs["one"] / case, "adv*"), rtol=1e-5, atol=1e-5)
     assert kept(runs["one"] / case, "adv*")["advantages-0.pt"].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_check_of_a_suffix(runs: dict[str, Path], mode: str) -> None:
+    one, other = (
+        json.loads((runs[name] / "flux_suffix" / "metrics.jsonl").read_text().splitlines()[1]) for name in ("one", mode)
+    )
+    assert -1 < one[SUFFIX_CORRELATION] < 1
+    assert other[SUFFIX_CORRELATION] == pytest.approx(one[SUFFIX_CORRELATION], abs=1e-3)
 
 
 @pytest.mark.parametrize("case", CASES)

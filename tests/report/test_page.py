@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.ranking import Interval
 from pacorl.report.curves import BUCKETS, Chart, charts, thinned
 from pacorl.report.figures import (
@@ -303,12 +304,17 @@ def _charts(tmp_path: Path, *records: dict[str, Any]) -> dict[str, list[Chart]]:
 def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
     record = {"kind": "epoch", "epoch": 1, "step": 4, "new_thing": 2, "loss": 1, "seconds/rollout": 3, "note": "x"}
     record |= {"seconds/update": 1, "reward/fit/mean": 0.5, "reward/fit/std": 0.25, "reward/fit/cv": 0.5, "flag": True}
+    record |= {SUFFIX_CORRELATION: 0.97}
     groups = _charts(tmp_path, record | {"ratio_deviation/3": 0.0}, {"kind": "evaluation", "epoch": 1, "valid": 1})
     titles = {group: [chart.title for chart in drawn] for group, drawn in groups.items()}
     assert titles == {
         "Rewards": ["Fit", "Spread of rewards (std ÷ mean)"],
         "Evaluation": ["Valid panels"],
-        "Training health": ["Loss", "Ratio − 1 before the first update, by step"],
+        "Training health": [
+            "Loss",
+            "Ratio − 1 before the first update, by step",
+            "Advantages, cheap suffix with all steps",
+        ],
         "Time": ["Seconds per epoch"],
         "More": ["New thing"],
     }

@@ -39,7 +39,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (r"loss|grad_norm|clip_fraction|kl", HEALTH, ""),
     (r"ratio_deviation/(?P<line>.+)", HEALTH, "Ratio − 1 before the first update, by step"),
     (r"advantage/.+", HEALTH, ""),
-    (SUFFIX_CORRELATION, HEALTH, "Advantages by the cheap suffix with those by all steps, correlation"),
+    (SUFFIX_CORRELATION, HEALTH, "Advantages, cheap suffix with all steps"),
     (r"judge/(?P<line>.+)", JUDGE, "Per epoch, by the judge’s server"),
     (r"samples/(?P<line>missing|not_finite)", REWARDS, "Share of scores that are"),
     (r"seconds/(?P<line>.+)", TIME, "Seconds per epoch"),
