@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 import pacorl
 from pacorl import cli
+from pacorl.engine.runtime import Interrupted
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +81,30 @@ def test_what_a_user_can_cause_is_one_line(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert (ended.value.code, capsys.readouterr().err) == (1, "pacorl: no space\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "line"),
+    [
+        (Interrupted("stopped after epoch 3, and saved"), 75, "stopped after epoch 3, and saved"),
+        (
+            OSError(28, "No space left on device", "runs/a/metrics.jsonl"),
+            1,
+            "runs/a/metrics.jsonl: No space left on device",
+        ),
+    ],
+)
+def test_a_job_script_can_tell_a_stop_from_a_fault(
+    fault: Exception, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["pacorl"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, capsys.readouterr().err) == (code, f"pacorl: {line}\n")
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pacorl.io.files import LockedError, inside, replacing, safe_name, sole_holder, write_atomic
+from pacorl.io.documents import append_jsonl
+from pacorl.io.files import (
+    LockedError,
+    check_digests,
+    digests,
+    inside,
+    own_folder,
+    replacing,
+    safe_name,
+    sole_holder,
+    sweep,
+    write_atomic,
+)
 
 
 def test_atomic_write_leaves_no_parts(tmp_path: Path) -> None:
@@ -29,7 +42,9 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_return(
         os, "fsync", lambda handle: (events.append(Path(f"/proc/self/fd/{handle}").readlink().name), fsync(handle))
     )
     write_atomic(tmp_path / "set" / "b.txt", "x")
-    assert events == [f".b.txt.{os.getpid()}.part", "rename", "set"]
+    part = f".b.txt.{platform.node()}-{os.getpid()}.part"
+    # The new folder's own name first, then content, name, and the name on the disk.
+    assert events == [tmp_path.name, part, "rename", "set"]
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -64,6 +79,63 @@ def test_a_lock_ends_with_its_process_and_names_its_holder(tmp_path: Path) -> No
         other.kill()
     with sole_holder(lock):
         pass
+
+
+def test_a_run_has_one_writer_who_is_named(tmp_path: Path) -> None:
+    hold = HOLD.replace(
+        "sole_holder(pathlib.Path(sys.argv[1]), note='process 7')", "own_folder(pathlib.Path(sys.argv[1]))"
+    )
+    hold = hold.replace("import sole_holder", "import own_folder")
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "held\n"
+        fault = rf"run is being written by process {other.pid} on {platform.node()}; wait for its end or stop it"
+        with pytest.raises(ValueError, match=fault), own_folder(tmp_path / "run"):
+            pass
+        other.kill()
+    with own_folder(tmp_path / "run"):
+        pass
+
+
+def test_what_killed_processes_left_half_written_is_swept(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    stays = [f".a.png.{platform.node()}-{os.getpid()}.part", f".a.png.elsewhere-{gone.pid}.part", "a.part", "a.png"]
+    (tmp_path / "deep").mkdir()
+    for name in [f".a.b.png.{platform.node()}-{gone.pid}.part", *stays]:
+        (tmp_path / "deep" / name).write_bytes(b"half")
+    sweep(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == sorted(stays)
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as whole:
+            write_atomic(tmp_path / "a.json", bytes(9000))
+        with pytest.raises(OSError, match="File too large") as line:
+            append_jsonl(tmp_path / "a.jsonl", {"text": "x" * 9000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [whole.value.filename, line.value.filename] == [str(tmp_path / "a.json"), str(tmp_path / "a.jsonl")]
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_a_changed_or_missing_file_of_a_folder_is_named(tmp_path: Path) -> None:
+    for name in ("a.bin", "deep/b.bin"):
+        write_atomic(tmp_path / name, name)
+    seen = digests(tmp_path)
+    check_digests(tmp_path, seen)
+    (tmp_path / "deep/b.bin").write_text("deep/B.bin")
+    with pytest.raises(ValueError, match=r"deep/b\.bin is damaged"):
+        check_digests(tmp_path, seen)
+    (tmp_path / "deep/b.bin").unlink()
+    with pytest.raises(ValueError, match=r"deep/b\.bin is missing"):
+        check_digests(tmp_path, seen)
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "a\\b", "ünder", "x" * 121, "..", "a\0b", "con:1"])

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pacorl.config.base import ConfigError
+from pacorl.config.policy_run import PolicyRun
 from pacorl.train import checkpoint
 from pacorl.train.checkpoint import (
+    changes_since,
     checkpoints,
     load_checkpoint,
     open_aside,
@@ -22,6 +28,8 @@ from pacorl.train.checkpoint import (
     recover,
     set_optimizer_tensors,
     set_random_state,
+    settle,
+    starting_point,
     write_checkpoint,
 )
 
@@ -59,10 +67,11 @@ def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
         remove(folder, **rest)
 
     remove = shutil.rmtree
-    for name in ("rename", "mkdir", "write_text"):
+    for name in ("rename", "replace", "mkdir", "write_text", "write_bytes", "unlink"):
         monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
     monkeypatch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
     monkeypatch.setattr(shutil, "rmtree", dying(half_removed))
+    monkeypatch.setattr(shutil, "copytree", dying(shutil.copytree))
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
@@ -90,6 +99,113 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
         assert all(part["weight"].eq(step + mark).all() for part in newest.tensors.values())
         assert not list(folder.glob(".*")), "what was left half done is cleared"
     assert 10 < died < 39, "not every moment was tried"
+
+
+STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps": 0, "log_lines": 2, "processes": 1}
+
+
+def saved(config: PolicyRun, step: int, score: float) -> None:
+    """One save of a run, without the run."""
+    target = config.out / "checkpoints" / f"step-{step:06d}"
+    open_aside(target)
+    tensors = {name: {"weight": torch.full((3,), float(step))} for name in ("adapter", "average", "optimizer")}
+    state = {**STATE, "step": step, "score": score, "config": config.model_dump(mode="json")}
+
+    def export(folder: Path) -> None:
+        (folder / "lora").mkdir()
+        (folder / "lora" / "adapter.txt").write_text(str(step))
+
+    write_checkpoint(target, tensors=tensors, state=state, generators=[{}], export=export)
+    settle(target, config)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def run_at(folder: Path, **settings: Any) -> PolicyRun:
+    return PolicyRun.model_validate({"out": "run", "keep_checkpoints": 1, "model": {"checkpoint": "tiny"}, **settings})
+
+
+def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints, best.json and adapter are those of a run that was never killed."""
+    finals, killed = [], True
+    for moment in count():
+        if not killed:
+            break
+        (tmp_path / str(moment)).mkdir()
+        monkeypatch.chdir(tmp_path / str(moment))
+        config = run_at(tmp_path)
+        saved(config, 1, score=0.5)
+        saved(config, 2, score=0.9)
+        with monkeypatch.context() as patch:
+            killed_at(moment, patch)
+            try:
+                saved(config, 3, score=0.7)
+                killed = moment == 0  # which kills nothing
+            except KilledError:
+                killed = True
+        start = starting_point(config, "auto")
+        assert start
+        if start.name == "step-000002":  # killed before the checkpoint had its name: the run makes it again
+            saved(config, 3, score=0.7)
+        finals.append(content(config.out))
+    assert finals[0].keys() > {"checkpoints/best.json", "adapter/adapter.txt"}
+    assert {path.split("/")[1] for path in finals[0] if "step-" in path} == {"step-000002", "step-000003"}
+    assert all(final == finals[0] for final in finals)
+    assert len(finals) > 20, "few moments were tried"
+
+
+@pytest.mark.parametrize(
+    ("file", "fault"),
+    [
+        ("adapter.safetensors", "adapter.safetensors is damaged"),
+        ("state.json", r"state.json:\d+: not valid JSON"),
+        ("generators.json", "generators.json is damaged"),
+        ("lora/adapter.txt", "lora/adapter.txt is damaged"),
+        ("average.safetensors", "average.safetensors is missing"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, file: str, fault: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = run_at(tmp_path, keep_checkpoints=3)
+    for step in (1, 2, 3):
+        saved(config, step, score=step / 10)
+    newest = config.out / "checkpoints" / "step-000003"
+    damaged = (newest / file).read_bytes()[:-3]
+    (newest / file).unlink() if "missing" in fault else (newest / file).write_bytes(damaged)
+    start = starting_point(config, "auto")
+    assert start == newest.with_name("step-000002")
+    assert re.search(f"step-000003/{fault}.*; the checkpoint before it is taken", caplog.text)
+    assert (config.out / "adapter" / "adapter.txt").read_text() == "2"
+    with pytest.raises(ValueError, match=fault):
+        starting_point(config, str(newest))
+    saved(config, 4, score=0.4)  # a damaged one beside it ends no run
+    for path in checkpoints(config.out / "checkpoints"):
+        (path / "state.json").write_text("")
+    with pytest.raises(ValueError, match=r"no checkpoint in run/checkpoints is whole"):
+        starting_point(config, "auto")
+
+
+def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(run_at(tmp_path), 1, score=0.5)
+    start = starting_point(run_at(tmp_path), "auto")
+    assert start
+    longer = run_at(tmp_path, epochs=500)
+    assert changes_since(start, longer, allowed=False) == {"epochs": [100, 500]}
+    other = run_at(tmp_path, optimizer={"lr": 1.0}, group_size=8)
+    with pytest.raises(
+        ConfigError,
+        match=r"keeps its settings, and group_size was 16 and is now 8; optimizer.lr was 0.0003 and is now 1.0: ",
+    ):
+        changes_since(start, other, allowed=False)
+    assert changes_since(start, other, allowed=True) == {"group_size": [16, 8], "optimizer.lr": [0.0003, 1.0]}
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_runs import metrics, tiny_run
 
+from pacorl.io.files import own_folder
 from pacorl.lora.formats import read_lora
-from pacorl.train.checkpoint import checkpoints
+from pacorl.train.checkpoint import CHECKPOINT, checkpoints
 from pacorl.train.trainer import train_policy
 
 
@@ -64,6 +67,72 @@ def test_resume_auto_starts_where_there_is_nothing(small: list[str]) -> None:
     config = tiny_run([*small, "best_by=p_yes"])
     train_policy(config, resume="auto")
     assert json.loads((config.out / "checkpoints" / "best.json").read_text())["best_by"] == "p_yes"
+
+
+class Disk:
+    """What of a folder would be there after a power cut: flushed contents under flushed names."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.contents, self.names, self.lost_at = folder, {}, {}, {}
+        flush, rename = os.fsync, Path.rename
+
+        def watched_flush(handle: int) -> None:
+            flush(handle)
+            status = os.fstat(handle)
+            if stat.S_ISDIR(status.st_mode):
+                self.names[status.st_ino] = set(os.listdir(f"/proc/self/fd/{handle}"))
+            else:
+                self.contents[status.st_ino] = (status.st_size, status.st_mtime_ns)
+
+        def watched_rename(path: Path, target: Path) -> Path:
+            if CHECKPOINT.fullmatch(target.name):
+                self.lost_at[target.name] = self.lost()
+            return rename(path, target)
+
+        monkeypatch.setattr(os, "fsync", watched_flush)
+        monkeypatch.setattr(Path, "rename", watched_rename)
+
+    def lost(self) -> list[str]:
+        """The files and folders that would be missing, or not what they are."""
+        lost = []
+        for path in self.folder.rglob("*"):
+            status = path.stat()
+            whole = path.is_dir() or self.contents.get(status.st_ino) == (status.st_size, status.st_mtime_ns)
+            if not whole or path.name not in self.names.get(path.parent.stat().st_ino, ()):
+                lost.append(path.relative_to(self.folder).as_posix())
+        return [name for name in lost if name != ".lock"]
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_power_cut_after_a_checkpoint_takes_nothing_that_it_counts(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run([*small, "save_every=1", "trackers=[]"])
+    disk = Disk(config.out, monkeypatch)
+    train_policy(config)
+    assert disk.lost_at == {path.name: [] for path in checkpoints(config.out / "checkpoints")}
+    assert disk.lost() == []
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_resumed_run_says_in_its_log_what_changed(small: list[str]) -> None:
+    config = tiny_run(small)
+    train_policy(config)
+    settings = [*small, f"out={config.out}", f"epochs={config.epochs + 1}", "optimizer.lr=0.5"]
+    with pytest.raises(
+        ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or add --allow-changes"
+    ):
+        train_policy(tiny_run(settings), resume="auto")
+    train_policy(tiny_run(settings), resume="auto", allow_changes=True)
+    (line,) = metrics(config.out, "changes")
+    assert line["epoch"] == config.epochs
+    assert line["changes"] == {"epochs": [config.epochs, config.epochs + 1], "optimizer.lr": [config.optimizer.lr, 0.5]}
+
+
+def test_a_run_that_is_being_written_is_left_alone(small: list[str]) -> None:
+    config = tiny_run(small)
+    with own_folder(config.out), pytest.raises(ValueError, match=rf"is being written by process {os.getpid()} on "):
+        train_policy(config, resume="auto")
 
 
 @pytest.mark.usefixtures("toy")

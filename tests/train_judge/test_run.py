@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -221,7 +222,9 @@ def test_a_batch_is_dealt_to_processes_and_forwards(run: Any) -> None:
 # --- runs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(run: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit(
+    run: Any, data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Dropout, a checkpoint between two lines of the log, and a newer checkpoint that was cut short."""
     more = ["tuning.dropout=0.2", f"data.evaluation=['{data}']", "data.evaluation_limit=2", "evaluate_every=4"]
     whole, stopped = run(*more, out="whole"), run(*more, out="stopped")
@@ -243,11 +246,18 @@ def test_a_stopped_run_goes_on_bit_for_bit(run: Any, data: Path, monkeypatch: py
     shutil.copytree(checkpoint, torn)
     (torn / "complete.json").unlink()
     (torn / "adapter_model.safetensors").write_bytes(b"cut short")
+    damaged = checkpoint.with_name("checkpoint-4")
+    shutil.copytree(checkpoint, damaged)
+    (damaged / "adapter_model.safetensors").write_bytes(b"damaged later")
     with (stopped.out / "metrics.jsonl").open("a") as log:
         log.write('{"kind": "train", "epoch": 0, "step": 5, "loss": 0}\n{"kind": "tr')
     with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
         JudgeTrainer(stopped).run()
-    JudgeTrainer(stopped, resume=True).run()
+    with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or add --allow-ch"):
+        JudgeTrainer(run(*more, "optimizer.lr=0.5", out="stopped"), resume=True)
+    trainer = JudgeTrainer(stopped, resume=True)
+    assert re.search(r"checkpoint-4/adapter_model.safetensors is damaged.*; the checkpoint before", caplog.text)
+    trainer.run()
     assert lines(stopped.out) == lines(whole.out)
     assert [line["step"] for line in lines(whole.out)] == [0, 2, 4, 4, 6, 6]
     expected, found = weights(whole.out), weights(stopped.out)

@@ -24,7 +24,7 @@ from pacorl.bench.table import BENCHMARKS, Advance, BenchmarkOptions
 from pacorl.data import leaks
 from pacorl.engine.image_queue import Shard
 from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
-from pacorl.io.files import LockedError, sole_holder, write_atomic
+from pacorl.io.files import LockedError, sole_holder, sweep, write_atomic
 from pacorl.report.page import render
 from pacorl.score.reward import PacoReward
 
@@ -210,6 +210,7 @@ def _claim(out: Path, settings: Mapping[str, Any]) -> None:
 def _sole_writer(lock: Path) -> Iterator[None]:
     try:
         with sole_holder(lock):
+            sweep(lock.parent)
             yield
     except LockedError:
         raise ValueError(

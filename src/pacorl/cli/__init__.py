@@ -71,9 +71,15 @@ def main() -> None:
         users = (ValueError, OSError, RuntimeError, ImportError)
         if not isinstance(error, users) and type(error).__name__ != "SafetensorError":
             raise
-        print(f"pacorl: {str(error).strip() or type(error).__name__}", file=sys.stderr)
-        sys.exit(1)
+        print(f"pacorl: {_line_of(error)}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _line_of(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error).strip() or type(error).__name__
 
 
 def _refuse(error: Any) -> int:

@@ -44,6 +44,9 @@ class RunOptions:
         "or a checkpoint's folder, of this run or another.",
         metavar="auto|CHECKPOINT",
     )
+    allow_changes: bool = option(
+        False, "With --resume: let the config differ from the one that the run had; the log says what changed."
+    )
     dry_run: bool = option(False, "Check everything and print what it would need. Exit code 2: something is absent.")
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
 
@@ -80,7 +83,7 @@ def train_policy(
     from pacorl.train import trainer
 
     use_cores()
-    folder = trainer.train_policy(run, resume=options.resume)
+    folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say
         typer.echo(f"done: {write_report(folder)}")
 
@@ -113,7 +116,7 @@ def train_reward(
         raise typer.Exit(plan.exit_code)
     from pacorl.train_judge.run import JudgeTrainer
 
-    folder = JudgeTrainer(run, resume=bool(options.resume)).run()
+    folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).run()
     typer.echo(f"done: {folder / 'summary.json'}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pacorl.config.one_of import OneOf
 from pacorl.config.upgrade import upgrade
-from pacorl.io.documents import dump_yaml, parse_yaml, read_yaml
+from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,44 @@ def dump(config: Section) -> str:
     """The whole config as YAML."""
     # Paths as texts: safe YAML knows no others.
     return dump_yaml(config.model_dump(mode="json"))
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str = "") -> dict[str, list[Any]]:
+    """Dotted key → [value before, value now], of the keys that both of two dumped configs have."""
+    changes: dict[str, list[Any]] = {}
+    for key in [key for key in now if key in before]:
+        old, new = before[key], now[key]
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes |= changed_keys(old, new, path=f"{path}{key}.")
+        elif old != new:
+            changes[f"{path}{key}"] = [old, new]
+    return changes
+
+
+def check_changes(
+    before: Mapping[str, Any], config: Section, *, free: Sequence[str], allowed: bool
+) -> dict[str, list[Any]]:
+    """What of its config a run changes when it goes on.
+
+    Args:
+        before: the config that the run had, as JSON has it.
+        config: the one that it has now.
+        free: keys that say nothing about results, or begin with what does not.
+        allowed: whether others may change too.
+
+    Raises:
+        ConfigError: another key changes, and that is not allowed; the message has the keys, both values and the fix.
+    """
+    today = deepcopy(dict(before))
+    upgrade(today, type(config).__name__)
+    changes = changed_keys(today, as_read_back(config.model_dump(mode="json")))
+    held = {key: values for key, values in changes.items() if not f"{key}.".startswith(tuple(f"{k}." for k in free))}
+    if held and not allowed:
+        listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in held.items())
+        raise ConfigError(
+            f"a run that goes on keeps its settings, and {listed}: take the old values, or add --allow-changes"
+        )
+    return changes
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

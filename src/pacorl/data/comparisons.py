@@ -41,8 +41,8 @@ from pacorl.io.documents import (
     write_json,
     write_jsonl,
 )
-from pacorl.io.files import inside
-from pacorl.io.images import SHOWN_FAULTS
+from pacorl.io.files import inside, write_atomic
+from pacorl.io.images import SHOWN_FAULTS, png_bytes
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
@@ -376,7 +376,8 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
             second = with_another(second, name, rng)
         paths = tuple(folder / f"{number:05d}-{letter}.png" for letter in "ab")
         for path, panel in zip(paths, (first, second), strict=True):
-            characters.draw(panel, TINY_SIDE).save(path)
+            # On the disk before the file that names them: a power cut must not leave pairs without images.
+            write_atomic(path, png_bytes(characters.draw(panel, TINY_SIDE)))
         differs = f"The {name} differs: {getattr(first, name)} and {getattr(second, name)}."
         drawn.append(
             Comparison(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.io.documents import as_read_back, read_object, write_json
-from pacorl.io.files import digest
+from pacorl.io.files import digest, sweep
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -79,6 +79,7 @@ class DatasetStep:
             "versions": versions(),
         }
         write_json(self.path, manifest)
+        sweep(self.folder)
         return dict(counts)
 
     def plan(self) -> dict[str, Any]:

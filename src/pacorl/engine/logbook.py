@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pacorl.io.documents import append_jsonl, parse_object, read_text, write_jsonl
-from pacorl.io.files import write_atomic
+from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_text, write_jsonl
+from pacorl.io.files import disk_errors, make_folder, write_atomic
+from pacorl.io.images import png_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,7 +56,7 @@ class Logbook:
         """
         self.folder, self.axis = folder, axis
         if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         self._trackers = [TRACKERS[name](folder, settings or {}) for name in trackers] if folder else []
 
     def rewind(self, last: int) -> None:
@@ -95,15 +96,21 @@ class Logbook:
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
         append_jsonl(self.folder / "metrics.jsonl", line)
         series = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
-        for tracker in self._trackers:
-            tracker.log(series, step={"epoch": epoch, "step": step}[self.axis])
+        with disk_errors(self.folder):
+            for tracker in self._trackers:
+                tracker.log(series, step={"epoch": epoch, "step": step}[self.axis])
+
+    def note_changes(self, changes: Mapping[str, Sequence[Any]], *, epoch: int, step: int) -> None:
+        """Append one line of kind "changes": key of the config → its value so far, and from here on."""
+        line = {"kind": "changes", "epoch": epoch, "step": step, "changes": changes}
+        # A run that is resumed twice from one step has changed once.
+        if self.folder and changes and dump_json(line, indent=None) != next(iter(self._lines()[::-1]), ""):
+            append_jsonl(self.folder / "metrics.jsonl", line)
 
     def image(self, name: str, image: Image) -> None:
         """Keep an image as samples/<name>.png."""
         if self.folder:
-            path = self.folder / "samples" / f"{name}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image.save(path)
+            write_atomic(self.folder / "samples" / f"{name}.png", png_bytes(image))
 
     def records(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write samples/<name>.jsonl anew."""

@@ -35,6 +35,9 @@ Batch = TypeVar("Batch")
 class Interrupted(RuntimeError):
     """The run was told to stop."""
 
+    exit_code = 75
+    """The command's: EX_TEMPFAIL of sysexits.h, by which a job script or a scheduler knows to start it again."""
+
 
 class SharedFault(Exception):
     """Some rank raised `fault`, and every rank knows."""

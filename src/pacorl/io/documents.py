@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from pacorl.io.files import read_bytes, write_atomic
+from pacorl.io.files import disk_errors, flush_to_disk, read_bytes, write_atomic
 from pacorl.io.yaml_core import MAX_DEPTH, CoreDumper, CoreLoader
 
 Item = TypeVar("Item")
@@ -309,10 +309,14 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
     """Append one row, which is on the disk when this returns."""
-    with path.open("a", encoding="utf-8") as handle:
-        handle.write(_line(row))
-        handle.flush()
-        os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
+    is_new = not path.exists()
+    with disk_errors(path):
+        with path.open("a", encoding="utf-8") as handle:
+            handle.write(_line(row))
+            handle.flush()
+            os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
+        if is_new:
+            flush_to_disk(path.parent)
 
 
 def _line(row: Mapping[str, Any]) -> str:

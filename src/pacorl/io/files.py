@@ -1,4 +1,7 @@
-"""The one door for files: written whole and on the disk, locked by the system, and inside their folder."""
+"""The one door for files: written whole and on the disk, locked by the system, and inside their folder.
+
+What `docs/survives.md` promises of kills, power cuts and full disks rests on these functions.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import contextlib
 import errno
 import hashlib
 import os
+import platform
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+PART = ".part"
+"""Ends the name of a file that is being written, `.NAME.MACHINE-PROCESS.part`."""
 
 
 def digest(path: Path) -> str:
@@ -18,6 +25,20 @@ def digest(path: Path) -> str:
         raise ValueError(f"{path} is missing; run the step that makes it first, or name another file")
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by its path within."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): digest(path) for path in files}
+
+
+def check_digests(folder: Path, expected: Mapping[str, str]) -> None:
+    """Raise ValueError, naming the file, if a file of a folder is missing or not what `digests` saw."""
+    for name, sha256 in expected.items():
+        path = inside(folder, name)
+        if digest(path) != sha256:
+            raise ValueError(f"{path} is damaged: it is not what was written")
 
 
 def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
@@ -52,16 +73,64 @@ def replacing(path: Path) -> Iterator[Path]:
         with replacing(out / "rows.parquet") as temporary:
             parquet.write_table(table, temporary)
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}{PART}")
     try:
-        yield temporary
-        # The content must be on the disk before the name is: else a power cut leaves an empty file of that name.
-        flush_to_disk(temporary)
-        temporary.replace(path)
-        flush_to_disk(path.parent)
+        with disk_errors(path, temporary):
+            make_folder(path.parent)
+            yield temporary
+            # The content must be on the disk before the name is: else a power cut leaves an empty file of that name.
+            flush_to_disk(temporary)
+            temporary.replace(path)
+            flush_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder whose name is on the disk, and the names of those above it that were missing."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        flush_to_disk(path.parent)
+
+
+@contextmanager
+def disk_errors(path: Path, *others: Path) -> Iterator[None]:
+    """Within the block, an error of the disk that names no file, or one of the `others`, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        # A full disk says so while bytes are written, and Python knows no name then.
+        if error.errno and error.filename in (None, *map(str, others)):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove the half-written files below a folder whose processes, of this machine, are gone."""
+    mine = f".{platform.node()}-"
+    for path in folder.rglob(f".*{PART}"):
+        name, _, process = path.name.removesuffix(PART).rpartition("-")
+        if f"{name}-".endswith(mine) and process.isdigit() and not _runs(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    if os.name == "nt":  # where signal 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def flush_tree(folder: Path) -> None:
+    """Wait until everything below a folder is on the disk, the folder's own name aside."""
+    for path in [*folder.rglob("*"), folder]:
+        flush_to_disk(path)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -107,6 +176,26 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
         handle.truncate(0)  # the note of a holder that is gone
         handle.write(note)
         handle.flush()
+        yield
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Be the only process that writes a run's folder within the block; sweeps what killed ones left half-written.
+
+    Raises:
+        ValueError: another process does; it is named.
+    """
+    note = f"process {os.getpid()} on {platform.node()}"
+    with ExitStack() as held:
+        try:
+            held.enter_context(sole_holder(folder / ".lock", note=note))
+        except LockedError as error:
+            raise ValueError(
+                f"{folder} is being written by {error.holder or 'another process'}; wait for its end or stop it, "
+                "or name another folder with out=…"
+            ) from None
+        sweep(folder)
         yield
 
 

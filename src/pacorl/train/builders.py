@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from pacorl.config.base import ConfigError
@@ -126,7 +128,10 @@ def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> N
 
 def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:
     """The policy with a trainable adapter, which starts from `adapter.start` if that is given."""
-    torch.manual_seed(config.seed)  # the adapter's first weights are drawn next
+    # The adapter's first weights are drawn next. Nothing here draws from the other two; a user's reward may.
+    torch.manual_seed(config.seed)
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
     policy = build_policy(config.model, device=device, record_sizes=config.prompts.record_sizes)
     for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))

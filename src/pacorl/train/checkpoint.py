@@ -2,11 +2,13 @@
 
 A checkpoint holds the adapter, its moving average, the optimizer's state, every rank's random generators, and in
 state.json the data position (the epoch: what it draws follows from the seed), the optimizer step (the learning rate
-follows from it) and how far the log went. `lora/` in it is the averaged adapter for use elsewhere.
+follows from it), how far the log went, the config, and the SHA-256 of all other files. `lora/` in it is the averaged
+adapter for use elsewhere. docs/survives.md says what outlives what.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import shutil
@@ -22,10 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pacorl.config.base import check_changes
 from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.runtime import Runtime
-from pacorl.io.documents import read_json, read_object, write_json
-from pacorl.io.files import flush_to_disk, safetensors_errors
+from pacorl.io.documents import read_json, read_object, read_yaml, write_json
+from pacorl.io.files import check_digests, digests, flush_to_disk, flush_tree, make_folder, safetensors_errors
 from pacorl.lora.adapters import (
     MovingAverage,
     OldPolicy,
@@ -37,10 +40,20 @@ from pacorl.lora.adapters import (
 )
 from pacorl.lora.formats import save_lora
 
+logger = logging.getLogger(__name__)
+
 Resume = bool | str | Path
 """False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
 
 CHECKPOINT = re.compile(r"step-(\d{6,})")
+STATE = ("epoch", "step", "seed", "evaluated", "score", "best_by", "bad_steps", "log_lines", "processes")
+"""What state.json must hold."""
+FREE_KEYS = (
+    *("out", "epochs", "max_steps", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks"),
+    *("model.gradient_checkpointing", "judge.checkpoint", "judge.api_key_env", "judge.concurrency", "judge.timeout"),
+    *("advantages.max_missing", "monitor", "judge.retries", "judge.startup", "judge.overlap", "evaluation.judge"),
+)
+"""Config keys that a resumed run may change untold: how long, how often, and at which address."""
 # DeepSpeed keeps its optimizer's shards in a folder of its own.
 ENGINE = "deepspeed"
 
@@ -100,27 +113,43 @@ def save_run(weights: TrainedWeights, config: PolicyRun, state: Mapping[str, Any
         save_lora(folder / "lora", tensors["average"], rank=rank, alpha=alpha, targets=tuple(targets), base=base)
 
     def write() -> None:
-        write_checkpoint(target, tensors=tensors, state=state, generators=generators, export=export)
-        best = _best(target.parent)
-        prune(target.parent, keep=config.keep_checkpoints, newest=state["step"], best=best)
-        if best:
-            best_state = read_object(best / "state.json")
-            scored = {"checkpoint": best.name, "best_by": best_state["best_by"], "score": best_state["score"]}
-            write_json(target.parent / "best.json", scored)
-        # The copy comes last: `--resume` repeats it, and the checkpoint before it is whole.
-        publish(target, config.out / "adapter")
+        config_now = config.model_dump(mode="json")
+        write_checkpoint(
+            target, tensors=tensors, state={**state, "config": config_now}, generators=generators, export=export
+        )
+        settle(target, config)
 
     runtime.on_main(write)
 
 
-def _best(folder: Path) -> Path | None:
-    """The checkpoint with the highest score; the later of equals."""
-    scored = [
-        (score, number, path)
-        for number, path in enumerate(checkpoints(folder))
-        if (score := read_object(path / "state.json")["score"]) is not None
-    ]
-    return max(scored)[2] if scored else None
+def settle(checkpoint: Path, config: PolicyRun) -> None:
+    """Derive from a newest checkpoint what follows from it: best.json, which ones are kept, and adapter/.
+
+    A kill may come between the checkpoint and any of these, so a resumed run does it again.
+    """
+    folder = checkpoint.parent
+    best = _best(folder)
+    if best:
+        path, state = best
+        # Before the pruning, which may delete the one that the file has named so far.
+        scored = {"checkpoint": path.name, "best_by": state["best_by"], "score": state["score"]}
+        write_json(folder / "best.json", scored)
+    prune(folder, keep=config.keep_checkpoints, newest=_step_of(checkpoint), best=best[0] if best else None)
+    publish(checkpoint, config.out / "adapter")
+
+
+def _best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint with the highest score, the later of equals, and its state; damaged ones are named."""
+    scored = []
+    for path in checkpoints(folder):
+        try:
+            state = read_object(path / "state.json")
+        except ValueError as fault:
+            logger.warning("%s; it cannot be the best checkpoint", fault)
+            continue
+        if state.get("score") is not None:
+            scored.append((path, state))
+    return max(scored, key=lambda entry: (entry[1]["score"], _step_of(entry[0])), default=None)
 
 
 def publish(checkpoint: Path, folder: Path) -> None:
@@ -143,8 +172,10 @@ def publish(checkpoint: Path, folder: Path) -> None:
 def starting_point(config: PolicyRun, resume: Resume) -> Path | None:
     """The checkpoint that a run starts from, if any; clears what a kill left half done.
 
+    "auto" takes the newest whole one, and names damaged ones that it passes over.
+
     Raises:
-        ValueError: if `out` holds a run that is not to be resumed, or the named checkpoint is none.
+        ValueError: if `out` holds a run that is not to be resumed, or the named checkpoint is none, or damaged.
     """
     folder = config.out / "checkpoints"
     recover(folder)
@@ -159,12 +190,50 @@ def starting_point(config: PolicyRun, resume: Resume) -> Path | None:
     if start is not None and not (start / "state.json").is_file():
         names = f"; the run has {', '.join(path.name for path in existing)}" if existing else ""
         raise ValueError(f"--resume {resume} is not a checkpoint (no state.json){names}")
+    if start is not None:
+        check_whole(start)
     if automatic and existing:
-        start = existing[-1]
+        start = _newest_whole(existing)
+        if start == existing[-1]:
+            settle(start, config)
     if start:
-        # The run may have been killed between its last checkpoint and the copy of its adapter.
         publish(start, config.out / "adapter")
     return start
+
+
+def _newest_whole(existing: Sequence[Path]) -> Path:
+    for path in reversed(existing):
+        try:
+            check_whole(path)
+        except ValueError as fault:
+            logger.warning("%s; the checkpoint before it is taken", fault)
+        else:
+            return path
+    raise ValueError(f"no checkpoint in {existing[0].parent} is whole; copy one back, or start anew with out=…")
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise ValueError, naming the file, if a checkpoint is damaged."""
+    state = read_object(checkpoint / "state.json")
+    missing = [key for key in STATE if key not in state]
+    if missing:
+        raise ValueError(f"{checkpoint / 'state.json'} has no {missing[0]!r}")
+    if "files" in state:
+        check_digests(checkpoint, state["files"])
+    else:  # of an earlier version
+        load_checkpoint(checkpoint)
+
+
+def changes_since(checkpoint: Path, config: PolicyRun, *, allowed: bool) -> dict[str, list[Any]]:
+    """Key → [value, value now] of what a run changes that goes on from a checkpoint.
+
+    Raises:
+        ConfigError: if something changes that would make it another run, and that is not `allowed`.
+    """
+    before, dumped = read_object(checkpoint / "state.json").get("config"), checkpoint.parents[1] / "config.yaml"
+    if before is None:  # of an earlier version
+        before = read_yaml(dumped) if dumped.is_file() else {}
+    return check_changes(before, config, free=FREE_KEYS, allowed=allowed)
 
 
 def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]:
@@ -183,6 +252,9 @@ def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]
     """
     checkpoint = load_checkpoint(path)
     state, tensors = checkpoint.state, checkpoint.tensors
+    for kind in ("adapter", "average", *(() if (path / ENGINE).is_dir() else ("optimizer",))):
+        if kind not in tensors:
+            raise ValueError(f"{path} has no {kind}.safetensors; go on from another checkpoint")
     if state["seed"] != seed:
         raise ValueError(f"{path} was made with seed {state['seed']}, the config says {seed}")
     set_adapter_state(weights.unwrapped, tensors["adapter"])
@@ -302,7 +374,7 @@ def open_aside(target: Path) -> Path:
     """An empty folder to write `target` into."""
     aside = aside_of(target)
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    make_folder(aside)
     return aside
 
 
@@ -310,12 +382,12 @@ def put_in_place(target: Path) -> None:
     """Give what lies aside its name, so that a folder that has the name is whole, whatever happens meanwhile."""
     aside, replaced = aside_of(target), target.with_name(f".{target.name}.replaced")
     # Content before names: a rename may otherwise outlive a power cut that what it names does not.
-    for path in [*aside.rglob("*"), aside]:
-        flush_to_disk(path)
+    flush_tree(aside)
     if target.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
     aside.rename(target)
+    flush_to_disk(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -338,8 +410,8 @@ def write_checkpoint(
             whole = {name: value.contiguous().cpu() for name, value in weights.items()}
             save_file(whole, aside / f"{kind}.safetensors")
         write_json(aside / "generators.json", list(generators), indent=None)
-        write_json(aside / "state.json", state)
         export(aside)
+        write_json(aside / "state.json", {**state, "files": digests(aside)})
         put_in_place(target)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)

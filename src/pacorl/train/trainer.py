@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,13 +43,14 @@ from pacorl.engine.rows import Row, assign_rows, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, overlaps
 from pacorl.io.documents import read_jsonl
+from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import Judge, counts_of
 from pacorl.lora.adapters import MovingAverage, OldPolicy, fuse_lora
 from pacorl.report.page import write_report
 from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
-from pacorl.train.checkpoint import Resume, TrainedWeights, restore, save_run, starting_point
+from pacorl.train.checkpoint import Resume, TrainedWeights, changes_since, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
 from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation, full_scores
 from pacorl.train.update import PolicyLoss, update_policy
@@ -64,13 +65,19 @@ ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, floa
 """Further measures of an evaluation's images, such as an oracle's; they are logged and never rewarded."""
 
 
-def train_policy(config: PolicyRun, *, resume: Resume = False, extra_metrics: ExtraMetrics | None = None) -> Path:
+def train_policy(
+    config: PolicyRun,
+    *,
+    resume: Resume = False,
+    allow_changes: bool = False,
+    extra_metrics: ExtraMetrics | None = None,
+) -> Path:
     """Run a config to its end; see `PolicyTrainer`.
 
     Returns:
         The run's folder.
     """
-    return PolicyTrainer(config, resume=resume, extra_metrics=extra_metrics).run()
+    return PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics).run()
 
 
 class PolicyTrainer:
@@ -98,6 +105,7 @@ class PolicyTrainer:
         config: PolicyRun,
         *,
         resume: Resume = False,
+        allow_changes: bool = False,
         rewards: Mapping[str, RewardFunction] | None = None,
         extra_metrics: ExtraMetrics | None = None,
     ) -> None:
@@ -106,6 +114,7 @@ class PolicyTrainer:
         Args:
             config: the run.
             resume: False for a new run, True or "auto" to go on from the newest checkpoint, or a checkpoint's folder.
+            allow_changes: whether a resumed run may have another config than it had; the log says what changed.
             rewards: Python functions by name. A reward of the config that has the name gives the weight and the label;
                 a name that the config lacks joins its rewards with weight 1.
             extra_metrics: further measures of each evaluation's images.
@@ -136,14 +145,21 @@ class PolicyTrainer:
         self.runtime = Runtime()
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
-        start = self.runtime.on_main(partial(starting_point, config, resume))
-        builders.check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
-        self._judges = builders.RunJudges()
+        self._judges, self._folder = builders.RunJudges(), ExitStack()
         with ExitStack() as on_fault:
             on_fault.callback(self._judges.close)
+            on_fault.enter_context(self._folder)
+            self.runtime.on_main(self._own_folder)
+            start = self.runtime.on_main(partial(starting_point, config, resume))
+            changes = changes_since(start, config, allowed=allow_changes) if start else {}
+            builders.check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
             self._build_models(functions)
-            self._build_records(start)
+            self._build_records(start, changes)
             on_fault.pop_all()  # `run` closes them
+
+    def _own_folder(self) -> None:
+        # Nothing is returned: the main process's lock cannot be sent to the others.
+        self._folder.enter_context(own_folder(self.config.out))
 
     def _build_models(self, functions: Mapping[str, RewardFunction]) -> None:
         config, device, processes = self.config, self.runtime.device, self.runtime.world
@@ -184,7 +200,7 @@ class PolicyTrainer:
         self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
         self.old = OldPolicy(self.transformer) if self.objective.needs == "endpoint" else None
 
-    def _build_records(self, start: Path | None) -> None:
+    def _build_records(self, start: Path | None, changes: Mapping[str, Sequence[Any]]) -> None:
         config, is_main = self.config, self.runtime.is_main
         settings = config.model_dump(mode="json")
         self.logbook = Logbook(config.out if is_main else None, trackers=config.trackers, settings=settings)
@@ -192,11 +208,12 @@ class PolicyTrainer:
         self.monitor = HackingMonitor.of(config.monitor)
         # What a crash left behind the checkpoint, or before the first one, is written again.
         self.logbook.truncate(self._restore(start) if start else 0)
+        self.logbook.note_changes(changes, epoch=self.epoch, step=self.step)
         if start:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
         if is_main:
-            (config.out / "config.yaml").write_text(configs.dump(config))
+            write_atomic(config.out / "config.yaml", configs.dump(config))
 
     # --- the run -----------------------------------------------------------------------------------------------
 
@@ -211,7 +228,7 @@ class PolicyTrainer:
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
         try:
-            with self.runtime.signals(), self.bars:
+            with self.runtime.signals(), self.bars, disk_errors(self.config.out):
                 self._run_epochs()
         finally:
             self.close()
@@ -221,6 +238,7 @@ class PolicyTrainer:
         """End the log and what the judges run beside the training; `run` does."""
         self.logbook.close()
         self._judges.close()
+        self._folder.close()
 
     def _run_epochs(self) -> None:
         try:
@@ -623,7 +641,18 @@ class PolicyTrainer:
         state = restore(self._weights(), checkpoint, seed=self.config.seed)
         self.epoch, self.step, self.bad_steps = state["epoch"], state["step"], state["bad_steps"]
         self.evaluated, self.score = state["evaluated"], state["score"]
+        if self.runtime.is_main and self.logbook.count_lines() < state["log_lines"] and self._is_own(checkpoint):
+            logger.warning(
+                "%s has %d lines, and %s counts %d: the log of this run will have a gap",
+                self.config.out / "metrics.jsonl",
+                self.logbook.count_lines(),
+                checkpoint,
+                state["log_lines"],
+            )
         return int(state["log_lines"])
+
+    def _is_own(self, checkpoint: Path) -> bool:
+        return checkpoint.parents[1].resolve() == self.config.out.resolve()
 
     def _weights(self) -> TrainedWeights:
         return TrainedWeights(self.runtime, self.policy.transformer, self.optimizer, self.average, self.old)

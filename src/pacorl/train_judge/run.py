@@ -9,12 +9,13 @@ folder holds config.yaml, metrics.jsonl, summary.json, checkpoints/, adapter/ (o
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,16 +25,41 @@ from accelerate.utils import reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from pacorl.config.base import dump
+from pacorl.config.base import check_changes, dump
 from pacorl.config.judge_run import RewardRun
 from pacorl.engine.logbook import TIME, Logbook, check_trackers
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted
-from pacorl.io.documents import read_jsonl, read_object, write_json
-from pacorl.io.files import write_atomic
+from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
+from pacorl.io.files import (
+    check_digests,
+    digests,
+    disk_errors,
+    flush_to_disk,
+    flush_tree,
+    own_folder,
+    write_atomic,
+)
 from pacorl.train_judge.data import JudgeData, each_once, in_both_orders, load_data, measure_of
 from pacorl.train_judge.model import load_model, merge_and_save, save_processor, source_of, tune
 from pacorl.train_judge.trainer import LossSums, WeightedLikelihoodTrainer, processes, training_arguments
 
+logger = logging.getLogger(__name__)
+
+FREE_KEYS = (
+    *(
+        "out",
+        "epochs",
+        "max_steps",
+        "log_every",
+        "evaluate_every",
+        "save_every",
+        "keep_checkpoints",
+        "merge",
+        "trackers",
+    ),
+    *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
+)
+"""Config keys that a resumed run may change without being told that it may."""
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MARK = "complete.json"
 """Written last of all: a checkpoint without it was cut short, or is still being written."""
@@ -56,12 +82,13 @@ class JudgeTrainer:
         folder = JudgeTrainer(config).run()  # folder / "adapter" is what LocalJudge loads
     """
 
-    def __init__(self, config: RewardRun, *, resume: bool = False) -> None:
+    def __init__(self, config: RewardRun, *, resume: bool = False, allow_changes: bool = False) -> None:
         """Take a run's config.
 
         Args:
             config: the run.
             resume: go on from the newest complete checkpoint in the run's folder, if there is one.
+            allow_changes: whether a resumed run may have another config than it had; the log says what changed.
 
         Raises:
             ValueError: the folder holds a run already and `resume` is not set, or a tracker is not installed.
@@ -73,7 +100,8 @@ class JudgeTrainer:
             raise ValueError(
                 f"{config.out} holds a run already; go on with --resume, or name another folder with out=…"
             )
-        self.checkpoint = complete[-1] if complete else None
+        self.checkpoint = _newest_whole(complete) if complete else None
+        self.changes = self._changes(allow_changes) if self.checkpoint else {}
         self.sums = LossSums()
 
     def run(self) -> Path:
@@ -86,6 +114,20 @@ class JudgeTrainer:
             ValueError: something cannot be trained on, or too many gradients in a row were not finite.
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
         """
+        with (
+            own_folder(self.config.out) if processes().is_main_process else nullcontext(),
+            disk_errors(self.config.out),
+        ):
+            return self._run()
+
+    def _changes(self, allowed: bool) -> dict[str, list[Any]]:
+        assert self.checkpoint is not None
+        before, dumped = read_object(self.checkpoint / MARK).get("config"), self.config.out / "config.yaml"
+        if before is None:  # of an earlier version
+            before = read_yaml(dumped) if dumped.is_file() else {}
+        return check_changes(before, self.config, free=FREE_KEYS, allowed=allowed)
+
+    def _run(self) -> Path:
         # Data and arguments are checked before the folder is touched, and weights load last: faults come early.
         data = load_data(self.config)
         evaluates = bool(data.evaluation)
@@ -111,7 +153,9 @@ class JudgeTrainer:
         settings = config.model_dump(mode="json")
         logbook = Logbook(config.out if main else None, trackers=config.trackers, axis="step", settings=settings)
         if self.resume:
-            logbook.rewind(step_of(self.checkpoint) if self.checkpoint else -1)
+            step = step_of(self.checkpoint) if self.checkpoint else -1
+            logbook.rewind(step)
+            logbook.note_changes(self.changes, epoch=0, step=step)
         if main:
             write_atomic(config.out / "config.yaml", dump(config))
         if self.checkpoint and main:  # one process carries the sums of all
@@ -174,6 +218,18 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints that carry the mark, oldest first."""
     marked = (path for path in folder.glob("checkpoint-*") if (path / MARK).exists())
     return sorted((path for path in marked if CHECKPOINT.fullmatch(path.name)), key=step_of)
+
+
+def _newest_whole(complete: Sequence[Path]) -> Path:
+    """The newest checkpoint that is what its mark says; damaged ones are named."""
+    for path in reversed(complete):
+        try:
+            check_digests(path, read_object(path / MARK).get("files", {}))  # those of earlier versions have none
+        except ValueError as fault:
+            logger.warning("%s; the checkpoint before it is taken", fault)
+        else:
+            return path
+    raise ValueError(f"no checkpoint in {complete[0].parent} is whole; copy one back, or start anew with out=…")
 
 
 def step_of(checkpoint: Path) -> int:
@@ -267,9 +323,15 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         folder = Path(args.output_dir)
-        write_json(folder / f"checkpoint-{state.global_step}" / MARK, {"step": state.global_step, "tally": sums})
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        # What the mark vouches for must be on the disk before it.
+        flush_tree(checkpoint)
+        flush_to_disk(folder)
+        mark = {"step": state.global_step, "tally": sums, "config": self.config.model_dump(mode="json")}
+        write_json(checkpoint / MARK, {**mark, "files": digests(checkpoint)})
         # The Trainer's own rotation would delete the last good one before the new one is known to be whole.
         for path in complete_checkpoints(folder)[: -self.config.keep_checkpoints]:
+            (path / MARK).unlink()  # half a checkpoint must not carry it
             shutil.rmtree(path)
 
 
