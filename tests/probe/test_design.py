@@ -43,6 +43,16 @@ def test_the_draws_cost_no_more_than_the_budget(toy: Config) -> None:
         assert design.prompts * (design.seeds + 1) * cost > design.budget
 
 
+def test_a_second_reading_of_the_judge_is_paid_for(toy: Config) -> None:
+    config = toy(*LARGE)
+    own = own_sampler(config)
+    once, twice = (
+        plan_design(config, own, ProbeOptions(sizes=(own.size,)), prompts=42, readings=count) for count in (0, 1)
+    )
+    assert 1.5 * twice.samples <= once.budget == twice.budget
+    assert twice.samples < once.samples
+
+
 def test_starts_grow_once_all_prompts_of_an_epoch_are_drawn(toy: Config) -> None:
     design = designed(toy(*LARGE), epochs=10)
     assert (design.prompts, design.seeds > 2) == (10, True)

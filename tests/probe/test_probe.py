@@ -38,7 +38,7 @@ FEW = ("prompts_per_epoch=4", "group_size=8", "sampling.batch=4")
 
 @pytest.fixture
 def found(toy: Config) -> Findings:
-    return probe(toy(*FEW), ProbeOptions(epochs=1))
+    return probe(toy(*FEW), ProbeOptions(epochs=2))
 
 
 def undated(document: dict[str, object]) -> str:
@@ -48,8 +48,8 @@ def undated(document: dict[str, object]) -> str:
 
 
 def test_the_seed_decides_everything_but_the_clock(toy: Config, found: Findings) -> None:
-    again = probe(toy(*FEW), ProbeOptions(epochs=1))
-    other = probe(toy(*FEW, "seed=7"), ProbeOptions(epochs=1))
+    again = probe(toy(*FEW), ProbeOptions(epochs=2))
+    other = probe(toy(*FEW, "seed=7"), ProbeOptions(epochs=2))
     assert undated(show.to_dict(again)) == undated(show.to_dict(found))
     assert undated(show.to_dict(other)) != undated(show.to_dict(found))
 
@@ -281,7 +281,7 @@ def test_the_command_on_the_tiny_world(tmp_path: Path) -> None:
     """The real classes in small, from the config to table, document and plot."""
     settings = ["prompts_per_epoch=2", "group_size=4", "sampling.size=[32,32]", "sampling.steps=3", "sampling.batch=8"]
     words = [str(recipe()), *settings, "--steps", "0", "--noise-levels", "0.7", "--sizes", "32x32"]
-    code, shown, everything = run(*words, "--samples", "16", "--out", str(tmp_path))
+    code, shown, everything = run(*words, "--samples", "24", "--out", str(tmp_path))
     assert code == 0, everything
     assert "who owns the reward's variance: 2 prompts × 2 starts × 2 children per step" in shown
     assert "step 0" in shown

@@ -18,6 +18,8 @@ CHILDREN = 2
 """Of each latent at each stochastic step: of a number of samples, pairs leave most to the levels above."""
 NOISE_FACTORS = (0.7, 1.4)
 """The configured noise level is compared with these multiples of itself: half and twice its variance."""
+READING = 0.5
+"""What another reading of the judge costs, in samples: half of the quickstart's epoch is judging."""
 LEAST_PROMPTS = 2
 """Candidates that nobody asked for are left out until so many prompts are drawn for each."""
 
@@ -111,7 +113,7 @@ def own_sampler(config: PolicyRun) -> Sampler:
     )
 
 
-def plan_design(config: PolicyRun, own: Sampler, options: ProbeOptions, *, prompts: int) -> Design:
+def plan_design(config: PolicyRun, own: Sampler, options: ProbeOptions, *, prompts: int, readings: int = 0) -> Design:
     """The candidates, and as many prompts of each as the budget pays for, then as many starts.
 
     Args:
@@ -119,6 +121,7 @@ def plan_design(config: PolicyRun, own: Sampler, options: ProbeOptions, *, promp
         own: how its first epoch is sampled.
         options: the budget and what to compare.
         prompts: how many there are to train on.
+        readings: how often the judge reads each image once more.
 
     Raises:
         ValueError: if there is no budget, or too little for two starts with two children each of every candidate; the
@@ -128,9 +131,10 @@ def plan_design(config: PolicyRun, own: Sampler, options: ProbeOptions, *, promp
     asked, chosen, left_out = _candidates(own, options)
     first = Candidate("", own.sde_steps, own.noise_level, own.size)
     most = min(prompts, config.prompts_per_epoch)
-    chosen = _affordable([first, *asked], chosen, budget / min(LEAST_PROMPTS, most), left_out)
+    each = 1 + READING * readings
+    chosen = _affordable([first, *asked], chosen, budget / each / min(LEAST_PROMPTS, most), left_out)
     candidates = (first, *asked, *chosen)
-    cost = 2 * _cost(candidates)
+    cost = 2 * each * _cost(candidates)
     if budget < cost:
         raise ValueError(
             f"a budget of {budget} samples is too small for {len(candidates)} candidates with two starts and two "

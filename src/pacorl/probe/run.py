@@ -117,7 +117,7 @@ def probe(
     config = builders.checked_config(config, {})
     own, readings = own_sampler(config), readings_of(config, options.judge_repeats)
     train, _, _ = builders.read_prompts(config)
-    design = plan_design(config, own, options, prompts=len(train))
+    design = plan_design(config, own, options, prompts=len(train), readings=len(readings))
     with opened(config, design, train, readings) as models:
         design = _possible_sizes(design, models, options)
         draws, done = list[Drawn](), 0
