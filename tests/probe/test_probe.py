@@ -118,6 +118,16 @@ def test_a_group_of_one_start_is_all_signal_but_for_the_judge() -> None:
         assert carried.gain.low < carried.gain.value < carried.gain.high
 
 
+def test_advantages_among_siblings_do_not_meet_the_start(toy: Config) -> None:
+    group, siblings = (
+        probe(toy(*FEW, "sampling.tree={seeds: 2}", f"advantages.among={among}"), ProbeOptions(judge_repeats=()))
+        for among in ("group", "siblings")
+    )
+    assert siblings.forms[0].signal.share.value == pytest.approx(1.0)
+    assert siblings.candidates[0].signal.share.low == pytest.approx(1.0)
+    assert group.forms[0].signal.share.low < 0.9
+
+
 # --- the judge's readings --------------------------------------------------------------------------------------
 
 

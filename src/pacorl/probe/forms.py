@@ -14,7 +14,7 @@ not in it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,6 +77,11 @@ def signal_of(variances: Variances, tree: Tree) -> Signal:
     return Signal(estimate(share), estimate(ratio(signal, noise)), estimate(gain), gain, np.sqrt(share))
 
 
+def compared(config: PolicyRun, tree: Tree) -> Tree:
+    """The samples that an advantage compares: the group, or those of one start (`advantages.among: siblings`)."""
+    return replace(tree, seeds=1) if config.advantages.among == "siblings" else tree
+
+
 def nodes_of(tree: Tree) -> list[int]:
     """Distinct draws per group: starts, then the noises of each stochastic step."""
     return [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
@@ -128,7 +133,7 @@ def _form(config: PolicyRun, own: Sampler, clock: Clock, *, tree: Tree, suffix: 
         tree,
         suffix,
         own=(tree, suffix) == (own.tree, own.suffix),
-        signal=signal_of(variances, tree),
+        signal=signal_of(variances, compared(config, tree)),
         forwards=sum(passed) + samples * tail,
         trained=sum(trained),
         questions=round(samples * clock.questions),

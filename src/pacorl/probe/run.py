@@ -31,7 +31,7 @@ from pacorl.probe.design import (
     own_sampler,
     plan_design,
 )
-from pacorl.probe.forms import Form, Signal, forms_of, signal_of
+from pacorl.probe.forms import Form, Signal, compared, forms_of, signal_of
 from pacorl.probe.measure import Clock, Drawn, Models, clock, draw, opened, reread
 from pacorl.probe.readings import AS_TRAINED, readings_of
 from pacorl.probe.variance import DRAWS, JUDGE, START, Estimate, Floats, Variances, estimate, nested_variances
@@ -190,7 +190,7 @@ def _finding(
         float(read_PG.mean()),
         np.where(whole_P, score_BJ[:, 0].reshape(design.prompts, -1).mean(1), math.nan),
         variances,
-        signal_of(variances, _form_of(own, candidate)),
+        signal_of(variances, compared(config, _form_of(own, candidate))),
         zero_std_share(torch.from_numpy(read_PG.reshape(-1)), groups),
         int((~whole_P).sum()),
         temperature,
