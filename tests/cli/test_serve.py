@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,22 @@ def test_a_judge_is_probed_with_a_real_question(judge_folder: Path) -> None:
     assert probe["versions"]["torch"] == torch.__version__
     assert result.exit_code == (1 if probe["problems"] else 0)
     assert bool(probe["problems"]) == (probe["p_yes_same"] <= probe["p_yes_different"])
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "what", "extra"),
+    [
+        (["studio"], "pacorl.studio.server", "the studio", "serve"),
+        (["serve", "tiny"], "pacorl.serve.builtin", "the built-in server", "serve"),
+        (["dataset", "annotate", "x"], "pacorl.annotate.server", "the annotation page", "data"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(
+    command: list[str], module: str, what: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (module, "pacorl.web.connections"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception) == f"{what} needs uvicorn: pip install 'pacorl[{extra}]'"

@@ -96,7 +96,11 @@ class Handler(BaseHTTPRequestHandler):
             self.fail(404)
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        raw = self.rfile.read(length := int(self.headers["Content-Length"]))
+        if len(raw) < length:  # the client gave up
+            self.close_connection = True
+            return
+        body = json.loads(raw)
         if not self._allowed():
             return
         if self.path in self.fake.pages:

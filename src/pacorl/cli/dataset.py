@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import Commands, JsonOption, echo_errors, print_json, progress
+from pacorl.cli.shared import Commands, JsonOption, echo_errors, needing, print_json, progress
 from pacorl.config.options import GeneratorOptions, inherited, option
 
 if TYPE_CHECKING:
@@ -235,8 +235,9 @@ def annotate(
 
     How the work is shared is remembered with the database: without these options a later start changes nothing.
     """
-    from pacorl.annotate import server
-    from pacorl.annotate.sharing import Sharing
+    with needing("data", what="the annotation page"):
+        from pacorl.annotate import server
+        from pacorl.annotate.sharing import Sharing
 
     # None is "as remembered", so that the flags' defaults stand in their help alone.
     options = dict(overlap=overlap, judges=judges, controls=controls, control_every=control_every, seed=seed)  # noqa: C408

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pacorl.cli.shared import echo_errors
+from pacorl.cli.shared import echo_errors, needing
 from pacorl.config.options import JudgeOptions, ModelOptions, inherited, option
 
 if TYPE_CHECKING:
@@ -97,11 +97,9 @@ def _key_of(description: Endpoints) -> str:
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
     from pacorl.engine.runtime import use_cores
 
-    try:
+    with needing("serve", what="the built-in server"):
         from pacorl.judges.http.client import DECLINE_HEADER
         from pacorl.serve.builtin import Limits, load_judges, run_builtin
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the built-in server needs {error.name}: pip install 'pacorl[serve]'") from None
     if extra:
         raise ValueError(f"{' '.join(extra)} would be for vLLM; the built-in server takes no further arguments")
     if len(servers) != 1:
@@ -141,12 +139,10 @@ def studio(
     open_page: bool = typer.Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
-    try:
+    with needing("serve", what="the studio"):
         from pacorl.judges.http.endpoints import is_loopback
         from pacorl.studio.models import ModelNames
         from pacorl.studio.server import serve as serve_page
-    except ModuleNotFoundError as error:
-        raise ImportError(f"the studio needs {error.name}; pip install 'pacorl[serve]'") from None
     if not is_loopback(host):
         echo_errors(f"anyone who can reach {host} and has the link can use this studio")
 

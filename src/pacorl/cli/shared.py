@@ -50,6 +50,15 @@ class Commands(typer.Typer):
         return lambda command: register(with_options(command))
 
 
+@contextmanager
+def needing(extra: str, *, what: str) -> Iterator[None]:
+    """Within the block an import that fails names the extra to install, and `what` needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{what} needs {error.name}: pip install 'pacorl[{extra}]'") from None
+
+
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command with a flag for each option of the groups among its parameters."""
     hints = get_type_hints(command)

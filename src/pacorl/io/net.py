@@ -271,10 +271,11 @@ class LoopThread:
 
 
 async def _cancel_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for _ in range(10):  # a task that is cancelled may begin others, to clean up
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_asyncgens()
     for _ in range(3):  # a transport closes a turn after it is told to, and one of TLS two
         await asyncio.sleep(0)

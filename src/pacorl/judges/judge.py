@@ -121,11 +121,13 @@ FIRST_EDITION_KEYS: Mapping[str, Any] = {
     "concurrency": 32,
     "timeout": 60.0,
     "retries": 6,
+    "startup": 180.0,
     "adapter": "",
     "dtype": "bfloat16",
     "batch_tokens": 8192,
 }
-"""Keys that one section held for all backends, with their defaults; what a backend has no use for is dropped."""
+"""Keys that one section held for all backends, and a server's later ones, with their defaults; what a backend has no
+use for is dropped."""
 
 
 class BackendOptions(Section):

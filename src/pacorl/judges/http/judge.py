@@ -143,7 +143,7 @@ class HttpJudge:
         try:
             if reason := text_fault(question.text):
                 raise UnansweredError(reason)
-            return await self.pool.ask(lambda _: body, lambda answer, _: read_text(answer))
+            return await self.pool.ask(lambda _: body, lambda answer, _: read_text(answer, self.model))
         except UnansweredError as fault:
             raise RuntimeError(f"{self.model} gave no reasons: {fault}") from None
 

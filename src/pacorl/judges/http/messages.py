@@ -128,8 +128,9 @@ def read_p_yes(
     return _sigmoid((yes - no) / temperature)
 
 
-def read_text(answer: Json) -> str:
-    """The words of a chat completion."""
+def read_text(answer: Json, model: str) -> str:
+    """The words of a chat completion of this model."""
+    check_model(answer, model)
     text = _choice(answer)["message"]["content"]
     if not isinstance(text, str):
         raise TransientError("an answer without text")
