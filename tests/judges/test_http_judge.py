@@ -14,7 +14,7 @@ from PIL import Image
 from pacorl.io import net
 from pacorl.io.images import ImageError
 from pacorl.io.net import TransientError
-from pacorl.judges.http import HttpOptions, batch, client, open_http
+from pacorl.judges.http import HttpOptions, batch, open_http
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.http.messages import UnansweredError, check_model, read_p_yes
 from pacorl.judges.judge import JudgeRefusedError
@@ -261,14 +261,14 @@ def test_a_judge_that_hangs_is_given_up_after_three_timeouts(server: FakeServer)
         assert time.monotonic() - start < 5
         assert judge.counters.requests < 12
     assert all(verdict.p_yes is None for verdict in verdicts)
-    assert "has answered nothing for" in verdicts[-1].error
+    assert "nobody has answered for" in verdicts[-1].error
     assert "no answer within 0.2 s" in verdicts[-1].error
 
 
 def test_a_judge_that_was_given_up_is_tried_by_one_question_at_a_time(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "COOLDOWN_SECONDS", 0.3)
+    monkeypatch.setattr(net, "COOLDOWN_SECONDS", 0.3)
     hanging = [True]
     server.behave = lambda handler, number: hanging[0] and time.sleep(1) is None
     with judge_of(server, timeout=0.2, retries=3) as judge:

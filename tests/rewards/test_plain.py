@@ -299,10 +299,29 @@ def test_a_redirect_is_refused_and_the_key_stays_here(
     assert "token=x" not in str(told.value)
 
 
-def test_a_score_of_400_digits_is_no_number(service: Service, sheets: list[Image.Image]) -> None:
-    service.answer = lambda asked: (200, b'{"scores": [' + b"9" * 400 + b"]}")
-    with pytest.raises(ValueError, match="reward 'mine' returned 999"):
-        score({"mine": HttpScorer(service.url)}, [Prompt(id=7, text="a fox")], sheets[:1])
+def test_a_service_that_hangs_is_given_up_after_three_timeouts(sheets: list[Image.Image]) -> None:
+    """40 images, one at a time, of .2 s and five tries would take 40 s."""
+    start = time.monotonic()
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n", drip=True) as url:
+        reward = HttpScorer(url, batch=1, concurrency=1, timeout=0.2)
+        prompts = [Prompt(id=number, text="a") for number in range(40)]
+        assert reward(prompts, sheets[:1] * 40) == [None] * 40
+    assert "nobody has answered for" in reward.last_error
+    assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"9" * 400])
+def test_what_is_no_number_in_json_is_missing(service: Service, sheets: list[Image.Image], number: bytes) -> None:
+    service.answer = lambda asked: (200, b'{"scores": [' + number + b"]}")
+    reward = HttpScorer(service.url, tries=2)
+    assert reward([Prompt(id=7, text="a fox")], sheets[:1]) == [None]
+    assert "not JSON" in reward.last_error
+
+
+@pytest.mark.parametrize("value", [10**400, True, "0.5"])
+def test_a_score_is_a_number(value: object, sheets: list[Image.Image]) -> None:
+    with pytest.raises(ValueError, match="a score is a finite number"):
+        score({"mine": lambda prompts, images: [value]}, [Prompt(id=7, text="a fox")], sheets[:1])  # type: ignore[dict-item]
 
 
 def test_one_deadline_holds_for_a_body_that_drips(sheets: list[Image.Image]) -> None:
@@ -326,7 +345,6 @@ def test_a_null_is_missing(service: Service, sheets: list[Image.Image]) -> None:
         (200, b'{"scores": 3}', 'answered no {"scores": .*} for 1 images'),
         (200, b'{"scores": [true]}', "reward 'mine' returned True for prompt 7"),
         (200, b'{"scores": ["0.5"]}', "reward 'mine' returned '0.5' for prompt 7"),
-        (200, b'{"scores": [NaN]}', "reward 'mine' returned nan for prompt 7"),
         (200, b'{"scores": ["good"]}', "reward 'mine' returned 'good' for prompt 7"),
         (404, b"no such route", "refused prompt 7, 'a fox': HTTP 404 no such route"),
     ],

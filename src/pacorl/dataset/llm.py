@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from pacorl.dataset.manifest import Progress
 from pacorl.io.documents import Journal, blamed_on, parse_json, typed
-from pacorl.io.net import MALFORMED, Answer, TransientError, ask, blocking, service_url
+from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, ask, blocking, service_url
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -66,7 +66,11 @@ class ChatModel:
     retries: int = 5
     """Of transport faults (time-outs, 429, 5xx)."""
     usage: Usage = field(default_factory=Usage)
+    _circuit: Circuit = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._circuit = Circuit(self.timeout_seconds)
 
     def ask(self, messages: Sequence[Message]) -> str:
         """The model's answer. Raises ChatError if no usable one comes, ChatRefusedError if no retry helps."""
@@ -76,6 +80,7 @@ class ChatModel:
         url = f"{service_url(base, name='endpoint').rstrip('/')}/chat/completions"
         key = os.environ.get(self.key_variable, "")
         options: dict[str, Any] = {"tries": self.retries + 1, "seconds": self.timeout_seconds, "key": key}
+        options["circuit"] = self._circuit
         try:
             return blocking(ask(url, document, self._read, **options))
         except TransientError as fault:

@@ -13,9 +13,11 @@ import os
 import random
 import re
 import threading
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +35,11 @@ MAX_ANSWER_BYTES = 2**20
 PASSING = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 that another try may not see."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 20.0
+COOLDOWN_SECONDS = 10.0
+"""How long a service that did not answer is spared."""
+PATIENCE = 3
+"""A service that answers nothing for so many time-outs is broken: with a judge's default, for three minutes. Without a
+limit a judge that hangs would be asked every question seven times, which takes a day for an epoch of the paper."""
 REQUEST_ID = "X-Request-Id"
 ID_PREFIX = "pacorl-"
 """Tells an echo of our ids from the ids that gateways make themselves."""
@@ -51,6 +58,10 @@ class TransientError(Exception):
 
 class DeadlineError(TransientError):
     """No whole answer came in time."""
+
+
+class SilentError(TransientError):
+    """Nobody has answered for so long that asking again now would be in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +212,15 @@ def _cause(error: BaseException) -> str:
 
 
 async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int) -> T:
-    """The outcome of the first of `tries` attempts (numbered from 0) that raises no TransientError."""
+    """The outcome of the first of `tries` attempts (numbered from 0) that raises no TransientError.
+
+    A SilentError is raised at once.
+    """
     for number in range(tries):
         try:
             return await attempt(number)
+        except SilentError:
+            raise
         except TransientError as fault:
             if number + 1 == tries:
                 raise TransientError(f"{fault} (attempt {tries}, the last)", unreachable=fault.unreachable) from None
@@ -214,16 +230,65 @@ async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int) -> T:
     raise ValueError(f"{tries} tries; at least one is needed")
 
 
-async def ask(url: str, document: Any, read: Callable[[Answer], T], *, tries: int, **options: Any) -> T:
+async def ask(
+    url: str, document: Any, read: Callable[[Answer], T], *, tries: int, circuit: Circuit, **options: Any
+) -> T:
     """`read` of the first answer that it accepts and whose status stays; `options` are `exchange`'s."""
 
     async def attempt(_: int) -> T:
-        answer = await exchange(url, document, **options)
+        circuit.check()
+        with circuit.noting():
+            answer = await exchange(url, document, **options)
         if answer.passing:
             raise answer.fault()
         return read(answer)
 
     return await retried(attempt, tries=tries)
+
+
+class Circuit:
+    """Whether a service answers at all. While it is broken, one question every COOLDOWN_SECONDS tries it."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._cooldown_until = 0.0
+        self._silent_since: float | None = None
+        """When the first of the requests was sent that nobody answered; None if the last one was answered."""
+        self._last_fault = ""
+
+    @property
+    def cooling_down(self) -> bool:
+        return time.monotonic() < self._cooldown_until
+
+    @property
+    def broken(self) -> bool:
+        return self._silent_seconds() >= PATIENCE * self._timeout
+
+    def check(self) -> None:
+        """Raises SilentError if it is broken, unless this question is the one that tries it."""
+        if not self.broken:
+            return
+        if self.cooling_down:
+            raise SilentError(f"nobody has answered for {self._silent_seconds():.0f} s ({self._last_fault})")
+        self._cooldown_until = time.monotonic() + self._timeout  # the others go by while this one tries
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Around one request: remembers whether somebody answered."""
+        sent_at = time.monotonic()
+        try:
+            yield
+        except TransientError as fault:
+            if not fault.unreachable:
+                self._silent_since, self._cooldown_until = None, 0.0
+            else:
+                self._silent_since = sent_at if self._silent_since is None else self._silent_since
+                self._cooldown_until, self._last_fault = time.monotonic() + COOLDOWN_SECONDS, str(fault)
+            raise
+        self._silent_since, self._cooldown_until = None, 0.0
+
+    def _silent_seconds(self) -> float:
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
 
 # --- for code that blocks --------------------------------------------------------------------------------------

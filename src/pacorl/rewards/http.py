@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL.Image import Image
 
-from pacorl.io.net import Answer, TransientError, ask, blocking, key_from, service_url
+from pacorl.io.net import Answer, Circuit, TransientError, ask, blocking, key_from, service_url
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
 
@@ -44,6 +44,7 @@ class HttpScorer:
         self.key_env = key_env
         self.batch, self.concurrency, self.timeout, self.tries = batch, concurrency, timeout, tries
         self.last_error = ""
+        self._circuit = Circuit(timeout)
 
     def load(self) -> None:
         """Raises RewardError if the key's variable is not set."""
@@ -68,7 +69,7 @@ class HttpScorer:
     async def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image], key: str) -> list[float | None]:
         # On another thread: images are encoded while other answers come in.
         document = await asyncio.to_thread(_request, prompts, images)
-        options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key}
+        options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key, "circuit": self._circuit}
         try:
             return await ask(self.url, document, lambda answer: self._parsed(answer, prompts), **options)
         except TransientError as fault:

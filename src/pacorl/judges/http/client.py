@@ -6,12 +6,13 @@ Everything here runs on the judge's own event loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pacorl.io.net import MALFORMED, Answer, TransientError, exchange, retried
+from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, exchange, retried
 from pacorl.judges.http.endpoints import api_url, root_url
 from pacorl.judges.http.messages import DeclinedError, Json, TokenIds, UnansweredError
 from pacorl.judges.judge import Counters, JudgeFacts, JudgeRefusedError
@@ -22,11 +23,6 @@ DECLINE_HEADER = "X-Pacorl-Decline"
 """`no`: the server is to judge images outside of its judge's domain too (`judges.domain`)."""
 DECLINED = "declined"
 """What the built-in server calls the error of a request that its judge declines."""
-COOLDOWN_SECONDS = 10.0
-"""How long an endpoint that did not answer is spared while others do."""
-PATIENCE = 3
-"""An endpoint that answers nothing for so many timeouts is broken: with the default, for three minutes. Without a limit
-a judge that hangs would be asked every question `retries` times, which takes a day for an epoch of the paper."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,34 +31,15 @@ class Endpoint:
 
     url: str
     slots: asyncio.Semaphore
+    circuit: Circuit
     load: int = 0
     """Questions that wait for it or are being answered by it."""
-    cooldown_until: float = 0.0
-    silent_since: float | None = None
-    """When the first of the requests was sent that nobody answered; None if the last one was answered."""
-    last_fault: str = ""
     handshaking: asyncio.Lock = field(default_factory=asyncio.Lock)
     served: tuple[str, ...] | None = None
     """Model names; None before the handshake."""
     ids: TokenIds | None = None
     """None if the server does not tell, or takes no ids."""
     version: str = ""
-
-    @property
-    def cooling_down(self) -> bool:
-        return _now() < self.cooldown_until
-
-    def silent_for(self) -> float:
-        """Seconds without an answer to any request."""
-        return 0.0 if self.silent_since is None else _now() - self.silent_since
-
-    def note(self, fault: TransientError | None, *, sent_at: float) -> None:
-        """Remembers whether somebody answered."""
-        if fault is None or not fault.unreachable:
-            self.silent_since, self.cooldown_until = None, 0.0
-            return
-        self.silent_since = sent_at if self.silent_since is None else self.silent_since
-        self.cooldown_until, self.last_fault = _now() + COOLDOWN_SECONDS, str(fault)
 
 
 class EndpointPool:
@@ -90,7 +67,9 @@ class EndpointPool:
         self.model, self.words, self.timeout, self.retries = model, words, timeout, retries
         self.counters, self._key = counters, key
         self._headers = {} if decline else {DECLINE_HEADER: "no"}
-        self.endpoints = [Endpoint(url, asyncio.Semaphore(slots)) for url in map(api_url, dict.fromkeys(urls))]
+        self.endpoints = [
+            Endpoint(url, asyncio.Semaphore(slots), Circuit(timeout)) for url in map(api_url, dict.fromkeys(urls))
+        ]
 
     async def check(self, *, patience: float = 0.0) -> list[Endpoint]:
         """Shakes hands with every server, and waits up to `patience` seconds for one that does not answer yet.
@@ -99,14 +78,14 @@ class EndpointPool:
             JudgeRefusedError: for a wrong name or key.
             ConnectionError: if a server is down.
         """
-        deadline = _now() + patience
+        deadline = time.monotonic() + patience
         for endpoint in self.endpoints:
             while True:
                 try:
                     await self.handshake(endpoint)
                     break
                 except TransientError as fault:
-                    if (left := deadline - _now()) <= 0:
+                    if (left := deadline - time.monotonic()) <= 0:
                         raise ConnectionError(f"no judge at {endpoint.url}: {fault}") from None
                 await asyncio.sleep(min(1.0, left))
         return self.endpoints
@@ -139,41 +118,30 @@ class EndpointPool:
     async def acquire_endpoint(self) -> AsyncIterator[Endpoint]:
         """A free slot of the least loaded server; one that did not answer lately only if none did.
 
-        Raises UnansweredError if all are broken; one question at a time finds out whether they still are.
+        Raises SilentError if all are broken; one question at a time finds out whether they still are.
         """
         while True:
-            endpoint = min(self.endpoints, key=lambda e: (self._broken(e), e.cooling_down, e.load))
+            endpoint = min(self.endpoints, key=lambda e: (e.circuit.broken, e.circuit.cooling_down, e.load))
             endpoint.load += 1
             try:
                 async with endpoint.slots:
-                    if self._broken(endpoint) and all(map(self._broken, self.endpoints)):
-                        if endpoint.cooling_down:
-                            silent = f"{endpoint.url} has answered nothing for {endpoint.silent_for():.0f} s"
-                            raise UnansweredError(f"{silent} ({endpoint.last_fault})")
-                        endpoint.cooldown_until = _now() + self.timeout  # the others go by while this one tries
-                        yield endpoint
-                        return
                     # It may have failed while this question waited.
-                    if not endpoint.cooling_down or all(e.cooling_down for e in self.endpoints):
-                        yield endpoint
-                        return
+                    if all(e.circuit.broken for e in self.endpoints):
+                        endpoint.circuit.check()
+                    elif endpoint.circuit.cooling_down and not all(e.circuit.cooling_down for e in self.endpoints):
+                        continue
+                    yield endpoint
+                    return
             finally:
                 endpoint.load -= 1
-
-    def _broken(self, endpoint: Endpoint) -> bool:
-        return endpoint.silent_for() >= PATIENCE * self.timeout
 
     async def _call(
         self, endpoint: Endpoint, path: str, body: Json | None, read: Callable[[Json], T], *, root: bool = False
     ) -> T:
         """`read` of one answer; faults are sorted into transient, unanswerable and refused."""
-        url, sent_at = (root_url(endpoint.url) if root else endpoint.url) + path, _now()
-        try:
+        url = (root_url(endpoint.url) if root else endpoint.url) + path
+        with endpoint.circuit.noting():
             answer = await exchange(url, body, seconds=self.timeout, key=self._key, headers=self._headers)
-        except TransientError as fault:
-            endpoint.note(fault, sent_at=sent_at)
-            raise
-        endpoint.note(None, sent_at=sent_at)
         if answer.status != 200:
             raise self._sorted(answer, endpoint, path, body)
         document = answer.document()
@@ -259,10 +227,6 @@ def facts_of(endpoints: Sequence[Endpoint]) -> JudgeFacts:
         served={endpoint.url: endpoint.served or () for endpoint in endpoints},
         versions={f"server at {endpoint.url}": endpoint.version for endpoint in endpoints if endpoint.version},
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _model_names(answer: Json) -> tuple[str, ...]:
