@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -402,6 +403,27 @@ def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Pa
     file.write_text(json.dumps({"prompt": "A 1x1 grid. [ONE]: a lone hero."}) + "\n")
     with pytest.raises(ValueError, match="consistency needs two panels"):
         plan_policy(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: consistency}]"))
+
+
+def test_the_plan_trains_nodes(tmp_path: Path) -> None:
+    """The dry run's memory and forwards are the tree's."""
+
+    def dry_run(*settings: str) -> dict[str, Any]:
+        arguments = ["train-policy", str(recipe()), "--dry-run", "--json", f"out={tmp_path}", *settings]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        return dict(json.loads(result.stdout))
+
+    own, node = dry_run("sampling.tree={}"), dry_run("sampling.tree={seeds: 1}")
+    assert own["forwards_per_image"] == {"sampling": 6.0, "training": 1.0, "other_policies": 0.0}
+    assert node["forwards_per_image"] == pytest.approx(
+        {"sampling": 4 + 2 / 12, "training": 1 / 12, "other_policies": 0}
+    )
+    rows = [{row["component"]: row for row in plan["rows"]} for plan in (own, node)]
+    trained = [by_name["training a batch"] for by_name in rows]
+    assert (trained[0]["note"][:3], trained[1]["note"][:2]) == ("12 ", "1 ")
+    assert trained[1]["bytes"] < trained[0]["bytes"] / 6
+    assert rows[1]["an epoch's rollouts"]["bytes"] < rows[0]["an epoch's rollouts"]["bytes"]
 
 
 # --- showing it ------------------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ import torch
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampling import Sampler, SamplingSteps
 from pacorl.io.processor import image_tokens
 from pacorl.judges.judge import InProcessOptions
 from pacorl.lora.adapters import add_lora, fused_bytes
 from pacorl.plan import memory
 from pacorl.plan.sources import clip_encoders, clip_parts
+from pacorl.plan.work import Work
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import Parts
 from pacorl.twins import META, model_on_meta
@@ -69,7 +69,13 @@ def policy_on_meta(config: PolicyRun, configs: Parts) -> PipelinePolicy:
 
 
 def rows(
-    config: PolicyRun, *, policy: PipelinePolicy, judge: Parts, held_out_judge: Parts, prompts: Sequence[Prompt]
+    config: PolicyRun,
+    *,
+    work: Work,
+    policy: PipelinePolicy,
+    judge: Parts,
+    held_out_judge: Parts,
+    prompts: Sequence[Prompt],
 ) -> tuple[Row, ...]:
     """Everything that the run keeps on the device, in main memory and on disk.
 
@@ -89,8 +95,8 @@ def rows(
         *_judge_rows(config, judge, held_out_judge, grid=grid),
         *_reward_rows(config),
         *_adapter_rows(config, policy),
-        *_activation_rows(config, policy),
-        *_host_rows(config, policy, prompts=len(prompts)),
+        *_activation_rows(config, policy, work),
+        *_host_rows(config, policy, work, prompts=len(prompts)),
         *_disk_rows(config, policy),
     )
 
@@ -162,21 +168,22 @@ def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     return rows
 
 
-def _activation_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
+def _activation_rows(config: PolicyRun, policy: PipelinePolicy, work: Work) -> list[Row]:
     sampling, evaluation = config.sampling, config.evaluation
     sizes = policy.nearest_size(Size(*sampling.size)), policy.nearest_size(Size(*evaluation.size))
-    sampler = Sampler(**sampling.model_dump(include=set(SamplingSteps.model_fields)), size=sizes[0])
-    # The largest of training's and evaluation's batches: memory grows with the number of tokens.
+    # The largest of training's and evaluation's batches: memory grows with the number of tokens. After the last
+    # stochastic step a batch of samples passes the transformer, at it and in training a batch of nodes.
     size, batch = max(
         [(sizes[0], sampling.batch), (sizes[1], evaluation.batch)],
         key=lambda job: job[0].height * job[0].width * job[1],
     )
-    note, with_base = f"{batch} at {size}", config.objective.kl_weight > 0
+    note, nodes = f"{batch} at {size}", work.node_batch or sampling.batch
     if config.model.gradient_checkpointing:
         policy.pipeline.transformer.enable_gradient_checkpointing()
-    training = memory.training_peak(policy, sampler=sampler, batch=sampling.batch, with_base=with_base)
+    sampler = work.sampler.model_copy(update={"size": sizes[0]})
+    training = memory.training_peak(policy, sampler=sampler, batch=nodes, with_base=config.objective.kl_weight > 0)
     checkpointed = "with" if config.model.gradient_checkpointing else "without"
-    trained = f"{sampling.batch} at {sampler.size}, {checkpointed} gradient checkpointing"
+    trained = f"{nodes} at {sampler.size}, {checkpointed} gradient checkpointing"
     return [
         Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
         Row("sampling a batch", memory.sampling_peak(policy, size=size, batch=batch), phases=("sample",), note=note),
@@ -185,17 +192,15 @@ def _activation_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     ]
 
 
-def _host_rows(config: PolicyRun, policy: PipelinePolicy, *, prompts: int) -> list[Row]:
+def _host_rows(config: PolicyRun, policy: PipelinePolicy, work: Work, *, prompts: int) -> list[Row]:
     """What all processes together keep in main memory."""
-    size, samples = policy.nearest_size(Size(*config.sampling.size)), config.prompts_per_epoch * config.group_size
+    size = policy.nearest_size(Size(*config.sampling.size))
     (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
-    # Before and after each stochastic step, and the end.
-    latents = (2 * len(config.sampling.sde_steps) + 1) * tokens * FP32
     conditioning = sum(tensor.nbytes for tensor in policy.conditioning_on_meta(size, batch=1).tensors.values())
     encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     images, evaluated = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt, config.evaluation.size
-    rollouts = samples * (latents + conditioning + 3 * size.height * size.width)
-    note = f"{samples} samples: latents of the trained steps, conditioning, images"
+    rollouts = work.latents * tokens * FP32 + work.samples * 3 * size.height * size.width
+    note = f"{work.samples} samples: latents of the trained steps, images"
     return [
         Row("an epoch's rollouts", rollouts, place="host", note=note),
         Row("encoded prompts", encoded * conditioning, place="host", note=f"{encoded} prompts, in every process"),

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +26,9 @@ from pacorl.engine.logbook import check_trackers
 from pacorl.plan import sources
 from pacorl.plan.components import PHASES, PLACES, Phase, Place, Row, policy_on_meta, rows
 from pacorl.plan.sources import MissingFile
+from pacorl.plan.work import Work, work_of
 from pacorl.rewards import check_rewards
-from pacorl.train.builders import check_division, without_idle_judges
+from pacorl.train.builders import without_idle_judges
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Plan:
     device: str
     device_bytes: int | None
     """Memory of the card; None without CUDA."""
+    forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """By phase, as `plan.work` counts them."""
 
     def phase_bytes(self, phase: Phase) -> int:
         """What is on the device in a phase."""
@@ -85,7 +88,7 @@ def plan_policy(config: PolicyRun) -> Plan:
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
     """
     # Cheapest first: what the config alone can say, then the prompts, then models on meta tensors.
-    _check_samples(config)
+    work = _checked_work(config)
     check_trackers(config.trackers)
     check_rewards(config.rewards)
     check_rewards(config.evaluation.rewards, key="evaluation.rewards")
@@ -109,13 +112,14 @@ def plan_policy(config: PolicyRun) -> Plan:
         policy.size_of(prompt, Size(*config.sampling.size))
     needed = rows(
         _at_largest(config, train, evaluation),
+        work=work,
         policy=policy,
         judge=judge.configs,
         held_out_judge=held_out_judge.configs,
         prompts=[*train, *evaluation],
     )
     checkpoints = (generator, judge, held_out_judge)
-    plan = Plan(needed, sources.all_absences(config, checkpoints), (), *_device())
+    plan = Plan(needed, sources.all_absences(config, checkpoints), (), *_device(), work.forwards_per_image)
     warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints)]
     warnings += [card_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(filter(None, warnings)))
@@ -153,15 +157,17 @@ def print_components(plan: Plan, console: Console) -> None:
     console.print(table)
     card = f" of {size_text(plan.device_bytes)} needed, and about 1 GiB for CUDA" if plan.device_bytes else " needed"
     console.print(f"device: {plan.device}; {size_text(plan.peak_bytes)}{card}")
+    counts = [f"{count:.4g} in {phase.replace('_', ' ')}" for phase, count in plan.forwards_per_image.items() if count]
+    console.print(f"forwards per image: {', '.join(counts)}")
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _check_samples(config: PolicyRun) -> None:
-    """Whether an epoch's samples can be dealt to the processes that torchrun or accelerate started this under."""
+def _checked_work(config: PolicyRun) -> Work:
+    """An epoch's work on the processes that torchrun or accelerate started this under, if its samples divide."""
     try:
-        check_division(config, world=int(os.environ.get("WORLD_SIZE", "1")))
+        return work_of(config, world=int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         raise ConfigError(f"sampling.batch: {error}") from None
 
