@@ -24,6 +24,7 @@ from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import adapter_off, adapter_state, add_lora
 from pacorl.policies.kontext import KONTEXT
 from pacorl.policies.qwen_image import QWEN_EDIT
+from pacorl.train.builders import check_adapter
 from pacorl.train.update import PolicyLoss, update_policy
 from pacorl.types import Advantages, Samples, Size
 
@@ -69,6 +70,9 @@ class World:
         self.cache.prepare([self.prompt], SIZE)
         add_lora(self.policy.transformer, rank=2, alpha=4, targets=self.policy.lora_targets)
         self.policy.transformer.to(self.precision)
+        # As in training: what no output depends on is frozen, so that no process waits for its gradient.
+        conditioning = self.cache.batch([self.prompt], SIZE)
+        check_adapter(self.policy, conditioning, SIZE, targets=self.policy.lora_targets)
         self.adapter = adapter_state(self.policy.transformer)
         self.parameters = [p for p in self.policy.transformer.parameters() if p.requires_grad]
         self.policy.transformer, _ = self.runtime.prepare(

@@ -44,9 +44,13 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
+CASES = [(twin, dtype) for twin in TWINS for dtype in DTYPES]
+# One of them in every check: all together take a minute.
+MARKED = [case if case == ("flux", "fp64") else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+
+
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize(("twin", "dtype"), MARKED)
 def test_one_process(folder: Path, twin: str, dtype: str, tree: str) -> None:
     ours = node_gradients(world(twin, dtype, folder), TREES[tree])
     for objective in PATHS:
@@ -55,8 +59,7 @@ def test_one_process(folder: Path, twin: str, dtype: str, tree: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize(("twin", "dtype"), CASES)
 def test_two_processes(two_processes: Path, twin: str, dtype: str, tree: str) -> None:
     """Also of a node whose samples lie on both of them."""
     ours = torch.load(two_processes / f"{twin}-{dtype}-{tree}.pt", weights_only=True)
