@@ -120,7 +120,7 @@ def duplicate_share(panels_PHWC: Pixels) -> float:
 def is_blank(panels_PHWC: Pixels) -> NDArray[np.bool_]:
     """(P,): whether a (SIDE, SIDE, 3) panel shows nothing."""
     contrast_P, mean_P = panels_PHWC.std((1, 2)).mean(1), panels_PHWC.mean((1, 2, 3))
-    return (contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD))
+    return np.asarray((contrast_P < FLAT_STD) | ((mean_P < DARK_MEAN) & (contrast_P < 2 * FLAT_STD)))
 
 
 def grid_artifact_share(grey_PHW: Pixels) -> list[float]:

@@ -81,7 +81,14 @@ def work_of(config: PolicyRun, *, world: int) -> Work:
 def _units(config: PolicyRun, tree: Tree, *, world: int) -> Iterator[list[int]]:
     """The global rows that one process draws together, of all updates and processes."""
     rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
-    deal = {"batch": config.sampling.batch, "updates": config.optimizer.updates_per_epoch, "world": world}
     for rank in range(world):
-        for update in assign_rows(rows, tree=tree, rank=rank, **deal):
+        updates = assign_rows(
+            rows,
+            tree=tree,
+            batch=config.sampling.batch,
+            updates=config.optimizer.updates_per_epoch,
+            world=world,
+            rank=rank,
+        )
+        for update in updates:
             yield from ([row.number for row in unit] for unit in update)
