@@ -57,6 +57,7 @@ class FirstBlockOptions(CacheOptions):
     """A step whose first block changes little computes no other block and adds what the others added before."""
 
     name: Literal["first_block"] = "first_block"
+    # On the tiny generator .2 skips less and agrees no better, and at .4 a group's advantages correlate below .9.
     threshold: float = Field(0.3, gt=0)
     """The relative change of the first block's residual, as a mean over the batch, below which a step is skipped."""
 
@@ -71,6 +72,7 @@ class TaylorOptions(CacheOptions):
     """A skipped step extrapolates the transformer's output by the computed ones (TaylorSeer, arXiv 2503.06923)."""
 
     name: Literal["taylor"] = "taylor"
+    # On the tiny generator half the forwards then keep a correlation of .975 (docs/measurements.md).
     interval: int = Field(2, ge=2)
     """One in so many steps is computed, the first and the third among them."""
 
