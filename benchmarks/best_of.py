@@ -3,10 +3,10 @@
     python benchmarks/best_of.py                       # 48 held-out prompts, 4 candidates each, at 128 px
     python benchmarks/best_of.py --adapter runs/quickstart/adapter --json
 
-For every held-out prompt N candidates are painted and ranked by the judge's P(Yes) over their pairs of panels. The
-oracle reads what the pictures show. Compared are the judge's choice, a random pick (its expectation: the mean of the
+For every held-out prompt N candidates are generated and ranked by the judge's P(Yes) over their pairs of panels. The
+oracle reads what the images show. Compared are the judge's choice, a random pick (its expectation: the mean of the
 candidates) and the oracle's own choice, the most that choosing could reach. Intervals: 95 %, bootstrap over prompts,
-paired. Exits with 1 where the interval of agreement gained over a random pick does not lie above 0.
+paired. Exits with 1 if the interval of agreement gained over a random pick does not lie above 0.
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ def mid_size(name: str, processor: ImageTextProcessor) -> dict[str, Any]:
 
 def questions(grids: int, side: int) -> list[Question]:
     panels = [draw(panel, 64).resize((side, side)) for panel in all_panels()[:: len(all_panels()) // (4 * grids)]]
-    sheets = [panels[4 * number : 4 * number + 4] for number in range(grids)]
-    return [Question(pair, same_theme(THEME)) for sheet in sheets for pair in itertools.combinations(sheet, 2)]
+    sets = [panels[4 * number : 4 * number + 4] for number in range(grids)]
+    return [Question(pair, same_theme(THEME)) for images in sets for pair in itertools.combinations(images, 2)]
 
 
 # --- counting --------------------------------------------------------------------------------------------------

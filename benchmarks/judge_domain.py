@@ -270,7 +270,7 @@ def world(count: int, train_steps: Sequence[int]) -> Iterator[tuple[str, list[Im
 
 def drawings(count: int) -> Iterator[tuple[str, list[Image.Image]]]:
     rng = random.Random(SEED)
-    panels = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
+    panels = characters.panels_of("test")
     sizes = (32, 48, 64, 128, 256)
     yield "world: drawn panels", [characters.draw(rng.choice(panels), rng.choice(sizes)) for _ in range(8 * count)]
     for layout in (Grid(2, 2), Grid(1, 2), Grid(3, 3)):

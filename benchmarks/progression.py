@@ -1,11 +1,11 @@
-"""A progression in four stages on the tiny world: is it painted, and does the judge see where it fails?
+"""A progression in four stages on the tiny world: is it generated, and does the judge see where it fails?
 
     python benchmarks/progression.py             # configs/cases/tiny_journey.yaml, 12 seeds
 
 The tiny world has no plant that grows. It has a journey: one hero at the house, then the tree, the lamp, the boat.
 Identity and style must stay, the place must go on. Three things are measured:
 
-painted   sheets by the tiny generator. The oracle reads how many panels are at their stage, and how often all four are;
+generated sets by the tiny generator. The oracle reads how many panels are at their stage, and how often all four are;
           the judge reads the stages too (of the four texts, the one that it is surest a panel shows), and answers each
           criterion for every pair of panels, which is compared with what the oracle sees.
 drawn     faultless journeys of many heroes, and the same with one fault: two stages swapped, a stage repeated, a hat,
@@ -34,7 +34,7 @@ from statistics import fmean
 from PIL import Image
 
 from pacorl.core import questions
-from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw, split_of
+from pacorl.data.characters import VALUES, Oracle, Panel, draw, panels_of
 from pacorl.engine.generator import Generator
 from pacorl.engine.runtime import use_cores
 from pacorl.generate.storyboard import generate_storyboard, pages, read_storyboard
@@ -64,8 +64,8 @@ def main() -> None:
     result: dict[str, object] = {}
     if options.seeds:
         generator = Generator.load("tiny", adapter=options.adapter)
-        sheets = [generate_storyboard(generator, board, seed=seed)[0].panels for seed in range(options.seeds)]
-        result["painted"] = painted(judge, sheets, wanted)
+        sets = [generate_storyboard(generator, board, seed=seed)[0].panels for seed in range(options.seeds)]
+        result["generated"] = generated(judge, sets, wanted)
     result["drawn"] = drawn(judge, wanted, count=options.drawn)
     result["day"] = day(judge, count=options.drawn)
     print(json.dumps(result, indent=2))
@@ -73,20 +73,20 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=12, help="sheets to paint; 0 for the drawn ones alone")
+    parser.add_argument("--seeds", type=int, default=12, help="sets to generate; 0 for the drawn ones alone")
     parser.add_argument("--drawn", type=int, default=24, help="heroes, of the test split")
     parser.add_argument("--adapter", default="")
     parser.add_argument("--judge", default="tiny", help="a checkpoint folder")
     return parser.parse_args()
 
 
-def painted(judge: Judge, sheets: Sequence[Sequence[Image.Image]], wanted: Sequence[Panel]) -> dict[str, object]:
-    """What the generator paints, by the oracle, and how far the judge agrees with it."""
+def generated(judge: Judge, sets: Sequence[Sequence[Image.Image]], wanted: Sequence[Panel]) -> dict[str, object]:
+    """What the generator makes, by the oracle, and how far the judge agrees with it."""
     oracle = Oracle()
-    seen = [oracle.read(panels) for panels in sheets]
+    seen = [oracle.read(panels) for panels in sets]
     at_stage = [[bool(see) and see.prop == want.prop for see, want in zip(row, wanted, strict=True)] for row in seen]
     places = [panel.prop for panel in wanted]
-    read = [read_stages(judge, panels, wanted) for panels in sheets]
+    read = [read_stages(judge, panels, wanted) for panels in sets]
     same_reading = [
         places[said] == see.prop
         for row, saw in zip(read, seen, strict=True)
@@ -94,22 +94,22 @@ def painted(judge: Judge, sheets: Sequence[Sequence[Image.Image]], wanted: Seque
         if see
     ]
     return {
-        "sheets": len(sheets),
+        "sets": len(sets),
         "panels at their stage, by the oracle": round(fmean(hit for row in at_stage for hit in row), 3),
         "all four in order, by the oracle": round(fmean(all(row) for row in at_stage), 3),
         "judge reads the stage as the oracle does": round(fmean(same_reading), 3),
         "judge and oracle agree on pairs": {
-            name: round(fmean(agreements(judge, sheets, seen, name)), 3) for name in CRITERIA
+            name: round(fmean(agreements(judge, sets, seen, name)), 3) for name in CRITERIA
         },
     }
 
 
 def agreements(
-    judge: Judge, sheets: Sequence[Sequence[Image.Image]], seen: Sequence[Sequence[Panel | None]], name: str
+    judge: Judge, sets: Sequence[Sequence[Image.Image]], seen: Sequence[Sequence[Panel | None]], name: str
 ) -> list[bool]:
     """Per pair of valid panels: does the judge's answer to one criterion fit what the oracle reads?"""
     asked, truth = [], []
-    for panels, row in zip(sheets, seen, strict=True):
+    for panels, row in zip(sets, seen, strict=True):
         for i, j in combinations(range(len(panels)), 2):
             first, second = row[i], row[j]
             if first and second:
@@ -122,16 +122,16 @@ def agreements(
 def drawn(judge: Judge, wanted: Sequence[Panel], *, count: int) -> dict[str, dict[str, float]]:
     """Per fault: how often the judge says "in order" and "kept", over `count` held-out heroes."""
     rng = random.Random(0)
-    heroes = rng.sample(sorted({panel.kept for panel in all_panels() if split_of(panel) == "test"}), count)
+    heroes = rng.sample(sorted({panel.kept for panel in panels_of("test")}), count)
     journeys = [[Panel(*kept, panel.pose, panel.prop) for panel in wanted] for kept in heroes]
     table = {}
     for fault in FAULTS:
-        sheets = [[draw(panel, 64) for panel in with_fault(journey, fault, rng)] for journey in journeys]
+        sets = [[draw(panel, 64) for panel in with_fault(journey, fault, rng)] for journey in journeys]
         in_order = [
             read_stages(judge, panels, journey) == list(range(len(journey)))
-            for panels, journey in zip(sheets, journeys, strict=True)
+            for panels, journey in zip(sets, journeys, strict=True)
         ]
-        kept = [min(said(judge, panels, list(CRITERIA))) > 0.5 for panels in sheets]
+        kept = [min(said(judge, panels, list(CRITERIA))) > 0.5 for panels in sets]
         table[fault] = {"in order": round(fmean(in_order), 3), "kept": round(fmean(kept), 3)}
     return table
 
@@ -139,15 +139,15 @@ def drawn(judge: Judge, wanted: Sequence[Panel], *, count: int) -> dict[str, dic
 def day(judge: Judge, *, count: int) -> dict[str, dict[str, float]]:
     """Per fault: how often the judge says "goes on" and "kept" of a drawn day, over `count` held-out heroes."""
     rng = random.Random(1)
-    heroes = rng.sample([panel for panel in all_panels() if split_of(panel) == "test"], count)
+    heroes = rng.sample(panels_of("test"), count)
     table = {}
     for fault in ("none", "repeated", "hat", "colour", "shape"):
-        sheets = [
+        sets = [
             [draw(panel, 64) for panel in with_fault([replace(hero, palette=time) for time in DAY], fault, rng)]
             for hero in heroes
         ]
-        goes_on = [max(said(judge, panels, ["palette"])) < 0.5 for panels in sheets]
-        kept = [min(said(judge, panels, ["colour", "shape", "hat"])) > 0.5 for panels in sheets]
+        goes_on = [max(said(judge, panels, ["palette"])) < 0.5 for panels in sets]
+        kept = [min(said(judge, panels, ["colour", "shape", "hat"])) > 0.5 for panels in sets]
         table[fault] = {"goes on": round(fmean(goes_on), 3), "kept": round(fmean(kept), 3)}
     return table
 

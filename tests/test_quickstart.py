@@ -1,4 +1,4 @@
-"""The quickstart's numbers, from sheets whose truth is known; and the whole of it in small."""
+"""The quickstart's numbers, from grid images whose truth is known; and the whole of it in small."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def other(panel: Panel, name: str) -> Panel:
 
 
 def evaluated(folder: Path, number: int, *, odd: tuple[bool, ...], p_yes: float) -> None:
-    """One evaluation: sheets as asked for, but where `odd` the last panel has another hat."""
+    """One evaluation: images as asked for, but if `odd` the last panel has another hat."""
     lines = []
     (folder / f"evaluation-{number:06d}").mkdir(parents=True)
     for index, (is_odd, kept) in enumerate(zip(odd, all_panels()[::800], strict=False)):
@@ -54,7 +54,7 @@ def evaluated(folder: Path, number: int, *, odd: tuple[bool, ...], p_yes: float)
 
 
 def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
-    """Every second sheet has one panel of another hat before, none has after."""
+    """Every second image has one panel of another hat before, none has after."""
     evaluated(tmp_path / "samples", 0, odd=(True, False) * 3, p_yes=0.25)
     evaluated(tmp_path / "samples", 60, odd=(False,) * PROMPTS, p_yes=0.75)
     timed = [{"kind": "epoch", "seconds/sampling": 1.5, "seconds/hidden/x": 9.0}, {"seconds/sampling": 2.0}]
@@ -71,7 +71,7 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
         assert found["before"][name]["mean"] == pytest.approx(before[name], abs=1e-4)
         assert found["after"][name] == dict.fromkeys(("mean", "low", "high"), after[name])
         assert found["difference"][name]["mean"] == pytest.approx(after[name] - before[name], abs=1e-4)
-    # The same prompts on both sides: where half of six sheets change by .125, means over drawn sheets have a binomial's
+    # The same prompts on both sides: if half of six images change by .125, means over drawn images have a binomial's
     # quantiles.
     counts = np.random.default_rng(7).binomial(PROMPTS, 0.5, 200_000) / PROMPTS * 0.125
     low, high = np.quantile(counts, [0.025, 0.975])

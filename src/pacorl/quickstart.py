@@ -104,7 +104,7 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     six attributes changed.
     """
     rng = random.Random(seed)
-    pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == "test"]
+    pool = characters.panels_of("test")
     asked = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
     asked += [_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng) for number in range(texts)]
     verdicts = judge.verdicts(asked)

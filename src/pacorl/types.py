@@ -226,13 +226,3 @@ class Comparison:
     """The prompt that both come from: what a split into training and test must not cut through."""
     answer: str = ""
     """What the judge is taught to say, word for word, if the data gives it; else the label and `reasons`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """A reference and candidates, best first."""
-
-    reference: Path
-    candidates: tuple[Path, ...]
-    group: str = ""
-    category: str = ""

@@ -14,7 +14,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from serving import serving_app
+from tools.tiny.serving import serving_app
 
 from pacorl.annotate.server import make_app, plan, prepare, serve
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out

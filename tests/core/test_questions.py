@@ -16,15 +16,6 @@ def test_same_theme() -> None:
     )
 
 
-def test_same_theme_unless_alike() -> None:
-    assert questions.same_theme_unless_alike("a dentist") == (
-        'Given two subfigures generated based on the theme: "a dentist", '
-        "do the two images maintain consistency in terms of style, logic, and identity? "
-        'If the two images look almost identical or duplicated, answer "No". '
-        'Otherwise, answer "Yes" or "No" first, and then provide detailed reasons.'
-    )
-
-
 def test_consistent() -> None:
     assert questions.consistent() == (
         "Do the two images maintain consistency in terms of style, logic and identity? "

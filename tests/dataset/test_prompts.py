@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pacorl.cli.dataset import app
-from pacorl.dataset.llm import ChatRefusedError, parse
+from pacorl.dataset.llm import ChatRefusedError
 from pacorl.dataset.prompts import (
     PAPER,
     TINY,
@@ -24,7 +24,7 @@ from pacorl.dataset.prompts import (
     write_all,
 )
 from pacorl.dataset.records import read_prompts
-from pacorl.io.documents import read_jsonl
+from pacorl.io.documents import object_within, read_jsonl, typed
 from pacorl.types import Grid
 
 SQUARE = Grid(2, 2)
@@ -113,7 +113,7 @@ def test_drafts_that_do_not_fit(change, message):
 )
 def test_answers_that_are_no_drafts(text, message):
     with pytest.raises(ValueError, match=message):
-        parse(text, Draft)
+        typed(object_within(text), Draft)
 
 
 def test_llm_writes_everything_and_a_second_call_asks_nothing(tmp_path, llm):

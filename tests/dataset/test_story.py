@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from dataset_folder import draw_unreliably
-from serving import serving_app
+from tools.tiny.serving import serving_app
 from typer.testing import CliRunner
 
 from pacorl.annotate.simulate import read_panel, shared_attributes

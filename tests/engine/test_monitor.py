@@ -43,7 +43,7 @@ def noisy(image: Image.Image, amount: float, seed: int = 0) -> Image.Image:
 
 
 def patterned(image: Image.Image, *, period: int, amount: float) -> Image.Image:
-    """A fine regular grid over the picture."""
+    """A fine regular grid over the image."""
     rows, cols = np.mgrid[: image.height, : image.width]
     wave = np.sign(np.sin(2 * np.pi * rows / period + 0.3)) + np.sign(np.sin(2 * np.pi * cols / period + 0.3))
     return Image.fromarray((np.asarray(image) + 255 * amount * wave[..., None]).clip(0, 255).astype(np.uint8))

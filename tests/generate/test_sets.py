@@ -15,9 +15,10 @@ from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import Oracle, character_prompts, vocabulary
 from pacorl.data.records import prompts_from
 from pacorl.engine.generator import Generator
-from pacorl.generate.files import read_recipe, save, save_pdf, to_dict, write_page
+from pacorl.generate.files import save, save_pdf, to_dict, write_page
 from pacorl.generate.sets import Judged, best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
+from pacorl.io.images import png_texts
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import save_lora
 from pacorl.policies import kind_of
@@ -29,7 +30,7 @@ SIZE, STEPS = Size(64, 64), 3
 
 
 class Brightness:
-    """A judge whose answers can be computed by hand: how alike two pictures are in brightness."""
+    """A judge whose answers can be computed by hand: how alike two images are in brightness."""
 
     def __init__(self, *, dumb: bool = False) -> None:
         self.dumb, self.asked = dumb, 0
@@ -226,12 +227,12 @@ def test_adapters_that_do_not_fit_are_refused(adapter, tmp_path):
 def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
     made = generate_sets(painter, prompts[:1], seed=9, best_of=2, judge=Brightness(), size=SIZE, steps=STEPS)
     (saved,) = save(made, tmp_path, judge="brightness")
-    told = read_recipe(saved.path)
+    told = png_texts(saved.path)
     assert told["prompt"] == prompts[0].text
     assert told["score"] == f"{made[0].judged.score:.6f}"
     expected = {"seed": str(made[0].recipe.seed), "model": "tiny", "steps": "3", "guidance": "3.5", "layout": "2x2"}
     assert expected.items() <= told.items()
-    assert read_recipe(saved.panels[2])["panel"] == prompts[0].panels[2]
+    assert png_texts(saved.panels[2])["panel"] == prompts[0].panels[2]
     with Image.open(saved.panels[3]) as panel:
         assert panel.tobytes() == made[0].panels[3].tobytes()
     # What it says paints it again, and the same call writes the same bytes.
@@ -252,7 +253,7 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
     guided = Generator.load("tiny", guidance_scale=2, true_cfg_scale=3, negative_prompt="night", max_sequence_length=44)
     (made,) = generate_sets(guided, prompts[:1], seed=4, size=SIZE, steps=STEPS)
     (saved,) = save([made], tmp_path)
-    recipe = read_recipe(saved.path)
+    recipe = png_texts(saved.path)
     assert {"negative_prompt": "night", "max_sequence_length": "44"}.items() <= recipe.items()
     document = to_dict(saved)
     options = {"guidance_scale": document["guidance"], "true_cfg_scale": float(recipe["true_cfg_scale"])}
@@ -271,7 +272,7 @@ def test_a_recipe_tells_an_empty_negative_prompt_from_none(prompts, painter, tmp
     empty = Generator.load("tiny", true_cfg_scale=2, negative_prompt="")
     for generator, expected in ((empty, ""), (painter, None)):
         (saved,) = save(generate_sets(generator, prompts[:1], size=SIZE, steps=1), tmp_path)
-        assert read_recipe(saved.path).get("negative_prompt") == expected
+        assert png_texts(saved.path).get("negative_prompt") == expected
 
 
 def test_later_pages_are_judged_beside_earlier_ones(painter, tmp_path):
@@ -332,7 +333,7 @@ def test_an_edit_reads_its_source_and_has_its_shape(editor, tmp_path):
     assert dict(made[0].judged.parts) == pytest.approx({"kept": likeness, "followed": likeness})
     saved = save(made, tmp_path / "out")
     assert saved[0].path.name == "edit-1.png"
-    assert read_recipe(saved[0].path)["sources"] == '["tall.png"]'
+    assert png_texts(saved[0].path)["sources"] == '["tall.png"]'
     assert saved[0].panels == ()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from serving import serving_app
+from tools.tiny.serving import serving_app
 from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_server import FakeServer, Handler, completion
@@ -14,7 +16,7 @@ from typer.testing import CliRunner, Result
 from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.config.policy_run import PolicyRun
-from pacorl.plan import doctor, plan, sources
+from pacorl.plan import doctor, sources
 from pacorl.plan.components import Row
 from pacorl.plan.doctor import Diagnosis, Finding, examine
 from pacorl.plan.plan import Plan
@@ -149,7 +151,7 @@ def test_memory_is_held_against_the_card(
 def test_main_memory_and_disk_are_held_against_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = (Row("images", 9 * GIB, place="host"), Row("checkpoints", 9 * GIB, place="disk"))
     monkeypatch.setattr(doctor, "_main_memory", lambda: 8 * GIB)
-    monkeypatch.setattr(plan, "_free_disk", lambda folder: 8 * GIB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 * GIB))
     _, host = doctor._memory(planned(*rows, card=80 * GIB))
     assert (host.severity, "9.0 GiB of 8.0 GiB main memory" in host.text) == ("error", True)
     disk = doctor._disk(load(PolicyRun, recipe(), [f"out={tmp_path}"]), planned(*rows, card=80 * GIB))

@@ -16,7 +16,7 @@ WORDS = ("a", "red", "fox", "naps", "in", "the", "snow", "while", "blue", "boats
 
 @pytest.fixture(scope="session")
 def sheets() -> list[Image.Image]:
-    """Structure, not noise alone: every sheet has its own gradient, so that no two are alike."""
+    """Structure, not noise alone: every image has its own gradient, so that no two are alike."""
     rng = np.random.default_rng(3)
     ramps = np.linspace(0, 255, 48)[None, :, None] * rng.random((20, 1, 1, 3))
     pixels = 0.6 * ramps + 0.4 * rng.integers(0, 256, (20, 40, 48, 3))

@@ -505,7 +505,7 @@ def test_dreamsim_against_its_package(prompts: list[Prompt], sheets: list[Image.
 def test_dreamsim_is_called_as_its_readme_says(
     prompts: list[Prompt], sheets: list[Image.Image], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in of the documented calls: `model, preprocess = dreamsim(…)`, a picture to (1, 3, 224, 224) in [0, 1],
+    """A stand-in of the documented calls: `model, preprocess = dreamsim(…)`, an image to (1, 3, 224, 224) in [0, 1],
     `model(first, second)` to a distance; like the package it makes one folder for its weights, and not its parents.
     """
     asked: list[dict[str, object]] = []

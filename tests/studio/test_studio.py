@@ -9,11 +9,12 @@ import time
 import pytest
 from PIL import Image
 
+from pacorl.config.options import StudioModels
 from pacorl.data.characters import all_panels, draw
 from pacorl.io.images import ImageError, png_bytes
 from pacorl.studio import models as limits
 from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, Job, JobQueue
-from pacorl.studio.models import EXAMPLES, ModelHost, ModelNames, Uploads, example, prompt_for, words
+from pacorl.studio.models import EXAMPLES, ModelHost, Uploads, example, prompt_for, words
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -155,7 +156,7 @@ def test_the_judge_tab_says_what_it_cannot_judge():
     noise = Image.effect_noise((64, 64), 90).convert("RGB")
     uploads = Uploads()
     handed_in = [uploads.add(png_bytes(image), f"{number}.png") for number, image in enumerate([*drawn, noise])]
-    host = ModelHost(ModelNames())
+    host = ModelHost(StudioModels())
     result = host.judge(Job("1", "judgement"), handed_in)
     host.close()
     scored = {tuple(pair["images"]): pair["p_yes"] for pair in result["pairs"]}
@@ -168,7 +169,7 @@ def test_the_judge_tab_says_what_it_cannot_judge():
 
 
 def test_every_example_can_be_asked_for():
-    tiny, real = ModelNames(), ModelNames(model="black-forest-labs/FLUX.1-dev")
+    tiny, real = StudioModels(), StudioModels(model="black-forest-labs/FLUX.1-dev")
     asked = [example(tiny, number) for number in range(20)]
     for one in asked:
         assert prompt_for(tiny, one["theme"], one["panels"], None).grid.count == 4

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tools.tiny.__main__ import app
-from tools.tiny.dataset_story import compare, narrator, reasons, serving
+from tools.tiny.dataset_story import compare, narrator, reasons
+from tools.tiny.serving import serving_app
 from typer.testing import CliRunner
 
 from pacorl.data.characters import Panel, draw
@@ -66,7 +67,7 @@ def test_the_narrator_is_asked_as_any_model(tmp_path: Path, other: Panel, status
     draw(FIRST, 32).save(tmp_path / "a.png")
     draw(other, 32).save(tmp_path / "b.png")
     pair = LabelledPair("key", "group", ("a.png", "b.png"), consistent=True, question="Are they alike?")
-    with serving(narrator()) as url:
+    with serving_app(narrator()) as url:
         model = ChatModel("narrator", base_url=f"{url}/v1")
         row = explain_pair(tmp_path, model, pair)
     assert row["status"] == status

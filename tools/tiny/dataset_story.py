@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
 from fastapi import FastAPI
 
 from pacorl.annotate.server import make_app, prepare
@@ -50,7 +47,7 @@ from pacorl.serve.builtin import create_app
 from pacorl.train.trainer import train_policy
 from pacorl.train_judge.run import JudgeTrainer
 from pacorl.types import Comparison, Question, Size
-from pacorl.web.site import listening
+from tools.tiny.serving import serving_app
 
 GRID_SIZE = Size(64, 64)
 JUDGE = "home-made"
@@ -88,7 +85,7 @@ def run_story(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     dataset = folder / "dataset"
     counts = make_dataset(dataset, scale=scale, seed=seed)
     merged = teach(dataset / "export", folder / "judge", steps=scale.judge_steps, seed=seed)
-    with serving(create_app({JUDGE: LocalJudge.from_pretrained(merged)})) as url:
+    with serving_app(create_app({JUDGE: LocalJudge.from_pretrained(merged)})) as url:
         held_out = load_comparisons(dataset / "export" / "comparisons_test.jsonl")
         served = HttpJudge.connect(f"{url}/v1", model=JUDGE)
         try:
@@ -127,7 +124,7 @@ def make_dataset(folder: Path, *, scale: Scale, seed: int) -> dict[str, Any]:
     done("generate", generate(folder, source, grids=scale.grids), "grids", "generated")
     done("pair", pair(folder), "panels", "instances")
     done("annotate", annotate(folder, scale), *scale.people)
-    with serving(narrator()) as url:
+    with serving_app(narrator()) as url:
         model = ChatModel("narrator", base_url=f"{url}/v1")
         explained = explain(folder, model, limit=scale.explained)
     done("explain", explained, "explained", "contradicted", "failed")
@@ -142,7 +139,7 @@ def annotate(folder: Path, scale: Scale) -> dict[str, int]:
         # A story that goes on must renew the links: only digests of the first ones are stored.
         links = prepare(store, folder, scale.people, sharing=Sharing(controls=4), renew=store.people())
         tokens = {name: links[name].rpartition("/")[2] for name in scale.people}
-        with serving(make_app(folder, store)) as url:
+        with serving_app(make_app(folder, store)) as url:
             simulate(url, tokens, noise=scale.noise, attend=scale.attend)
         return {name: store.progress(name)["ranked"] for name in scale.people}
 
@@ -245,17 +242,3 @@ def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]
     train_policy(load(PolicyRun, recipe(), overrides), resume="auto")
     epoch = next(line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "epoch")
     return {"reward": epoch["reward/consistency/mean"], "missing": epoch["samples/missing"]}
-
-
-@contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """Serves an application on a free loopback port while the block runs; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
-    with listening("127.0.0.1", 0) as (listener, url):  # whoever asks before the server runs waits in its queue
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            yield url
-        finally:
-            server.should_exit = True
-            thread.join()

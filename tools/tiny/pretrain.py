@@ -100,11 +100,6 @@ def publish(model: Any, out: Path) -> None:
 # --- panels and their latents ----------------------------------------------------------------------------------
 
 
-def training_panels() -> list[Panel]:
-    """The panels whose characters are in the training split."""
-    return [panel for panel in characters.all_panels() if characters.split_of(panel) == "train"]
-
-
 def panel_pixels(size: int, panels: Sequence[Panel] | None = None) -> Tensor:
     """Drawings of `panels`, by default of all 5,184: (P, 3, size, size) in −1..1, fp32."""
     drawings = [np.asarray(characters.draw(panel, size)) for panel in panels or characters.all_panels()]
@@ -172,7 +167,7 @@ def pretrain_vae(out: Path, *, share: float) -> None:
 def imperfect_sets(rng: random.Random, *, redraw: float) -> Iterator[tuple[str, list[Panel]]]:
     """Endless (prompt text, panels) of training characters, as a teacher shows them who redraws attributes."""
     # Sorted, since a set of texts has another order in each process, and a seed would draw other subjects.
-    subjects = sorted({panel.kept for panel in training_panels()})
+    subjects = sorted({panel.kept for panel in characters.panels_of("train")})
     while True:
         panels = characters.set_of(rng.choice(subjects), GRID.count, rng)
         prompt = characters.write_prompt(0, panels, GRID)
@@ -288,7 +283,7 @@ UNRELIABLE = EditPhase(steps=600, spoil=0.35, ignore=0.08)
 
 def taught_edits(rng: random.Random, phase: EditPhase) -> Iterator[tuple[Edit, Panel]]:
     """Endless edits of training characters, and what the teacher makes of each."""
-    pool = training_panels()
+    pool = characters.panels_of("train")
     while True:
         edit = draw_edit(rng.choice(pool), rng.choice(tuple(EDITS)), rng)
         start = edit.before if rng.random() < phase.ignore else edit.after

@@ -48,7 +48,6 @@ from tools.tiny.pretrain import (
     imperfect_sets,
     panel_latents,
     tile,
-    training_panels,
 )
 
 NAME = "the tiny world of drawn characters"
@@ -141,7 +140,7 @@ def handled(image: Image.Image, rng: random.Random) -> Image.Image:
 
 def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
     """Panels and grids as `data.characters` draws them."""
-    panels = training_panels()
+    panels = characters.panels_of("train")
     for _ in range(count):
         if rng.random() < 0.6:
             yield characters.draw(rng.choice(panels), rng.choice((32, 48, 64, 128, 256)))
@@ -154,7 +153,7 @@ def drawn(rng: random.Random, *, count: int) -> Iterator[Image.Image]:
 @torch.no_grad()
 def decoded(vae: AutoencoderKL, rng: random.Random, *, count: int, batch: int = 16) -> Iterator[Image.Image]:
     """What the autoencoder makes of latents between a drawn grid and noise, a grid or one of its panels each."""
-    shown = rng.sample(training_panels(), 400)
+    shown = rng.sample(characters.panels_of("train"), 400)
     scale, shift = vae.config.scaling_factor, vae.config.shift_factor
     clean = {size: panel_latents(vae, size, shown) for size in PANEL_SIZES}
     for _ in range(count // batch):

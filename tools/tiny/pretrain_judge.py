@@ -105,7 +105,7 @@ def training_examples(
 
     `captions` is the share of plain descriptions: without them a judge never learns to see more than colours.
     """
-    pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
+    pool = characters.panels_of(split)
     kinds = [_pair_example, _text_example, _criterion_example]
     while True:
         kind = _caption_example if rng.random() < captions else rng.choices(kinds, weights=(3, 4, 1.5))[0]
@@ -203,7 +203,7 @@ def edit_examples(bank: ImageBank, *, split: Split, rng: random.Random, captions
 
     `captions` is the share of plain descriptions and questions about pairs of a set, which teach a judge to look.
     """
-    pool = [panel for panel in bank.panels if characters.split_of(panel) == split]
+    pool = characters.panels_of(split)
     plain = training_examples(bank, split=split, rng=rng, captions=captions)
     while True:
         if rng.random() < captions:

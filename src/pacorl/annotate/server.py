@@ -34,6 +34,7 @@ from pacorl.web.guard import RefusedError
 from pacorl.web.site import Route, Session, Site, Text, listening
 
 PAGE = Path(__file__).parent / "page"
+# A ranking of 64 slots takes under a kilobyte, and nobody uploads images here.
 MAX_BODY = 64 * 1024
 ADMIN = "admin"
 
@@ -239,6 +240,7 @@ def image(key: str, slot: str, state: State, person: Someone) -> Response:
             raise RefusedError(f"there is no candidate {slot[:20]!r}", status=404)
         name = instance.candidates[shown_order(person.name, instance)[int(slot)]]
     path = image_path(state.folder, name)
+    # The images of an instance never change (the store refuses others), and an undo shows them again.
     headers = {"Cache-Control": "private, max-age=3600"}
     return FileResponse(path, media_type=IMAGE_TYPES[path.suffix.lower()], headers=headers)
 

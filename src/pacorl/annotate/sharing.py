@@ -76,6 +76,7 @@ def share_out(
     for assigned in load.values():
         rng.shuffle(assigned)
         if every and controls:
+            # Each at most once: a control question that is seen again is known.
             remaining = rng.sample(controls, len(controls))
             # One at a random position in each stretch: at a fixed one, people would learn to expect it.
             for start in range(0, len(assigned), every):

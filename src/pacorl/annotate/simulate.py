@@ -58,6 +58,7 @@ class Client:
         return done
 
     def _change(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        # One id per change and not per try: the server counts an id once, however often it is sent.
         return dict(parse_json(self._retrying(path, {**body, "request": secrets.token_hex(16)})))
 
     def _retrying(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
@@ -89,6 +90,7 @@ def simulate(
     def work(name: str) -> int:
         return Client(url, tokens[name]).work(oracle_with_noise(name, noise=noise, attend=attend))
 
+    # A thread per person: they rank at the same time, as people do.
     with ThreadPoolExecutor(len(tokens)) as pool:
         return dict(zip(tokens, pool.map(work, tokens), strict=True))
 
@@ -103,6 +105,7 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
         raise ValueError(
             f"people of the tiny world can look at {', '.join(VALUES)}, not at {', '.join(unknown) or 'nothing'}"
         )
+    # By name: a person judges alike, whoever else is at work.
     rng = random.Random(name)
 
     def rank(client: Client, task: Mapping[str, Any]) -> Sequence[int]:
@@ -118,6 +121,7 @@ def oracle_with_noise(name: str, *, noise: float, attend: Sequence[str] = KEPT) 
     return rank
 
 
+# With 4 grids of 2×2 each image is shown 15 times, and reading compares it with 5,184 templates.
 @lru_cache(maxsize=50_000)
 def read_panel(image: bytes) -> Panel:
     """The panel of the tiny world that an image is nearest to."""

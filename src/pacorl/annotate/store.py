@@ -81,6 +81,7 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+            # An interrupt too must not leave the transaction open: the next one could not begin.
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
@@ -285,6 +286,7 @@ class Store:
         """The median time of a ranking, as the page measured it."""
         sql = "SELECT seconds FROM answers WHERE person = ? AND seconds IS NOT NULL ORDER BY seconds"
         rows = self._all(sql, person)
+        # The median, because a page that is left open over lunch would move the mean.
         return float(rows[len(rows) // 2][0]) if rows else None
 
     def version(self) -> int:

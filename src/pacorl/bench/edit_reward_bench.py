@@ -167,6 +167,7 @@ def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
     """Macro means over task types, per dimension: strict, then with ties."""
     tasks = sorted({choice.task for choice, _, _ in judged})
     shape = (len(tasks), len(DIMENSIONS))
+    # One number per (task type, dimension): an interval counts them 2,000 times.
     cell_N = np.array(
         [tasks.index(choice.task) * shape[1] + DIMENSIONS.index(choice.dimension) for choice, _, _ in judged],
         dtype=np.int64,

@@ -49,6 +49,7 @@ class Dataset(Generic[Item, Source]):
     def fingerprint(self) -> str:
         """What tells one data set from another: a digest of its texts."""
         # Of the content and not of the path: results stay valid if the data are moved.
+        # `str` for what JSON has not, and 64 bits, which tell versions of a data set apart.
         content = json.dumps(list(self.content), sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

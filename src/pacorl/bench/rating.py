@@ -14,7 +14,7 @@ from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pacorl.io.documents import parse_json, parse_yaml, read_text
+from pacorl.io.documents import object_within, parse_yaml, read_text
 from pacorl.types import Question
 
 if TYPE_CHECKING:
@@ -102,14 +102,10 @@ def read_scores(answer: str, *, scale: float) -> tuple[list[float], str]:
     Raises:
         UnreadableError: there is no such object, or a score lies off the scale: a wrong score must not become a figure.
     """
-    # Models wrap the object in words, or in a code fence.
-    start, end = answer.find("{"), answer.rfind("}")
     try:
-        document = parse_json(answer[start : end + 1]) if 0 <= start < end else None
+        document = object_within(answer)
     except ValueError as error:
-        raise UnreadableError(f"its JSON is malformed ({error})") from None
-    if not isinstance(document, dict):
-        raise UnreadableError(f"it holds no JSON object: {answer[:60]!r}")
+        raise UnreadableError(str(error)) from None
     scores = document.get("score")
     # By type: a bool is an int to Python, and no score.
     if not isinstance(scores, list) or [type(s) in (int, float) and 0 <= s <= scale for s in scores] != [True, True]:

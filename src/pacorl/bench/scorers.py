@@ -225,6 +225,7 @@ class RewardTexts:
         return {"alignment": f"reward {self.name}"}
 
     def scores(self, images: Sequence[Image], texts: Sequence[str]) -> list[Score]:
+        # The text as the prompt and as its only panel: some rewards read the one, some the other.
         prompts = [Prompt(id=number, text=text, theme=text, panels=(text,)) for number, text in enumerate(texts)]
         return [score_of(value, self.name) for value in self.reward(prompts, images)]
 

@@ -103,6 +103,7 @@ class Table:
 
     def __post_init__(self) -> None:
         for line in self.lines:
+            # A row that is too short would stand under the heads of other columns.
             assert len(line.cells) == len(self.columns), f"{self.title}: {line.name} has {len(line.cells)} cells"
 
     @property

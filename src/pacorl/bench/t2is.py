@@ -306,6 +306,7 @@ class T2isBench:
         aligned_DN2 = [
             _sums([shown[name] for shown in row["alignment"] if name in shown] for row in rows) for name in ALIGNED
         ]
+        # NaN for a dimension without criteria, because 0 is a judgement.
         consistent_ND = np.array([[row["consistency"].get(name, np.nan) for name in CONSISTENT] for row in rows])
 
         def statistic(drawn: Indices) -> Floats:

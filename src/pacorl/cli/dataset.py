@@ -60,6 +60,18 @@ class StepOptions(JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharingOptions:
+    """How the work of people is shared."""
+
+    # None is "as remembered", so that the defaults stand in the help alone.
+    overlap: float | None = option(None, "Share of the instances that several people rank.  [default: 0.1]")
+    judges: int | None = option(None, "How many people each of those gets.  [default: 3]")
+    controls: int | None = option(None, "Hidden control questions, made from the data.  [default: 40]")
+    control_every: int | None = option(None, "One control question among so many.  [default: 20]")
+    seed: int | None = option(None, "Of the shares and the control questions.  [default: 0]")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChatOptions:
     """A language model behind an OpenAI-compatible API."""
 
@@ -220,15 +232,11 @@ def annotate(
     folder: Path = FOLDER,
     *,
     annotators: str = typer.Option("", help="Names, separated by commas; those of an earlier start keep their links."),
-    overlap: float | None = typer.Option(None, help="Share of the instances that several people rank.  [default: 0.1]"),
-    judges: int | None = typer.Option(None, help="How many people each of those gets.  [default: 3]"),
-    controls: int | None = typer.Option(None, help="Hidden control questions, made from the data.  [default: 40]"),
-    control_every: int | None = typer.Option(None, help="One control question among so many.  [default: 20]"),
     host: str = typer.Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = typer.Option(8765, help="0 for any free one."),
     days: float = typer.Option(30, help="How long a link is good for."),
     renew: str = typer.Option("", help="Make new links for these names ('admin' for the administrator)."),
-    seed: int | None = typer.Option(None, help="Of the shares and the control questions.  [default: 0]"),
+    share: SharingOptions,
     step: StepOptions,
 ) -> None:
     """Serve the page on which people rank candidates.
@@ -239,9 +247,7 @@ def annotate(
         from pacorl.annotate import server
         from pacorl.annotate.sharing import Sharing
 
-    # None is "as remembered", so that the flags' defaults stand in their help alone.
-    options = dict(overlap=overlap, judges=judges, controls=controls, control_every=control_every, seed=seed)  # noqa: C408
-    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    changes = {name: value for name, value in vars(share).items() if value is not None}
     sharing, people = Sharing(**changes) if changes else None, split_names(annotators)
     if step.dry_run:
         step.print(server.plan(folder, people, sharing=sharing))

@@ -95,6 +95,7 @@ def generate(
     model = _load(generator, edits=bool(request.images))
     if not requested.board:
         model.check(requested.prompts, generator.size)
+    # Denoising steps and not images: with one image the bar would jump from nothing to the end.
     total = len(requested.prompts) * choice.count * choice.best_of * (generator.steps or model.default_steps)
     done = 0
     with PacoReward.from_pretrained(judge, **choice.judge_access) if judge else nullcontext() as reward:

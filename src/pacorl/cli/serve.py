@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from pacorl.cli.shared import echo_errors, needing
-from pacorl.config.options import JudgeOptions, ModelOptions, inherited, option
+from pacorl.config.options import StudioModels, option
 
 if TYPE_CHECKING:
     from pacorl.judges.http.endpoints import Endpoints, Server
@@ -62,7 +62,7 @@ def serve(
 
         gpus = tuple(device.strip() for device in options.gpus.split(",") if device.strip())
         vllm = VllmOptions(dtype=options.dtype, images=options.max_images, gpus=gpus, extra=tuple(context.args))
-        # vLLM's own code tells a supervisor why it ended.
+        # 128 + the signal that ended the servers, as a shell reports it: a supervisor sees that they were stopped.
         raise typer.Exit(run_vllm(servers, vllm, api_key=key, on_ready=lambda: _announce(servers)))
     else:
         raise ValueError(f"--backend {options.backend!r} is neither vllm nor builtin")
@@ -124,13 +124,6 @@ def _announce(servers: list[Server]) -> None:
 # --- the studio ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudioModels(ModelOptions, JudgeOptions):
-    """The generator and the judge of the page."""
-
-    adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
-
-
 def studio(
     *,
     models: StudioModels,
@@ -141,7 +134,6 @@ def studio(
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
     with needing("serve", what="the studio"):
         from pacorl.judges.http.endpoints import is_loopback
-        from pacorl.studio.models import ModelNames
         from pacorl.studio.server import serve as serve_page
     if not is_loopback(host):
         echo_errors(f"anyone who can reach {host} and has the link can use this studio")
@@ -151,6 +143,7 @@ def studio(
         if open_page:
             import webbrowser
 
+            # The line is `studio: URL`.
             webbrowser.open(line.partition(" ")[2])
 
-    serve_page(ModelNames(**asdict(models)), host=host, port=port, announce=announce)
+    serve_page(models, host=host, port=port, announce=announce)

@@ -144,6 +144,7 @@ def _apply(document: dict[str, Any], override: str, *, run: str, prefix: str) ->
     except ValueError as error:
         raise ConfigError(str(error)) from None
     keys = key.split(".")
+    # From the inside out: a.b=1 becomes {a: {b: 1}}.
     for step in reversed(keys):
         value = {step: value}
     # By itself, so that an old key on the command line stands over today's key in the file.

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from pacorl.core.table import Table
-
-
-class HasOptions(Protocol):
-    """A spec with a section of its own; the section's `key` field is a Literal of the spec's name."""
-
-    @property
-    def options(self) -> type[BaseModel]: ...
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,13 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StudioModels(ModelOptions, JudgeOptions):
+    """The generator and the judge of the studio's page."""
+
+    adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class GeneratorOptions(ModelOptions):
     """The generator of a command, and how it samples.
 

@@ -33,6 +33,7 @@ def panel_texts(prompt: str) -> tuple[str, ...]:
     """The texts behind the panel tags of a T2IS prompt, in order; empty if it has no tags."""
     tags = list(PANEL_TAG.finditer(prompt))
     ends = [*(tag.start() + 1 for tag in tags[1:]), len(prompt)]
+    # Without tags there is one end and no text to go with it.
     return tuple(prompt[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=bool(tags)))
 
 
@@ -58,6 +59,7 @@ def split(image: Image.Image, grid: Grid) -> list[Image.Image]:
     if height == 0 or width == 0:
         raise ValueError(f"a {image.width}x{image.height} image cannot be cut into {grid} panels")
     corners = [(row * height, col * width) for row in range(grid.rows) for col in range(grid.cols)]
+    # Cut and never resized: a judge must see the pixels that were generated.
     return [image.crop((left, top, left + width, top + height)) for top, left in corners]
 
 

@@ -15,15 +15,6 @@ def same_theme(theme: str) -> str:
     )
 
 
-def same_theme_unless_alike(theme: str) -> str:
-    """The released reward's third wording, against panels that are copies; its authors mark it as not good."""
-    return (
-        f'Given two subfigures generated based on the theme: "{theme}", do the two images maintain consistency '
-        'in terms of style, logic, and identity? If the two images look almost identical or duplicated, answer "No". '
-        'Otherwise, answer "Yes" or "No" first, and then provide detailed reasons.'
-    )
-
-
 def consistent() -> str:
     """Two images, nothing known about them (ConsistencyRank's default question)."""
     return (

@@ -20,6 +20,7 @@ Stage = TypeVar("Stage")
 
 def seed_of(*parts: int | str) -> int:
     """A 63-bit seed from what names a draw; the same on every machine."""
+    # Python's own hash of a text differs from process to process.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -33,6 +34,7 @@ def learning_rate(step: int, *, peak: float, schedule: Literal["constant", "cosi
         return peak * (step + 1) / warmup
     if schedule == "constant":
         return peak
+    # At least 1: a run that is all warm-up has no descent to divide by.
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
     return peak * 0.5 * (1 + math.cos(math.pi * progress))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, all_panels, draw, split_of, with_another
+from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, draw, panels_of, with_another
 from pacorl.io.documents import write_jsonl
 from pacorl.io.images import open_image
 from pacorl.types import Prompt
@@ -53,7 +53,7 @@ def character_edits(split: Split, count: int, *, seed: int = 0) -> list[Edit]:
     A new colour or hat makes another character, possibly of another split: what is held out are the sources.
     """
     rng = random.Random(f"edits-{split}-{seed}")
-    panels = [panel for panel in all_panels() if split_of(panel) == split]
+    panels = panels_of(split)
     return [draw_edit(rng.choice(panels), tuple(EDITS)[index % len(EDITS)], rng) for index in range(count)]
 
 

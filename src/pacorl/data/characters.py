@@ -103,7 +103,13 @@ def all_panels() -> tuple[Panel, ...]:
 def split_of(panel: Panel) -> Split:
     """The split that a panel's character (colour, shape, hat) belongs to."""
     colour, shape, hat = (VALUES[name].index(getattr(panel, name)) for name in IDENTITY)
+    # Twice the hat: heroes that differ in their hat alone (0, 2, 4) lie in three classes.
     return SPLIT_OF_CLASS[(colour + shape + 2 * hat) % 6]
+
+
+def panels_of(split: Split) -> list[Panel]:
+    """The panels of a split's characters, in the order of `all_panels`."""
+    return [panel for panel in all_panels() if split_of(panel) == split]
 
 
 # --- drawing -------------------------------------------------------------------------------------------------
@@ -226,7 +232,7 @@ def character_prompts(split: Split, count: int, *, seed: int = 0, grid: Grid = G
     """
     rng = random.Random(f"{split}-{seed}")
     # Sorted first: the order of a set of texts differs from process to process, and the draws must not.
-    subjects = sorted({panel.kept for panel in all_panels() if split_of(panel) == split})
+    subjects = sorted({panel.kept for panel in panels_of(split)})
     prompts = []
     for index in range(count):
         if index % len(subjects) == 0:
@@ -377,6 +383,7 @@ def evenness(majorities: Sequence[Majority]) -> float:
     entropies = []
     for name, values in zip(KEPT, zip(*majorities, strict=True), strict=True):
         counts = np.array([values.count(value) for value in VALUES[name]], dtype=float)
+        # At least 1: sets without a valid panel have no majority to count.
         shares = counts[counts > 0] / max(counts.sum(), 1)
         entropies.append(float(-(shares * np.log(shares)).sum() / np.log(len(VALUES[name]))))
     return float(np.mean(entropies))

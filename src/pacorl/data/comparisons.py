@@ -42,7 +42,7 @@ from pacorl.io.documents import (
     write_jsonl,
 )
 from pacorl.io.files import inside, write_atomic
-from pacorl.io.images import SHOWN_FAULTS, png_bytes
+from pacorl.io.images import listed, png_bytes
 from pacorl.types import Comparison
 
 IMAGE_TAG = "<image>"
@@ -149,9 +149,7 @@ def check_images(comparisons: Sequence[Comparison], *, source: str) -> None:
     paths = dict.fromkeys(path for comparison in comparisons for path in comparison.images)
     missing = [path for path in paths if not path.is_file()]
     if missing:
-        shown = "".join(f"\n  {path}" for path in missing[:SHOWN_FAULTS])
-        more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
-        raise MissingImagesError(f"{source}: {len(missing)} image(s) missing; unpack them beside it:{shown}{more}")
+        raise MissingImagesError(f"{source}: {len(missing)} image(s) missing; unpack them beside it:{listed(missing)}")
 
 
 def answer_text(comparison: Comparison) -> str:
@@ -178,15 +176,9 @@ def save_comparisons(comparisons: Sequence[Comparison], path: Path) -> None:
     """Write comparisons that `load_comparisons` reads back; images must lie below the file's folder."""
     rows = []
     for comparison in comparisons:
-        row = {
-            "images": [image.relative_to(path.parent).as_posix() for image in comparison.images],
-            "question": comparison.question,
-            "consistent": comparison.consistent,
-            "reasons": comparison.reasons,
-            "category": comparison.category,
-            "group": comparison.group,
-        }
-        rows.append(row | ({"answer": comparison.answer} if comparison.answer else {}))
+        row: dict[str, Any] = {"images": [image.relative_to(path.parent).as_posix() for image in comparison.images]}
+        names = ("question", "consistent", "reasons", "category", "group", *(["answer"] if comparison.answer else []))
+        rows.append(row | {name: getattr(comparison, name) for name in names})
     write_jsonl(path, rows)
 
 
@@ -207,10 +199,8 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
         images=images,
         question=question,
         consistent=consistent,
-        reasons=text_field(record, "reasons"),
-        category=text_field(record, "category"),
-        group=text_field(record, "group"),
         answer=answer,
+        **{name: text_field(record, name) for name in ("reasons", "category", "group")},
     )
 
 
@@ -367,8 +357,9 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
     category is the attribute in question, the reasons say what is seen.
     """
     rng = random.Random(f"{split}-{seed}")
-    pool = [panel for panel in characters.all_panels() if characters.split_of(panel) == split]
+    pool = characters.panels_of(split)
     drawn = []
+    # Attributes and answers take turns: an even count has as many Yes as No.
     for number, (name, consistent) in zip(range(count), cycle(product(IDENTITY, (True, False))), strict=False):
         first = rng.choice(pool)
         second = replace(rng.choice(pool), **{attribute: getattr(first, attribute) for attribute in IDENTITY})

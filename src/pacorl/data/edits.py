@@ -107,6 +107,7 @@ def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
     """
     if language not in ("", *LANGUAGES):
         raise ValueError(f"{path}: language {language!r} is none of {', '.join(LANGUAGES)}")
+    # By name, the order of the hub's shards: an id is a position.
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise ValueError(f"{path}: holds no .parquet files")

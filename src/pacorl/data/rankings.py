@@ -64,6 +64,13 @@ class Ranking:
         """Best first."""
         return tuple(name for tier in self.tiers for name in tier)
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The candidates' ranks, (1, 2, 2, 4) for a | b = c | d; empty if none are tied."""
+        counts = [len(tier) for tier in self.tiers]
+        ranks = tuple(1 + sum(counts[:index]) for index, count in enumerate(counts) for _ in range(count))
+        return ranks if max(counts) > 1 else ()
+
 
 def load_rankings(path: str | Path) -> list[Ranking]:
     """Reads every ranking of a CSV or JSONL file; images are not opened.
@@ -169,6 +176,8 @@ def _csv_records(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _csv_lines(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(line, stripped cells) of each row that is not blank."""
+    # newline="": the reader must see the line breaks within quoted cells as they are.
+    # strict: a stray quote is a fault and no part of a path.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     start = 1
     try:

@@ -71,7 +71,7 @@ def load_prompts(path: str | Path) -> list[Prompt]:
         return load_sharegpt_4o(path)
     parsers: dict[str, Callable[[str, int], Prompt]] = {
         ".jsonl": partial(_parse_json, folder=path.parent),
-        ".txt": _parse_text,
+        ".txt": text_prompt,
     }
     if path.suffix.lower() not in parsers:
         raise ValueError(f"{path}: prompts are read from {SOURCES}; the name says neither")
@@ -100,12 +100,17 @@ def save_prompts(prompts: Sequence[Prompt], path: str | Path) -> None:
 # --- one record ------------------------------------------------------------------------------------------------
 
 
-def _parse_text(line: str, number: int) -> Prompt:
+def text_prompt(text: str, number: int = 0, *, grid: Grid | None = None) -> Prompt:
+    """A plain text as a prompt; without a `grid` it has the layout of its text, or 1x1 if it describes no panels.
+
+    Raises:
+        ValueError: layout and panels do not fit.
+    """
     # A line of prose may hold "3 x 4 cm", so its layout counts only if panels are described.
-    panels = panel_texts(line)
-    grid = parse_layout(line) if panels else Grid(1, 1)
+    panels = panel_texts(text)
+    grid = grid or (parse_layout(text) if panels else Grid(1, 1))
     _check_fit(grid, panels)
-    return Prompt(id=number, text=line, grid=grid, panels=panels)
+    return Prompt(id=number, text=text, grid=grid, panels=panels)
 
 
 def _parse_json(line: str, number: int, *, folder: Path) -> Prompt:
@@ -178,6 +183,7 @@ def _record(prompt: Prompt) -> dict[str, Any]:
     record |= {"layout": str(prompt.grid), "theme": prompt.theme}
     record |= {"category": prompt.category, "task_name": prompt.task}
     record["criteria"] = {dimension: dict(texts) for dimension, texts in prompt.criteria.items()}
+    # What the text spells out is read from it again; a second copy could differ from it.
     if prompt.panels != panel_texts(prompt.text):
         record["panels"] = list(prompt.panels)
     return record

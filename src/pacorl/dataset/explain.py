@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -72,7 +71,9 @@ def explain(
     # Opening a journal drops a torn line, which a dry run must not.
     journal = None if dry_run else Journal(path)
     rows = journal.items if journal else read_journal(path)
-    missing = [pair for pair in pairs if not _is_settled(rows.get(pair.key), pair)]
+    # A label may turn when more people rank: reasons for the old one are then asked for anew.
+    settled = {(key, row["consistent"]) for key, row in rows.items() if row["status"] != "failed"}
+    missing = [pair for pair in pairs if (pair.key, pair.consistent) not in settled]
     if journal is None:
         estimated = estimate(len(missing), TOKENS_PER_PAIR, price)
         return {"pairs": len(pairs), "to_explain": len(missing), "estimate": estimated}
@@ -85,18 +86,13 @@ def explain(
     return step.finish(outputs=[path], counts={**counts, "usage": model.usage.with_cost(price)})
 
 
-def _is_settled(row: Mapping[str, Any] | None, pair: LabelledPair) -> bool:
-    """Whether the journal has a final word on this pair with this label."""
-    # A label may turn when more people rank: reasons for the old one are then asked for anew.
-    return row is not None and row["status"] != "failed" and row["consistent"] == pair.consistent
-
-
 def explain_pair(folder: Path, model: ChatModel, pair: LabelledPair, *, attempts: int = 3) -> dict[str, Any]:
     """One row of explanations.jsonl: `explained`, `contradicted` (after `attempts`), or `failed` with its error."""
     row: dict[str, Any] = {"key": pair.key, "consistent": pair.consistent, "reasons": "", "error": ""}
     images = [_image_part(inside(folder, name)) for name in pair.images]
     messages = [{"role": "user", "content": [*images, {"type": "text", "text": request_text(pair)}]}]
     try:
+        # Each answer may itself be asked for again if it is malformed: at most attempts² requests.
         for _ in range(attempts):
             explanation = model.ask_json(messages, Explanation, check=lambda answer: None, attempts=attempts)
             # The model may say that the label is wrong. A reason for the other label would teach the judge a lie.

@@ -130,20 +130,7 @@ def write_parquet(export: Export) -> list[Path]:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
-    texts = ("question", "reasons", "category", "group")
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    columns = {
-        "image_1": (image, {"_type": "Image"}),
-        "image_2": (image, {"_type": "Image"}),
-        "consistent": (pa.bool_(), {"dtype": "bool", "_type": "Value"}),
-        **dict.fromkeys(texts, (pa.string(), {"dtype": "string", "_type": "Value"})),
-    }
-    # `datasets` takes the columns' features from this key; without it an image would be a struct of bytes.
-    features = {name: feature for name, (_, feature) in columns.items()}
-    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()], metadata=metadata)
-
-    written = []
+    schema, written = _parquet_schema(pa), []
     for split, pairs in export.splits():
         written.append(export.out / "data" / f"{split}-00000-of-00001.parquet")
         with replacing(written[-1]) as temporary, pq.ParquetWriter(temporary, schema) as writer:
@@ -152,9 +139,26 @@ def write_parquet(export: Export) -> list[Path]:
                 for pair in pairs[start : start + ROWS_PER_GROUP]:
                     images = [{"bytes": inside(export.folder, name).read_bytes(), "path": name} for name in pair.images]
                     row = {"image_1": images[0], "image_2": images[1], "consistent": pair.consistent}
-                    rows.append(row | {name: getattr(pair, name) for name in texts})
+                    rows.append(row | {name: getattr(pair, name) for name in PARQUET_TEXTS})
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
     return written
+
+
+PARQUET_TEXTS = ("question", "reasons", "category", "group")
+
+
+def _parquet_schema(pa: Any) -> Any:
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = {
+        "image_1": (image, {"_type": "Image"}),
+        "image_2": (image, {"_type": "Image"}),
+        "consistent": (pa.bool_(), {"dtype": "bool", "_type": "Value"}),
+        **dict.fromkeys(PARQUET_TEXTS, (pa.string(), {"dtype": "string", "_type": "Value"})),
+    }
+    # `datasets` takes the columns' features from this key; without it an image would be a struct of bytes.
+    features = {name: feature for name, (_, feature) in columns.items()}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.schema([(name, kind) for name, (kind, _) in columns.items()], metadata=metadata)
 
 
 def write_consistency_rank(export: Export) -> list[Path]:
@@ -171,26 +175,26 @@ def write_consistency_rank(export: Export) -> list[Path]:
         folder = folders[answer.instance]
         texts = {"prompt": answer.theme, "criteria": answer.criteria or criteria.get(answer.group, {})}
         prompts[folder] = {"idx": folder, **texts}
-        names: dict[str, str] = {}
         # Candidates in the order of their names: the order in which they are listed must not give the answer away.
-        for name in (answer.reference, *sorted(answer.candidates)):
-            names[name] = Path(name).name
-            # Images of one name from several folders get their whole path as a name.
-            if shown.setdefault((folder, names[name]), name) != name:
-                names[name] = name.replace("/", "__")
-                shown[folder, names[name]] = name
-            link_or_copy(export.bring_image(name), root / "images" / folder / names[name])
-        rows.append(
-            {
-                "folder": folder,
-                "ref_image": names[answer.reference],
-                "comp_images": [names[name] for name in sorted(answer.candidates)],
-                "rank_images": [names[name] for name in answer.candidates],
-            }
-        )
+        images = (answer.reference, *sorted(answer.candidates))
+        names = {image: _shown_name(shown, folder, image) for image in images}
+        for image, name in names.items():
+            link_or_copy(export.bring_image(image), root / "images" / folder / name)
+        reference, *candidates = names.values()
+        row = {"folder": folder, "ref_image": reference, "comp_images": candidates}
+        rows.append(row | {"rank_images": [names[image] for image in answer.candidates]})
     write_jsonl(root / "prompt_data.jsonl", prompts.values())
     write_jsonl(root / "consistency_full_rank.jsonl", rows)
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]
+
+
+def _shown_name(shown: dict[tuple[str, str], str], folder: str, image: str) -> str:
+    """An image's name in a folder of the benchmark; those of one name from several folders get their whole path."""
+    name = Path(image).name
+    if shown.setdefault((folder, name), image) != image:
+        name = image.replace("/", "__")
+        shown[folder, name] = image
+    return name
 
 
 def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:

@@ -47,16 +47,17 @@ def generate(
     generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
     missing = len(missing_jobs(jobs, folder, source))
     if not missing:  # of all shards: the last process to finish lists them
-        rows = []
-        for job in jobs:
-            group, _, number = job.key.rpartition("/")
-            row = {"group": group, "number": int(number), "file": job.file, "seed": source.seed_of(job)}
-            rows.append(row | {"sha256": digest(folder / job.file)})
-        write_jsonl(folder / "grids.jsonl", rows)
+        write_jsonl(folder / "grids.jsonl", [_grid_row(folder, job, seed=source.seed_of(job)) for job in jobs])
         options = {"generator": dict(source.generator)}
         step = DatasetStep(folder, "generate", inputs=[folder / prompts], options=options, seed=source.seed)
         step.finish(outputs=[folder / "grids.jsonl"], counts={"grids": len(jobs)})
     return {"grids": len(jobs), "generated": generated, "missing": missing}
+
+
+def _grid_row(folder: Path, job: ImageJob, *, seed: int) -> dict[str, Any]:
+    group, _, number = job.key.rpartition("/")
+    row = {"group": group, "number": int(number), "file": job.file, "seed": seed}
+    return row | {"sha256": digest(folder / job.file)}
 
 
 def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list[ImageJob]:
@@ -66,6 +67,7 @@ def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list
         for number in range(grids):
             # Of (seed, prompt, number) alone: the same grid whatever the other prompts, shards and batches.
             hashed = sha256(f"{seed}\n{record.idx}\n{number}".encode()).digest()
+            # 56 bits, which torch's generators take and JSON keeps.
             key, own_seed = f"{record.idx}/{number}", int.from_bytes(hashed[:7], "big")
             jobs.append(ImageJob(key, record.prompt, f"grids/{key}.png", own_seed))
     return jobs

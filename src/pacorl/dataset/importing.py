@@ -7,7 +7,7 @@ them beside the folder's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pacorl.dataset.records import Answer, LabelledPair, write_records
 from pacorl.dataset.rules import pair_key, question_suffix
 from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
 from pacorl.io.files import digest, inside, safe_name
-from pacorl.io.images import SHOWN_FAULTS, check_readable
+from pacorl.io.images import check_readable, listed
 
 
 class Import:
@@ -48,6 +48,7 @@ class Import:
         path = inside(self.root, relative)
         if not path.is_file():
             raise ValueError(f"the image {self.root / relative} is missing")
+        # `inside` follows links, so the root must be without links too.
         inner = path.relative_to(self.root.resolve()).as_posix()
         self.images[inner] = path
         return f"imported/{self.name}/files/{inner}"
@@ -158,15 +159,8 @@ def import_rankings(bundle: Import) -> Iterator[Answer]:
     lines: dict[tuple[str, str], int] = {}
     for ranking in rankings:
         location = f"{bundle.source}:{ranking.line}"
-        first: dict[str, str] = {}
-        for name in (ranking.reference, *ranking.candidates):
-            other = first.setdefault(stored[name], name)
-            if other != name:
-                raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
+        _check_distinct(ranking, stored, location=location)
         reference, candidates = stored[ranking.reference], tuple(stored[name] for name in ranking.candidates)
-        counts = [len(tier) for tier in ranking.tiers]
-        # (("a",), ("b", "c"), ("d",)) → (1, 2, 2, 4)
-        ranks = tuple(1 + sum(counts[:index]) for index, count in enumerate(counts) for _ in range(count))
         key = (ranking.group, reference, frozenset(candidates), ranking.theme, repr(ranking.criteria))
         instance = instances.setdefault(key, f"{bundle.name}:{len(instances) + 1}")
         annotator = ranking.annotator or bundle.name
@@ -182,10 +176,18 @@ def import_rankings(bundle: Import) -> Iterator[Answer]:
             candidates=candidates,
             theme=ranking.theme,
             category=ranking.category,
-            ranks=ranks if max(counts) > 1 else (),
+            ranks=ranking.ranks,
             criteria=ranking.criteria,
             own_group=bool(ranking.group),
         )
+
+
+def _check_distinct(ranking: Ranking, stored: Mapping[str, str], *, location: str) -> None:
+    first: dict[str, str] = {}
+    for name in (ranking.reference, *ranking.candidates):
+        other = first.setdefault(stored[name], name)
+        if other != name:
+            raise ValueError(f"{location}: {other} and {name} are the same image; take one out")
 
 
 def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str]:
@@ -203,13 +205,10 @@ def _stored_images(bundle: Import, rankings: Sequence[Ranking]) -> dict[str, str
         if not path.is_file():
             tie = " (a tie is written with spaces: a.png = b.png)" if "=" in name else ""
             hint = " (write folders with /)" if "\\" in name else tie
-            missing.append(f"\n  line {line}: {name}{hint}")
+            missing.append(f"line {line}: {name}{hint}")
     if missing:
-        shown = "".join(missing[:SHOWN_FAULTS])
-        more = f"\n  and {len(missing) - SHOWN_FAULTS} more" if len(missing) > SHOWN_FAULTS else ""
-        raise ValueError(
-            f"{bundle.source}: {len(missing)} image(s) missing; paths are relative to {bundle.root}:{shown}{more}"
-        )
+        fault = f"{len(missing)} image(s) missing; paths are relative to {bundle.root}"
+        raise ValueError(f"{bundle.source}: {fault}:{listed(missing)}")
     check_readable(bundle.root / name for name in lines)
     first: dict[str, str] = {}
     # By content: a copy under another name in another split would leak.
@@ -243,14 +242,12 @@ def import_folder(
     if kind not in SOURCES:
         raise ValueError(f"unknown kind {kind!r}; there are {', '.join(SOURCES)}")
     bundle = Import(folder, source, name or (_folder_name(source.stem) if source.is_file() else source.resolve().name))
-    # Everything is read and checked before the first file is brought in: a fault leaves the folder as it was.
     records = list(SOURCES[kind](bundle))
     options = {"kind": kind, "source": str(source.resolve())}
     step = DatasetStep(folder, f"import-{bundle.name}", inputs=bundle.inputs, options=options)
     _check_source(step)
     rankings = [record for record in records if isinstance(record, Answer)]
-    pairs, lost = without_contradictions([record for record in records if isinstance(record, LabelledPair)])
-    counts = {"pairs": len(pairs), "yes": sum(pair.consistent for pair in pairs), **lost}
+    pairs, counts = without_contradictions([record for record in records if isinstance(record, LabelledPair)])
     if rankings:
         people, groups = ({getattr(answer, name) for answer in rankings} for name in ("annotator", "group"))
         counts = {"rankings": len(rankings), "groups": len(groups), "annotators": len(people)}
@@ -266,11 +263,12 @@ def import_folder(
 
 
 def without_contradictions(pairs: Sequence[LabelledPair]) -> tuple[list[LabelledPair], dict[str, int]]:
-    """Each pair once, without those that have both labels (dropped as ties are); and how many were either."""
+    """Each pair once, without those that have both labels (dropped as ties are), and the counts of them."""
     first: dict[str, LabelledPair] = {}
     torn = {pair.key for pair in pairs if first.setdefault(pair.key, pair).consistent != pair.consistent}
     agreed = [pair for key, pair in first.items() if key not in torn]
-    return agreed, {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
+    lost = {"repeated": len(pairs) - len(first), "contradictory": len(torn)}
+    return agreed, {"pairs": len(agreed), "yes": sum(pair.consistent for pair in agreed), **lost}
 
 
 def _check_source(step: DatasetStep) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from pacorl.dataset.manifest import Progress
-from pacorl.io.documents import Journal, blamed_on, parse_json, typed
+from pacorl.io.documents import Journal, object_within, typed
 from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, ask, blocking, service_url
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -113,7 +113,7 @@ class ChatModel:
         for _ in range(attempts):
             text = self.ask(talk)
             try:
-                answer = parse(text, schema)
+                answer = typed(object_within(text), schema)
                 check(answer)
                 return answer
             except ValueError as error:
@@ -160,14 +160,3 @@ def fill_journal(
             # A refused key or Ctrl-C: requests that wait would each cost time and money for nothing.
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def parse(text: str, schema: type[Reply]) -> Reply:
-    """The JSON object in an answer, fences and chatter around it aside. Raises ValueError that says what is wrong."""
-    # Models wrap JSON into code fences and courtesies; the outermost braces hold the answer.
-    start, end = text.find("{"), text.rfind("}")
-    if start < 0 or end < start:
-        raise ValueError(f"it holds no JSON object: {text[:60]!r}")
-    with blamed_on("its JSON is malformed or breaks off"):
-        document = parse_json(text[start : end + 1])
-    return typed(document, schema)

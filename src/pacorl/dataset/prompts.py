@@ -188,6 +188,7 @@ def request_text(order: PromptOrder, themes: Sequence[str]) -> str:
 
 def tiny_writer(*, count: int, seed: int = 0) -> Writer:
     """Prompts of the tiny world; the oracle can read every panel."""
+    # All of a layout at once: characters take turns over the list, so a prompt depends on those before it.
     prompts_of = cache(lambda grid: character_prompts("train", count, seed=seed, grid=grid))
 
     def write(order: PromptOrder, themes: Sequence[str]) -> Record:

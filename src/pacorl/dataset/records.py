@@ -209,6 +209,7 @@ def connect(database: Path, *, read_only: bool = False, setup: str = "SELECT 1 F
 
 def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[Answer]:
     """Every ranking as it stands, best first; with `controls`, only those of control questions."""
+    # In the order of the answers, so that rankings.jsonl is the same file each time.
     rows = db.execute(
         "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
         "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",

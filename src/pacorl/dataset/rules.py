@@ -77,35 +77,35 @@ def label_pairs(
     for table, name, what in ((RULES, rule, "rule"), (QUESTIONS, question, "question")):
         if name not in table:
             raise ValueError(f"unknown {what} {name!r}; there are {', '.join(table)}")
-    votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
-    first: dict[tuple[str, str], LabelledPair] = {}
+    voted: dict[tuple[str, str], LabelledPair] = {}
     for answer in answers:
         text = QUESTIONS[question](answer)
         for candidate, consistent in RULES[rule](answer.tiers):
-            key = pair_key(answer.reference, candidate)
-            votes[key, text][consistent] += 1
             images = in_either_order(answer.reference, candidate)
-            pair = LabelledPair(key, answer.group, images, consistent, text, category=answer.category)
-            first.setdefault((key, text), pair)
-    # Sorted, so that the pairs do not depend on the order in which people answered.
-    decided = [entry for entry in sorted(votes) if votes[entry][True] != votes[entry][False]]
-    question_counts = Counter(key for key, _ in votes)
-    pairs = []
-    for key, text in decided:
-        counted = (votes[key, text][True], votes[key, text][False])
-        # Only if there is need of it: explanations of older folders stand under the bare key.
-        suffix = question_suffix(text) if question_counts[key] > 1 else ""
-        pair = replace(first[key, text], key=key + suffix, consistent=counted[0] > counted[1], votes=counted)
-        pairs.append(pair)
-    yes = sum(pair.consistent for pair in pairs)
+            pair = LabelledPair(pair_key(*images), answer.group, images, consistent, text, category=answer.category)
+            yes, no = (pair := voted.setdefault((pair.key, text), pair)).votes
+            voted[pair.key, text] = replace(pair, votes=(yes + consistent, no + (not consistent)))
+    pairs = _decided(voted)
     return pairs, {
         "rankings": len(answers),
         "annotators": len({answer.annotator for answer in answers}),
-        "votes": sum(count.total() for count in votes.values()),
-        "yes": yes,
-        "no": len(pairs) - yes,
-        "tied": len(votes) - len(pairs),
+        "votes": sum(sum(pair.votes) for pair in voted.values()),
+        "yes": sum(pair.consistent for pair in pairs),
+        "no": sum(not pair.consistent for pair in pairs),
+        "tied": len(voted) - len(pairs),
     }
+
+
+def _decided(voted: Mapping[tuple[str, str], LabelledPair]) -> list[LabelledPair]:
+    """The pairs with the label of the majority, without those that are tied."""
+    question_counts, pairs = Counter(key for key, _ in voted), []
+    # Sorted, so that the pairs do not depend on the order in which people answered.
+    for (key, text), pair in sorted(voted.items(), key=lambda entry: entry[0]):
+        yes, no = pair.votes
+        # Only if there is need of it: explanations of older folders stand under the bare key.
+        suffix = question_suffix(text) if question_counts[key] > 1 else ""
+        pairs += [replace(pair, key=key + suffix, consistent=yes > no)] if yes != no else []
+    return pairs
 
 
 def question_suffix(question: str) -> str:

@@ -36,7 +36,7 @@ class Generator:
 
     Example:
         from pacorl import Generator
-        from pacorl.generate import prompt_from
+        from pacorl.generate.compose import prompt_from
 
         generator = Generator.load("tiny")  # or a hub name, adapter="runs/sets/adapter"
         panels = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]

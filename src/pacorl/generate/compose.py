@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 
-from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts, parse_layout
-from pacorl.data.records import load_prompts
+from pacorl.core.grid import PANEL_TAG, panel_tags, panel_texts
+from pacorl.data.records import load_prompts, text_prompt
 from pacorl.io.documents import read_jsonl
 from pacorl.policies import tiny_spec
 from pacorl.types import TINY, Grid, Prompt
@@ -41,7 +41,9 @@ def prompt_from(
         write = tiny_spec(edits=False).committed.compose if model == TINY else None
         prompt = write(theme, panels, layout, number) if write else compose(theme, panels, layout)
     else:
-        prompt = _written_out(theme, grid)
+        if not theme.strip():
+            raise ValueError("the prompt is empty; say what to generate")
+        prompt = text_prompt(theme, grid=grid)
         check_for(model, prompt)
     return replace(prompt, id=number, criteria=criteria or prompt.criteria)
 
@@ -67,6 +69,7 @@ def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
     opening = f"{count}-PANEL Images with a {grid} grid layout portraying {sentence(theme)}"
     scenes = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
     prompt = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))
+    # Texts with tags of their own were refused, so that a reader finds these panels and no others.
     assert len(panel_texts(prompt.text)) == grid.count
     return prompt
 
@@ -88,16 +91,6 @@ def _check_fit(theme: str, panels: Sequence[str], grid: Grid | None) -> None:
             f"the layout {grid} has {grid.count} panels and {len(panels)} are described; "
             f"{layout_for(len(panels))} would fit"
         )
-
-
-def _written_out(text: str, grid: Grid | None) -> Prompt:
-    if not text.strip():
-        raise ValueError("the prompt is empty; say what to generate")
-    panels = panel_texts(text)
-    layout = grid or (parse_layout(text) if panels else Grid(1, 1))
-    if panels and len(panels) != layout.count:
-        raise ValueError(f"the layout {layout} has {layout.count} panels and the prompt describes {len(panels)}")
-    return Prompt(id=0, text=text, grid=layout, panels=panels)
 
 
 def find_record(address: str) -> Prompt:

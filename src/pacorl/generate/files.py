@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from pacorl.generate.sets import GeneratedImage
 from pacorl.io.files import write_atomic
-from pacorl.io.images import open_image, png_bytes, png_texts
+from pacorl.io.images import open_image, png_bytes
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.page import render
 
@@ -27,7 +27,7 @@ class SavedImage:
 
 
 def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
-    """The PNG text chunks of an image, which `read_recipe` reads; `panels` and `sources` are JSON lists."""
+    """The PNG text chunks of an image, which `io.images.png_texts` reads; `panels` and `sources` are JSON lists."""
     prompt, recipe, judged = image.prompt, image.recipe, image.judged
     score = judged.score if judged else None
     texts = {
@@ -53,11 +53,6 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
     return {key: text for key, text in texts.items() if text is not None}
 
 
-def read_recipe(path: Path) -> dict[str, str]:
-    """The text chunks of an image, as `recipe_texts` wrote them; empty for one without."""
-    return png_texts(path)
-
-
 def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: str = "") -> list[SavedImage]:
     """Write each image, and the panels of a set beside it.
 
@@ -65,6 +60,7 @@ def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: 
     these names are replaced, each whole.
     """
     out.mkdir(parents=True, exist_ok=True)
+    # As many digits for all, so that a folder lists them in order.
     width = len(str(len(images)))
     ranked = any(image.rank > 1 for image in images)
     saved, number = [], 0
@@ -137,13 +133,10 @@ def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:
     image, judged = saved.image, saved.image.judged
     shown_elsewhere = ("Software", "panels", "prompt", "score", "judge", "layout")
     facts = {key: text for key, text in recipe_texts(image, judge=judge).items() if key not in shown_elsewhere}
-    source = None
-    if image.prompt.sources:
-        source = show(open_image(image.prompt.sources[0]))
     return {
         "name": saved.path.name,
         "image": show(image.image),
-        "source": source,
+        "source": show(open_image(image.prompt.sources[0])) if image.prompt.sources else None,
         "captions": image.prompt.panels or (image.prompt.text,),
         "matrix": pair_matrix_svg(judged.matrix) if judged and len(judged.matrix) > 1 else Markup(""),
         "score": judged.score if judged else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from typing import TYPE_CHECKING
@@ -117,7 +118,7 @@ def generate_sets(
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to say which; name one with --judge")
     if judge and not rank:
-        rank = _rank_by(judge, edits=generator.edits, ask=ask)
+        rank = partial(judge_edits, judge) if generator.edits else partial(judge_sets, judge, ask=ask)
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
@@ -151,19 +152,14 @@ def _recipe(
         true_cfg_scale=generator.true_cfg_scale,
         # What a second forward reads: without guidance the option is there, and changes nothing.
         negative_prompt=options.negative_text,
-        # Changes the image of a short prompt too: encoders pad to it, and attention reads the padding.
+        # Changes the image of a short prompt too, because attention reads the padding: from 64 to 128 tokens the tiny
+        # generator's pixels change by 8 of 255.
         max_sequence_length=getattr(options, "max_sequence_length", None),
         version=version("pacorl"),
     )
 
 
 # --- candidates by a judge -------------------------------------------------------------------------------------
-
-
-def _rank_by(judge: Judge, *, edits: bool, ask: Ask) -> Rank:
-    if edits:
-        return lambda prompts, images: judge_edits(judge, prompts, images)
-    return lambda prompts, images: judge_sets(judge, prompts, images, ask=ask)
 
 
 def judge_sets(judge: Judge, prompts: Sequence[Prompt], images: Sequence[Image], *, ask: Ask = "theme") -> list[Judged]:
@@ -212,6 +208,7 @@ def _with_earlier(alone: Judged, across: Sequence[Verdict]) -> Judged:
     parts = (("this page", alone.score), ("with earlier pages", across_score))
     if alone.score is None or across_score is None:
         return Judged(None, alone.matrix, parts, alone.error or errors_of(across))
+    # Each pair counts alike, whichever pages its panels are of.
     pair_count = len(alone.matrix) * (len(alone.matrix) - 1) // 2
     score = (alone.score * pair_count + across_score * len(across)) / (pair_count + len(across))
     return Judged(score, alone.matrix, parts)

@@ -17,8 +17,9 @@ next; the candidates of a later page are also judged beside the panels of the pa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from pacorl.engine.generator import Generator
-    from pacorl.generate.sets import GeneratedImage, Judged
+    from pacorl.generate.sets import GeneratedImage
     from pacorl.judges.judge import Judge
     from pacorl.judges.pairwise import Ask
 
@@ -114,6 +115,7 @@ def spoken(scene: str, characters: Mapping[str, str]) -> str:
         return f"the {name.replace('_', ' ')}" if again else characters[name].rstrip(".")
 
     text = MENTION.sub(describe, scene)
+    # Not `capitalize`, which would write the rest in small letters, names and all.
     return text[:1].upper() + text[1:]
 
 
@@ -132,38 +134,30 @@ def generate_storyboard(
     """Generate every page, in order, as `generate_sets` does.
 
     Of `best_of` candidates the judge's best is kept; from the second page on the judge also compares them with all
-    panels before.
-
-    Args:
-        size: of a full page; panels keep their size on a shorter one.
+    panels before. `size` is that of a full page.
     """
     from pacorl.generate.sets import generate_sets, judge_with_earlier
 
-    prompts, sizes = pages(board, generator.model), []
-    for prompt in prompts:  # all pages before the first is generated
-        full, layout = generator.size_of(prompt, size), board.layout
-        sizes.append(Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols))
-        generator.check([prompt], sizes[-1])
     images: list[GeneratedImage] = []
     earlier: list[Image] = []
-
-    def rank(prompts: Sequence[Prompt], candidates: Sequence[Image]) -> list[Judged]:
-        assert judge is not None
-        return judge_with_earlier(judge, prompts, candidates, earlier, ask=ask)
-
-    for number, (prompt, page_size) in enumerate(zip(prompts, sizes, strict=True)):
-        images += generate_sets(
-            generator,
-            [prompt],
-            seed=seed + number * best_of,
-            best_of=best_of,
-            rank=rank if judge else None,  # and no judge: a page is more than its own pairs
-            size=page_size,
-            steps=steps,
-            on_step=on_step,
-        )
+    # A way to rank and no judge: a page is more than its own pairs. The list grows with the pages.
+    rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask) if judge else None
+    common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
+    for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size)):
+        images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page_size, **common)
         earlier += images[-1].panels
     return images
+
+
+def _checked_pages(generator: Generator, board: Storyboard, size: Size | None) -> list[tuple[Prompt, Size]]:
+    """Every page and its size, checked before the first is generated; panels keep their size on a shorter page."""
+    sized: list[tuple[Prompt, Size]] = []
+    for prompt in pages(board, generator.model):
+        full, layout = generator.size_of(prompt, size), board.layout
+        page = Size(full.height // layout.rows * prompt.grid.rows, full.width // layout.cols * prompt.grid.cols)
+        generator.check([prompt], page)
+        sized.append((prompt, page))
+    return sized
 
 
 # --- the file --------------------------------------------------------------------------------------------------

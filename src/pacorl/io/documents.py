@@ -244,6 +244,16 @@ def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> d
     return _checked_object(document, f"a {kind} is a JSON object", "")
 
 
+def object_within(text: str) -> dict[str, Any]:
+    """The JSON object in a model's answer. Raises ValueError if there is none, or it is malformed."""
+    # Models wrap JSON into code fences and courtesies; the outermost braces hold the answer.
+    start, end = text.find("{"), text.rfind("}")
+    if not 0 <= start < end:
+        raise ValueError(f"it holds no JSON object: {text[:60]!r}")
+    with blamed_on("its JSON is malformed or breaks off"):
+        return dict(parse_json(text[start : end + 1]))
+
+
 def parse_yaml(text: str, *, name: str) -> Any:
     """Parse a YAML 1.2 document; `name` begins the message of a fault.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -97,9 +97,13 @@ def check_readable(paths: Iterable[Path]) -> None:
     with ThreadPoolExecutor(8) as pool:
         faults = [fault for fault in pool.map(fault_of, dict.fromkeys(paths)) if fault]
     if faults:
-        shown = "".join(f"\n  {fault}" for fault in faults[:SHOWN_FAULTS])
-        more = f"\n  and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
-        raise ImageError(f"{len(faults)} image(s) cannot be used; mend them or take their records out:{shown}{more}")
+        raise ImageError(f"{len(faults)} image(s) cannot be used; mend them or take their records out:{listed(faults)}")
+
+
+def listed(faults: Sequence[object]) -> str:
+    """The first SHOWN_FAULTS of a message's faults, each on a line of its own, and how many more there are."""
+    more = [f"and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
+    return "".join(f"\n  {fault}" for fault in [*faults[:SHOWN_FAULTS], *more])
 
 
 def as_rgb(image: Image.Image, name: str) -> Image.Image:

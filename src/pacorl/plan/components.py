@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -123,12 +124,12 @@ def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid:
         if not isinstance(options, InProcessOptions):
             continue
         dtype = getattr(torch, options.dtype)
-        model = model_on_meta(configs["model"], dtype=dtype)
         tokens = 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
         batch = max(1, options.batch_tokens // tokens)
-        peak, note = memory.judging_peak(model, questions=batch, tokens=tokens), f"{options.dtype}, in every process"
+        needs = memory.judge_memory(json.dumps(configs["model"]), dtype=dtype, questions=batch, tokens=tokens)
+        (parameters, peak), note = needs, f"{options.dtype}, in every process"
         # A judge is loaded when the text encoders have left.
-        weights.append(_weights(component, memory.count(model), dtype.itemsize, phases=AFTER_ENCODING, note=note))
+        weights.append(_weights(component, parameters, dtype.itemsize, phases=AFTER_ENCODING, note=note))
         working.append(
             Row(f"{component} at work", peak, phases=("score",), note=f"{batch} questions of {tokens} tokens")
         )

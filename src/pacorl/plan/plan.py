@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -149,7 +148,9 @@ def print_components(plan: Plan, console: Console) -> None:
         for row in (row for row in plan.rows if row.place == location):
             when = title if location != "device" or row.phases == tuple(PHASES) else ", ".join(row.phases)
             note = f"{when}; {row.note}" if row.note else when
-            table.add_row(row.component, _count_text(row.parameters), size_text(row.bytes), note)
+            count = row.parameters or 0
+            parameters = _in_units(count, {"B": 10**9, "M": 10**6, "k": 10**3}, digits=2) or str(count or "")
+            table.add_row(row.component, parameters, size_text(row.bytes), note)
         table.add_section()
     for phase, title in PHASES.items():
         total = plan.phase_bytes(phase)
@@ -214,16 +215,12 @@ def card_shortage(plan: Plan) -> str:
 
 def disk_shortage(config: PolicyRun, plan: Plan) -> str:
     """What to say if the run's folder has too little room; nothing if it has enough."""
-    free, needed = _free_disk(config.out), plan.place_bytes("disk")
+    # The run's folder is made by the run: the nearest one that exists is on the same disk.
+    existing = next(folder for folder in (config.out.absolute(), *config.out.absolute().parents) if folder.exists())
+    free, needed = shutil.disk_usage(existing).free, plan.place_bytes("disk")
     if needed <= free:
         return ""
     return f"out = {config.out} has {size_text(free)} free and needs {size_text(needed)}: lower keep_checkpoints"
-
-
-def _free_disk(folder: Path) -> int:
-    # The run's folder is made by the run: the nearest one that exists is on the same disk.
-    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    return shutil.disk_usage(existing).free
 
 
 # --- words -----------------------------------------------------------------------------------------------------
@@ -231,15 +228,9 @@ def _free_disk(folder: Path) -> int:
 
 def size_text(number: int) -> str:
     """`3.0 GiB`."""
-    return _in_units(number, ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")), digits=1) or f"{number} B"
+    return _in_units(number, {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}, digits=1) or f"{number} B"
 
 
-def _count_text(parameters: int | None) -> str:
-    if parameters is None:
-        return ""
-    return _in_units(parameters, ((10**9, "B"), (10**6, "M"), (10**3, "k")), digits=2) or str(parameters)
-
-
-def _in_units(number: int, units: Sequence[tuple[int, str]], *, digits: int) -> str:
+def _in_units(number: int, units: Mapping[str, int], *, digits: int) -> str:
     """The number in the largest unit that it reaches; nothing if it is below all."""
-    return next((f"{number / unit:.{digits}f} {name}" for unit, name in units if number >= unit), "")
+    return next((f"{number / unit:.{digits}f} {name}" for name, unit in units.items() if number >= unit), "")

@@ -301,6 +301,7 @@ def _has_weights(folder: Path) -> bool:
     if index is None:
         return any(folder.glob("*.safetensors"))
     # A download that was broken off leaves the index and some of the shards.
+    # A set: the index names a shard once for each of its tensors.
     return all((folder / shard).exists() for shard in set(_json(index)["weight_map"].values()))
 
 

@@ -215,6 +215,7 @@ def _affordable(
     kinds: Mapping[str, list[Candidate]] = {
         kind: [candidate for candidate in chosen if candidate.varies == kind] for kind in (STEP, NOISE_LEVEL, SIZE)
     }
+    # From all of each kind down to none.
     for count in range(max(map(len, kinds.values()), default=0), -1, -1):
         kept = list(chain(*(_spread(members, count) for members in kinds.values())))
         if 2 * _cost([*needed, *kept]) <= budget or not kept:

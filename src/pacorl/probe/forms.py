@@ -99,6 +99,7 @@ def forms_of(config: PolicyRun, own: Sampler, variances: Variances, clock: Clock
 def _trees(config: PolicyRun, own: Sampler) -> Iterator[Tree]:
     size = config.group_size
     divisors = [count for count in range(1, size + 1) if size % count == 0]
+    # Next to the root: about as many starts as children of each.
     middle = min(divisors, key=lambda count: abs(count - size**0.5))
     yield own.tree
     for seeds in sorted({size, middle, 2 if size % 2 == 0 else 1, 1}, reverse=True):

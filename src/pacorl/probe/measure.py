@@ -93,6 +93,7 @@ def opened(config: PolicyRun, design: Design, train: Sequence[Prompt], readings:
     judges, device = builders.RunJudges(), runtime.device
     with ExitStack() as stack:
         stack.callback(judges.close)
+        # Held-out measures are not probed, and their judge would be loaded for nothing.
         without_held_out = config.model_copy(
             update={"evaluation": config.evaluation.model_copy(update={"judge": None})}
         )
@@ -155,6 +156,7 @@ def draw(models: Models, candidate: Candidate, own: Sampler, *, seeds: int) -> D
 def reread(models: Models, drawn: Drawn, *, temperature: float) -> Drawn:
     """The same images' scores at another temperature of the rewards that ask the judge, which is not asked again."""
     scores = dict(drawn.scores)
+    # Rewards read rollout by rollout; scores stand by row.
     order = np.argsort([row for rollout in drawn.rollouts for row in rollout.row_B])
     for name, form in _keys(models):
         reward = models.rewards[name]

@@ -78,7 +78,7 @@ class ClipEncoder:
         length = model.config.text_config.max_position_embeddings
 
         def encode(chunk: Sequence[str]) -> Tensor:
-            # Padded to full length, so that a text's vector does not depend on what stands beside it.
+            # Padded to full length: else a text's vector would change with its neighbours' lengths, by some 7e-7.
             tokens = tokenizer(
                 list(chunk), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
             )
@@ -92,6 +92,7 @@ class ClipEncoder:
         return float(self.load()[0].logit_scale.float().exp())
 
 
+# Weak: weights leave the memory together with the last reward that reads them.
 _ENCODERS: WeakValueDictionary[tuple[str, ...], ClipEncoder] = WeakValueDictionary()
 
 

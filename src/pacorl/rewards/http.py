@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import logging
 import os
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from PIL.Image import Image
 
+from pacorl.io.images import png_bytes
 from pacorl.io.net import Answer, Circuit, TransientError, ask, blocking, key_from, service_url
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
@@ -101,7 +101,7 @@ def _request(prompts: Sequence[Prompt], images: Sequence[Image]) -> dict[str, An
             }
             for prompt in prompts
         ],
-        "images": [_png(image) for image in images],
+        "images": [base64.b64encode(png_bytes(image.convert("RGB"))).decode() for image in images],
     }
     if any(prompt.sources for prompt in prompts):
         # As they are on the disk, at their own size: what the service compares them with is its own choice.
@@ -109,10 +109,3 @@ def _request(prompts: Sequence[Prompt], images: Sequence[Image]) -> dict[str, An
             [base64.b64encode(path.read_bytes()).decode() for path in prompt.sources] for prompt in prompts
         ]
     return document
-
-
-def _png(image: Image) -> str:
-    buffer = io.BytesIO()
-    # Level 1: the service is near, and the default level takes several times as long for a tenth fewer bytes.
-    image.convert("RGB").save(buffer, "PNG", compress_level=1)
-    return base64.b64encode(buffer.getvalue()).decode()

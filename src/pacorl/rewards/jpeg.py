@@ -15,7 +15,7 @@ class JpegSize:
     """The size of the image as JPEG, in kilobytes: its negative for `prefer="small"`, itself for `"large"`."""
 
     def __init__(self, prefer: Literal["small", "large"] = "small", quality: int = 95) -> None:
-        # Above 95 Pillow switches parts of the compression off, and the size says less about the image.
+        # Pillow's documentation: above 95 files grow without any gain, and 100 switches parts of the compression off.
         if not 1 <= quality <= 95:
             raise ValueError(f"rewards.jpeg_size.args.quality must be from 1 to 95, got {quality}")
         self.sign = -1.0 if prefer == "small" else 1.0

@@ -5,7 +5,6 @@ pip install 'pacorl[ocr]'        RapidOCR, which brings its models; or a `tesser
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import Literal
 from PIL.Image import Image
 
 from pacorl.core.grid import split
+from pacorl.io.images import png_bytes
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt
 
@@ -28,7 +28,8 @@ QUOTED = re.compile(r"\"([^\"]+)\"|“([^“”]+)”|「([^「」]+)」|(?<!\w)
 
 
 class Ocr:
-    """How much of each quoted text is read on its panel: 1 − edits/length, mean over the panels that quote one.
+    """How much of each quoted text is read on its panel: 1 − edits/length, mean over the panels that quote one;
+    the others are not read.
 
     `edits` is the least number of letters to insert, delete or change so that the wanted text stands somewhere in
     what is read; case, spaces and punctuation do not count, nor does other text beside it. `language` is Tesseract's;
@@ -61,7 +62,7 @@ class Ocr:
         panels = split(image, prompt.grid) if prompt.panels else [image]
         shares = []
         for panel, text in zip(panels, _descriptions(prompt), strict=True):
-            if words := quoted(text):  # a panel that quotes nothing is not read: an engine takes a second for each
+            if words := quoted(text):
                 seen = read(panel)
                 shares.append(fmean(share_read(word, seen) for word in words))
         return fmean(shares)
@@ -121,11 +122,9 @@ def _tesseract(language: str) -> Reader:
         raise ImportError("no program `tesseract` on the PATH: install the package tesseract-ocr of your system")
 
     def read(image: Image) -> str:
-        buffer = io.BytesIO()
-        image.convert("RGB").save(buffer, "PNG")
         # Mode 11, sparse text: a sign is no page with columns, which the default mode looks for.
         command = [program, "stdin", "stdout", "--psm", "11", "-l", language]
-        done = subprocess.run(command, input=buffer.getvalue(), capture_output=True, check=False)
+        done = subprocess.run(command, input=png_bytes(image.convert("RGB")), capture_output=True, check=False)
         if done.returncode:
             raise RewardError(f"tesseract failed: {done.stderr.decode(errors='replace').strip()[-200:]}")
         return done.stdout.decode(errors="replace")

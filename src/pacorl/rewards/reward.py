@@ -61,7 +61,7 @@ def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], imag
         RewardError: if one returns the wrong number of scores, or no number.
     """
     rows = [scores_of(name, reward, prompts, images) for name, reward in rewards.items()]
-    # fp64: aggregates subtract scores that may differ by less than fp32's rounding.
+    # fp64: means of P(Yes) near 1 may differ by less than 6e-8, fp32's spacing there, and would tie.
     score_RB = torch.tensor(
         [[math.nan if value is None else value for value in row] for row in rows], dtype=torch.float64
     )
@@ -114,6 +114,7 @@ def smoke_test(rewards: Mapping[str, Reward], prompts: Sequence[Prompt], *, size
     Raises RewardError if a reward raises, counts wrong, returns what is no number, or has no score to give.
     """
     prompt = max(prompts, key=lambda prompt: prompt.grid.count)
+    # Seeded: what a reward says of the trial image it says each time.
     noise = fromarray(np.random.default_rng(0).integers(0, 256, (size.height, size.width, 3), dtype=np.uint8))
     for name, reward in rewards.items():
         if isinstance(reward, Loads):

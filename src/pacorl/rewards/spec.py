@@ -187,6 +187,7 @@ def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"pacorl_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None  # always, of a .py file
+    # Not put into sys.modules: a file that was mended is read anew, and shadows no other module.
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

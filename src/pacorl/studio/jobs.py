@@ -66,6 +66,7 @@ class Job:
             raise CancelledError
 
     def to_dict(self) -> dict[str, Any]:
+        # Without the images, which the page fetches one by one.
         shown = ("id", "kind", "status", "phase", "done", "total", "error", "result")
         return {name: getattr(self, name) for name in shown} | {"seconds": round(self.seconds, 1)}
 
@@ -81,6 +82,7 @@ class JobQueue:
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        # A daemon: a process that is interrupted must not wait for the end of a set.
         self._worker = threading.Thread(target=self._run, name="studio", daemon=True)
         self._worker.start()
 
@@ -109,6 +111,7 @@ class JobQueue:
 
     @property
     def unfinished(self) -> list[Job]:
+        # Of a copy, because requests submit jobs from threads of their own.
         return [job for job in list(self._jobs.values()) if job.status not in ENDED]
 
     def latest(self, kind: str, *, owner: str = "") -> Job | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
+from pacorl.config.options import StudioModels
 from pacorl.data.characters import VALUES, character_prompts
 from pacorl.generate.compose import prompt_from
 from pacorl.io.images import open_image, png_bytes
@@ -63,6 +64,7 @@ class Uploads:
             ImageError: if `data` is no image that can be judged; it begins with the name.
             ValueError: if there are too many.
         """
+        # A name stands in messages, which are one line.
         name = " ".join(name.split())[:120] or "image"
         image = open_image(data, name=name, max_pixels=MAX_PIXELS)
         upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size, owner)
@@ -95,23 +97,10 @@ def preview_of(image: Image) -> Image:
 # --- models ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNames:
-    """The generator and the judge, by the names that the command line takes."""
-
-    model: str = TINY
-    kind: str = ""
-    adapter: str = ""
-    judge: str = TINY
-    judge_model: str = ""
-    judge_adapter: str = ""
-    api_key_env: str = ""
-
-
 class ModelHost:
     """The models, loaded by the first job that needs them. Only the worker's thread calls its methods."""
 
-    def __init__(self, names: ModelNames) -> None:
+    def __init__(self, names: StudioModels) -> None:
         self.names = names
         self.ready = threading.Event()
         self._loaded: tuple[Generator, PacoReward] | None = None
@@ -210,12 +199,8 @@ class ModelHost:
             "matrix": scores.matrix,
             "odd": scores.odd_one_out and asdict(scores.odd_one_out),
             "pairs": [
-                {
-                    "images": [pair.first, pair.second],
-                    "p_yes": pair.p_yes,
-                    "by_question": pair.by_question,
-                    "error": pair.error,
-                }
+                {"images": [pair.first, pair.second]}
+                | {name: getattr(pair, name) for name in ("p_yes", "by_question", "error")}
                 for pair in scores.ranked
             ],
             "judge": reward.name,
@@ -224,7 +209,7 @@ class ModelHost:
         }
 
 
-def load_models(names: ModelNames) -> tuple[Generator, PacoReward]:
+def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
     from pacorl.engine.generator import Generator
     from pacorl.engine.runtime import use_cores
     from pacorl.io.quiet import quiet_loading
@@ -233,10 +218,7 @@ def load_models(names: ModelNames) -> tuple[Generator, PacoReward]:
     use_cores()
     quiet_loading()
     generator = Generator.load(names.model, kind=names.kind, adapter=names.adapter)
-    reward = PacoReward.from_pretrained(
-        names.judge, adapter=names.judge_adapter, model=names.judge_model, api_key_env=names.api_key_env
-    )
-    return generator, reward
+    return generator, PacoReward.from_pretrained(names.judge, **names.judge_access)
 
 
 def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, Any]:
@@ -260,7 +242,7 @@ def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, An
 # --- what the page asks for --------------------------------------------------------------------------------------
 
 
-def prompt_for(names: ModelNames, theme: str, panels: Sequence[str], grid: Grid | None) -> Prompt:
+def prompt_for(names: StudioModels, theme: str, panels: Sequence[str], grid: Grid | None) -> Prompt:
     """The prompt of a form.
 
     Raises:
@@ -271,7 +253,7 @@ def prompt_for(names: ModelNames, theme: str, panels: Sequence[str], grid: Grid 
     return prompt_from(names.model, theme=theme, panels=panels, grid=grid)
 
 
-def example(names: ModelNames, number: int) -> dict[str, Any]:
+def example(names: StudioModels, number: int) -> dict[str, Any]:
     """Something that the model can be asked for."""
     if names.model != TINY:
         theme, panels = EXAMPLES[number % len(EXAMPLES)]
@@ -293,7 +275,7 @@ EXAMPLES = (
 )
 
 
-def words(names: ModelNames) -> dict[str, list[str]]:
+def words(names: StudioModels) -> dict[str, list[str]]:
     """All that the tiny generator can be asked for; nothing for others."""
     return {attribute: list(values) for attribute, values in VALUES.items()} if names.model == TINY else {}
 

@@ -25,10 +25,11 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from pacorl.config.options import StudioModels
 from pacorl.core.grid import parse_layout
 from pacorl.studio import models
 from pacorl.studio.jobs import Job, JobQueue
-from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, ModelNames, Upload, Uploads
+from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Upload, Uploads
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import site
 from pacorl.web.connections import run
@@ -70,7 +71,7 @@ class AppState:
     """What the endpoints share."""
 
     token: str
-    names: ModelNames = field(default_factory=ModelNames)
+    names: StudioModels = field(default_factory=StudioModels)
     jobs: JobQueue = field(default_factory=JobQueue)
     uploads: Uploads = field(default_factory=Uploads)
     host: ModelHost = field(init=False)
@@ -97,7 +98,7 @@ class AppState:
 
 
 def serve(
-    names: ModelNames, *, host: str = "127.0.0.1", port: int = 8767, announce: Callable[[str], None] = print
+    names: StudioModels, *, host: str = "127.0.0.1", port: int = 8767, announce: Callable[[str], None] = print
 ) -> None:
     """Serve until SIGINT or SIGTERM; port 0 takes a free one.
 
@@ -200,6 +201,7 @@ def image(name: str, file: str, state: State, browser: Browser) -> Response:
     content = _job(state, name, browser).images.get(file)
     if content is None:
         raise RefusedError("there is no such image", status=404)
+    # A job's images never change, and a page that is loaded again shows all of them.
     return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
 
 

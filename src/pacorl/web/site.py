@@ -198,6 +198,7 @@ def _malformed(request: Request, error: Exception) -> JSONResponse:
 def listening(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
     """A bound socket and its URL; port 0 takes a free one. Raises OSError if the port is taken."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        # Without it a port is refused for a minute after its last server: closed connections still hold it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
