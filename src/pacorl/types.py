@@ -206,6 +206,8 @@ class Advantages:
     value_LB: Tensor | None = None
     """At each level of a tree, the advantage of the child that a sample descends from among its siblings; None if a
     sample's own advantage acts on all of its path."""
+    kept_B: Tensor | None = None
+    """False for samples that take no part in an update, which then is the mean over the others; None if all do."""
 
     def at(self, level: int) -> Tensor:
         """(B,) what acts on the steps of a level."""

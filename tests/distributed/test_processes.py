@@ -51,6 +51,14 @@ OBJECTIVES = {
     "flux_awm": [*CHEAP, "objective.name=awm", "sampling.tree={}"],
 }
 EDITS = ("kontext", "qwen_edit", "qwen_edit_plus")
+# In one of two processes every sample is left out of the update.
+OBJECTIVES["flux_drop"] = [
+    *CHEAP,
+    "sampling.tree={seeds: 1}",
+    "optimizer.updates_per_epoch=1",
+    "objective={name: grpo_clip, kl_weight: 0.1, inner_epochs: 2}",
+    "selection.min_std=0.1",
+]
 CASES = (*OBJECTIVES, *EDITS)
 
 

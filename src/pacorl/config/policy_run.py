@@ -15,6 +15,7 @@ from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampling import Sampler, SamplingSteps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
+from pacorl.core.selection import Selection
 from pacorl.judges import JudgeSection, default_judge
 from pacorl.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.policies.policy import PolicyOptions, PolicySpec
@@ -293,6 +294,7 @@ class PolicyRun(Section):
     )
     advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
     """How rewards become advantages: the options of one of `core.advantages.AGGREGATES`."""
+    selection: Selection = Selection()
     objective: Annotated[ObjectiveOptions, OBJECTIVE] = Field(default_factory=OBJECTIVE.default_options)
     """What is minimised: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()

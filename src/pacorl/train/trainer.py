@@ -29,6 +29,7 @@ from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
+from pacorl.core.selection import drop_alike_groups
 from pacorl.engine.logbook import Logbook, ProgressBars
 from pacorl.engine.monitor import (
     Alarm,
@@ -53,7 +54,7 @@ from pacorl.train import builders
 from pacorl.train.checkpoint import Resume, TrainedWeights, changes_since, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
 from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation, full_scores
-from pacorl.train.update import PolicyLoss, update_policy
+from pacorl.train.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Samples, Size
 
 if TYPE_CHECKING:
@@ -368,12 +369,10 @@ class PolicyTrainer:
 
     def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row]) -> Advantages:
         table = reward_table(scores, rows, names=tuple(self.rewards))
-        return advantages(
-            table,
-            self.config.advantages,
-            weights=[r.weight for r in self.config.rewards],
-            nodes=self.sampler.tree.nodes([row.number for row in rows]),
-        )
+        config, weights = self.config, [reward.weight for reward in self.config.rewards]
+        nodes = self.sampler.tree.nodes([row.number for row in rows])
+        values = advantages(table, config.advantages, weights=weights, nodes=nodes)
+        return drop_alike_groups(values, table, config.selection, weights=weights)
 
     def _scoring_overlaps(self) -> bool:
         judge = self.config.judge
@@ -434,37 +433,51 @@ class PolicyTrainer:
         updates = [(inner, update) for inner in range(config.objective.inner_epochs) for update in samples]
         sampled_at = self.step
         history: dict[str, list[float]] = defaultdict(list)
+        empty = 0
         with self.timed("update"), self.bars.phase("updating", total=len(updates)) as advance:
             for inner, update in updates:
                 if config.max_steps and self.step >= config.max_steps:
                     break
-                moved = self.step > sampled_at
-                for name, value in self.update(update, epoch_advantages, inner=inner, moved=moved).items():
+                update_metrics = self.update(update, epoch_advantages, inner=inner, moved=self.step > sampled_at)
+                empty += not update_metrics
+                for name, value in update_metrics.items():
                     history[name].append(value)
                 advance(1)
         if self.old and self.objective.lag:
             self.old.follow(self.objective.lag(self.step))
-        metrics = self._gather_metrics(history)
+        metrics = gather_metrics(history, self.runtime)
         self._warn_of_deviation(metrics)
-        return metrics
+        if empty:
+            self._warn_once(
+                "empty",
+                f"epoch {self.epoch + 1}: {empty} of {len(updates)} optimizer steps were skipped, since "
+                f"selection.min_std {config.selection.min_std:g} dropped all of their groups; lower it, or take fewer "
+                "optimizer.updates_per_epoch",
+            )
+        return metrics | ({"updates/empty": float(empty)} if config.selection.min_std else {})
 
     def update(self, samples: Samples, epoch_advantages: Advantages, *, inner: int, moved: bool) -> dict[str, float]:
-        """Take one optimizer step; it is skipped, on all ranks alike, if a gradient is not finite.
+        """Take one optimizer step; it is skipped, on all ranks alike, if a gradient is not finite or no sample is left.
 
         Args:
             samples: this rank's, for this step.
             epoch_advantages: of all samples of the epoch.
             inner: how often the epoch's samples were trained on before.
             moved: whether the trained policy has taken a step since they were sampled.
+
+        Returns:
+            Its metrics; none if no sample was left.
         """
-        config = self.config
-        metrics = {"lr": self._set_learning_rate()} | update_policy(
+        config, rate = self.config, self._set_learning_rate()
+        metrics = update_policy(
             self._policy_loss(moved=moved),
             samples,
             epoch_advantages,
             runtime=self.runtime,
             draw=(config.seed, self.epoch, inner),
         )
+        if not metrics:
+            return {}
         norm = self.runtime.step(self.optimizer, self.parameters, max_norm=config.optimizer.max_grad_norm)
         skipped = not math.isfinite(norm)
         if skipped:
@@ -473,7 +486,7 @@ class PolicyTrainer:
             self.bad_steps = 0
             self.step += 1
             self.average.follow(self.step)
-        return metrics | {"grad_norm": norm, "skipped": float(skipped)}
+        return {"lr": rate, **metrics, "grad_norm": norm, "skipped": float(skipped)}
 
     def _policy_loss(self, *, moved: bool) -> PolicyLoss:
         return PolicyLoss(
@@ -507,17 +520,6 @@ class PolicyTrainer:
                 f"{self.bad_steps} optimizer steps in a row had gradients that are not finite; the state is saved. "
                 "Lower optimizer.lr or look for a reward that is not finite"
             )
-
-    def _gather_metrics(self, history: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """The mean over updates and ranks, each of which saw its own samples; of a ratio's deviation the worst."""
-        # The first update replays the rollout's own policy: any deviation of its ratio is an error of arithmetic.
-        deviations = {name: values[0] for name, values in history.items() if name.startswith(RATIO_DEVIATION)}
-        means = {name: sum(values) / len(values) for name, values in history.items()} | deviations
-        ranks = self.runtime.gather(means)
-        columns = {name: [rank[name] for rank in ranks] for name in means}
-        return {
-            name: max(column) if name in deviations else sum(column) / len(ranks) for name, column in columns.items()
-        }
 
     def _warn_of_deviation(self, metrics: Mapping[str, float]) -> None:
         worst = max((value for name, value in metrics.items() if name.startswith(RATIO_DEVIATION)), default=0.0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -105,21 +106,47 @@ def update_policy(
         draw: names the noise that endpoints are given.
 
     Returns:
-        The mean of each metric over samples and steps; of a ratio's deviation the largest.
+        The mean of each metric over samples and steps; of a ratio's deviation the largest. Nothing, without any
+        forward, if no process has a sample to train on.
     """
-    metrics: dict[str, list[float]] = defaultdict(list)
     terms = _terms(policy_loss, samples, values, draw=draw)
-    total = sum(term.samples for term in terms)
+    total: float = sum(term.samples for term in terms)
+    if values.kept_B is not None:
+        kept = _terms(policy_loss, keep_samples(samples, values.kept_B), values, draw=draw)
+        counts = runtime.gather([term.samples for term in kept])
+        # A backward may need every process, and the last one does: who has fewer repeats a batch, for nothing.
+        terms = kept + [replace(terms[0], samples=0)] * (max(map(len, counts)) - len(kept))
+        total = sum(chain(*counts)) / runtime.world
+    results = []
     for number, term in enumerate(terms):
         last = number == len(terms) - 1
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
-            loss, term_metrics = term.loss()
-            runtime.backward(loss / (total / term.samples), last=last)
-        for name, value in (term_metrics | {"loss": float(loss.detach())}).items():
-            metrics[name].append(value)
-    most = max(term.samples for term in terms)
-    weights = [term.samples / most for term in terms]
-    return {name: _summary(name, several, weights) for name, several in metrics.items()}
+            loss, metrics = term.loss()
+            runtime.backward(loss / (total / term.samples) if term.samples else 0 * loss, last=last)
+        results.append((term.samples, metrics | {"loss": float(loss.detach())}))
+    # Where all are kept, processes have equal shares, and the caller takes their mean.
+    return _summary(results if values.kept_B is None else [*chain(*runtime.gather(results))])
+
+
+def keep_samples(samples: Samples, kept_B: Tensor) -> Samples:
+    """The samples whose global row is kept.
+
+    A batch of nodes stays whole, since another cut would round differently, unless none of its samples is kept.
+    """
+
+    def kept_nodes(nodes: NodeBatch, here_B: Tensor) -> NodeBatch:
+        row_B, node_B, child_B = list(compress(nodes.row_B, here_B)), nodes.node_B[here_B], nodes.child_B[here_B]
+        return replace(nodes, row_B=row_B, node_B=node_B, child_B=child_B, log_prob_B=nodes.log_prob_B[here_B])
+
+    def kept_rollout(rollout: Rollout, here_B: Tensor) -> Rollout:
+        prompts, images = list(compress(rollout.prompts, here_B)), list(compress(rollout.images, here_B))
+        row_B, final_BNC = list(compress(rollout.row_B, here_B)), rollout.final_BNC[here_B]
+        return replace(rollout, prompts=prompts, row_B=row_B, final_BNC=final_BNC, images=images)
+
+    return Samples(
+        [kept_rollout(batch, kept_B[batch.row_B]) for batch in samples.rollouts if kept_B[batch.row_B].any()],
+        [kept_nodes(batch, kept_B[batch.row_B]) for batch in samples.nodes if kept_B[batch.row_B].any()],
+    )
 
 
 def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, draw: tuple[int, ...]) -> list[Term]:
@@ -134,11 +161,35 @@ def _terms(policy_loss: PolicyLoss, samples: Samples, values: Advantages, *, dra
     ]
 
 
-def _summary(name: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    """Of a metric over an update's terms. Those that one term in several has (a ratio's, named by step) are maxima."""
-    if name.startswith(RATIO_DEVIATION):
-        return max(values)
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+def _summary(results: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, float]:
+    """Each metric over the terms of an update, which have (samples, metrics)."""
+    counted = [(samples, metrics) for samples, metrics in results if samples]
+    most = max((samples for samples, _ in counted), default=0)
+    columns: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for samples, metrics in counted:
+        for name, value in metrics.items():
+            columns[name].append((value, samples / most))
+    return {
+        name: max(column)[0]
+        if name.startswith(RATIO_DEVIATION)
+        else sum(value * weight for value, weight in column) / sum(weight for _, weight in column)
+        for name, column in columns.items()
+    }
+
+
+def gather_metrics(history: Mapping[str, Sequence[float]], runtime: Runtime) -> dict[str, float]:
+    """The mean over an epoch's updates and ranks, each of which saw its own samples; of a ratio's deviation the worst.
+
+    Args:
+        history: name → one value per update, with equal names on all ranks.
+        runtime: of the ranks.
+    """
+    # The first update replays the rollout's own policy: any deviation of its ratio is an error of arithmetic.
+    deviations = {name: values[0] for name, values in history.items() if name.startswith(RATIO_DEVIATION)}
+    means = {name: sum(values) / len(values) for name, values in history.items()} | deviations
+    ranks = runtime.gather(means)
+    columns = {name: [rank[name] for rank in ranks] for name in means}
+    return {name: max(column) if name in deviations else sum(column) / len(ranks) for name, column in columns.items()}
 
 
 def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) -> Loss:
