@@ -12,7 +12,7 @@ from pacorl.config.base import Positive, Section, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.sampling import Sampler, SamplingSteps, TreeOptions
+from pacorl.core.sampling import Sampler, SamplingSteps, Suffix, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
@@ -323,17 +323,24 @@ class PolicyRun(Section):
         """What is known of the kind of generator."""
         return POLICIES[self.model.kind]
 
+    @property
+    def drawn_per_prompt(self) -> int:
+        """How many samples of a prompt are drawn, of which `group_size` are trained on."""
+        return self.selection.scouts.per_prompt if self.selection.scouts else self.group_size
+
     def _check_steps(self) -> None:
         sampling = self.sampling
-        tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
-        if sampling.suffix.cache and not self.generator.caches:
-            raise ValueError(
-                f"sampling.suffix.cache {sampling.suffix.cache.name} and kind {self.model.kind}, whose transformer "
-                "takes no cache; leave it out, or take fewer sampling.suffix.steps by solver ab2"
-            )
+        scouts = self.selection.scouts
+        key = "selection.scouts.per_prompt" if scouts else "group_size"
+        tree = sampling.tree.resolve(self.drawn_per_prompt, steps=sampling.stochastic_steps, key=key)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
-        for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_path else [-1]:
-            sampling.suffix.grid(last + 1, sampling.steps)
+        self._check_suffix(sampling.suffix, is_path=is_path)
+        if scouts:
+            scouts.check(tree, group_size=self.group_size, full=sampling.suffix)
+            try:
+                self._check_suffix(scouts.suffix, is_path=is_path)
+            except ValueError as error:  # the same section under another key
+                raise ValueError(str(error).replace("sampling.suffix", "selection.scouts.suffix")) from None
         # An sde_type may add no noise at a step, which then has no likelihood to train.
         if is_path:
             SDE_TYPES[sampling.sde_type].check(
@@ -349,6 +356,15 @@ class PolicyRun(Section):
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
+
+    def _check_suffix(self, suffix: Suffix, *, is_path: bool) -> None:
+        if suffix.cache and not self.generator.caches:
+            raise ValueError(
+                f"sampling.suffix.cache {suffix.cache.name} and kind {self.model.kind}, whose transformer takes no "
+                "cache; leave it out, or take fewer sampling.suffix.steps by solver ab2"
+            )
+        for last in self.sampling.sde_steps[self.sampling.stochastic_steps - 1 :] if is_path else [-1]:
+            suffix.grid(last + 1, self.sampling.steps)
 
     def _check_edits(self) -> None:
         if not self.generator.edits:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 MONITOR, HELD_OUT, ALARM, SECONDS = "monitor/", "held_out/", "alarm/", "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
+SCOUTS_CORRELATION = "scouts/correlation"
 
 RENAMED_PREFIXES: Mapping[str, str] = {"watch/": MONITOR}
 RENAMED_SIGNS: Mapping[str, str] = {"lattice": "grid_artifact"}

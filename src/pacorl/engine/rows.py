@@ -65,16 +65,18 @@ def assign_rows(
             f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
             f"batches of {batch}; {_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
         )
-    subtree = math.lcm(batch, tree.leaves(0))
+    # Scouts leave as many samples below each node of level 0, and fewer than the tree has.
+    leaves = sum(tree.node_of(row.number, 0) == tree.node_of(rows[0].number, 0) for row in rows)
+    subtree = math.lcm(batch, leaves)
     pieces = _cut(rows, batch if len(rows) % (subtree * updates) else subtree)
     shares = []
     for update in range(updates):
         share = pieces[update::updates]
         if len(share) % world:
             share = [part for piece in share for part in _cut(piece, batch)]
-        if sharded and len(share[0]) % subtree and tree.leaves(0) % batch:
+        if sharded and len(share[0]) % subtree and leaves % batch:
             raise ValueError(
-                f"batches of {batch} cut through subtrees of {tree.leaves(0)} samples, and with a sharded transformer "
+                f"batches of {batch} cut through subtrees of {leaves} samples, and with a sharded transformer "
                 "every process must make as many forwards; set sampling.batch to a divisor of it"
             )
         shares.append(share[rank::world] if sharded else _joined(share[rank::world], tree))
@@ -104,7 +106,7 @@ def _sizes_that_divide(rows: int, *, batch: int, updates: int, world: int) -> st
     near = sorted({max(1, rows // unit) * unit, (rows // unit + 1) * unit})
     ways = [f"batches of {', '.join(map(str, sizes[:8]))}"] if sizes else []
     ways += [f"{', '.join(map(str, worlds))} processes"] if worlds else []
-    return "; or ".join([*ways, f"{' or '.join(map(str, near))} samples (prompts_per_epoch × group_size)"]) + " would"
+    return "; or ".join([*ways, f"{' or '.join(map(str, near))} samples an epoch"]) + " would"
 
 
 def one_size_batches(policy: Policy, prompts: Sequence[Prompt], *, size: Size, batch: int) -> list[list[int]]:

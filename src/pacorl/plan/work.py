@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampling import Sampler, Tree
+from pacorl.core.sampling import Sampler, Suffix, Tree
 from pacorl.engine.rows import Row, assign_rows
 from pacorl.types import Prompt, Size
 
@@ -46,17 +46,24 @@ def work_of(config: PolicyRun, *, world: int) -> Work:
     spec, samples = OBJECTIVES[config.objective.name], config.prompts_per_epoch * config.group_size
     evaluation_size = Size(*config.evaluation.size)
     sampler = config.sampling.sampler(
-        0, group_size=config.group_size, seed=config.seed, spec=spec, evaluation_size=evaluation_size
+        0, group_size=config.drawn_per_prompt, seed=config.seed, spec=spec, evaluation_size=evaluation_size
     )
     # An objective of the endpoint samples without noise: each sample passes all steps by itself.
-    tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
-    units = list(_units(config, sampler.tree, world=world))
-    levels = range(len(tree.branches) + 1)
-    nodes = tuple(sum(len({tree.node_of(number, level) for number in unit}) for unit in units) for level in levels)
-    steps = [-1, *sampler.stochastic_steps]
+    tree = sampler.tree if sampler.stochastic else Tree(config.drawn_per_prompt)
+    levels, steps = range(len(tree.branches) + 1), [-1, *sampler.stochastic_steps]
+
+    def nodes_of(keep: int, *, updates: int) -> tuple[int, ...]:
+        units = list(_units(config, sampler.tree, keep=keep, updates=updates, world=world))
+        return tuple(sum(len({tree.node_of(number, level) for number in unit}) for unit in units) for level in levels)
+
+    def sampled(nodes: tuple[int, ...], suffix: Suffix) -> int:
+        # The nodes of a step pass the steps that follow the one before, and the step itself.
+        trunk = sum(count * (step - before) for count, (before, step) in zip(nodes, pairwise(steps), strict=False))
+        return trunk + nodes[-1] * (len(suffix.grid(steps[-1] + 1, sampler.steps)) - 1)
+
+    nodes, scouts = nodes_of(config.group_size, updates=config.optimizer.updates_per_epoch), config.selection.scouts
+    scouted = sampled(nodes_of(scouts.per_prompt, updates=1), scouts.suffix) if scouts else 0
     suffix_steps = len(sampler.suffix.grid(steps[-1] + 1, sampler.steps)) - 1
-    # The nodes of a step pass the steps that follow the one before, and the step itself.
-    sampled = sum(count * (step - before) for count, (before, step) in zip(nodes, pairwise(steps), strict=False))
     trained = sum(nodes[:-1]) if sampler.stochastic else samples * len(sampler.sde_steps)
     trained *= config.objective.inner_epochs
     others = trained if config.objective.kl_weight > 0 else 0.0
@@ -71,24 +78,19 @@ def work_of(config: PolicyRun, *, world: int) -> Work:
         node_batch=max(1, config.sampling.batch // tree.leaves(len(levels) - 2)) if tree.branches else 0,
         suffix_steps=suffix_steps,
         forwards_per_image={
-            "sampling": (sampled + samples * suffix_steps) / samples,
+            "sampling": (scouted + sampled(nodes, sampler.suffix)) / samples,
             "training": trained / samples,
             "other_policies": others / samples,
         },
     )
 
 
-def _units(config: PolicyRun, tree: Tree, *, world: int) -> Iterator[list[int]]:
-    """The global rows that one process draws together, of all updates and processes."""
-    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
+def _units(config: PolicyRun, tree: Tree, *, keep: int, updates: int, world: int) -> Iterator[list[int]]:
+    """The global rows that one process draws together, of all updates and processes, if so many of a prompt's stay."""
+    drawn = config.drawn_per_prompt
+    numbers = [number for number in range(config.prompts_per_epoch * drawn) if number % drawn < keep]
+    rows = [Row(Prompt(0, ""), number) for number in numbers]
     for rank in range(world):
-        updates = assign_rows(
-            rows,
-            tree=tree,
-            batch=config.sampling.batch,
-            updates=config.optimizer.updates_per_epoch,
-            world=world,
-            rank=rank,
-        )
-        for update in updates:
+        dealt = assign_rows(rows, tree=tree, batch=config.sampling.batch, updates=updates, world=world, rank=rank)
+        for update in dealt:
             yield from ([row.number for row in unit] for unit in update)

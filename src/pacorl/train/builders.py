@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,23 +108,31 @@ def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> N
     Raises:
         ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
     """
-    cache = config.sampling.suffix.cache
-    if sharded and cache and not CACHES[cache.name].shardable:
-        whole = ", ".join(name for name in CACHES if CACHES[name].shardable)
-        raise ValueError(
-            f"sampling.suffix.cache {cache.name} does not know the blocks of a transformer that FSDP2 has sharded; "
-            f"take {whole}, or leave the cache out"
-        )
-    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
-    assign_rows(
-        rows,
-        tree=config.sampling.tree.resolve(config.group_size, steps=config.sampling.stochastic_steps),
+    scouts, drawn = config.selection.scouts, config.drawn_per_prompt
+    for key, suffix in {"sampling": config.sampling.suffix, "selection.scouts": scouts and scouts.suffix}.items():
+        cache = suffix and suffix.cache
+        if sharded and cache and not CACHES[cache.name].shardable:
+            whole = ", ".join(name for name in CACHES if CACHES[name].shardable)
+            raise ValueError(
+                f"{key}.suffix.cache {cache.name} does not know the blocks of a transformer that FSDP2 has sharded; "
+                f"take {whole}, or leave the cache out"
+            )
+    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * drawn)]
+    assign = partial(
+        assign_rows,
+        tree=config.sampling.tree.resolve(drawn, steps=config.sampling.stochastic_steps),
         batch=config.sampling.batch,
-        updates=config.optimizer.updates_per_epoch,
         world=world,
         rank=0,
         sharded=sharded,
     )
+    # Whichever scouts are kept, they are dealt as the first ones of each group would be.
+    assign([row for row in rows if row.number % drawn < config.group_size], updates=config.optimizer.updates_per_epoch)
+    if scouts:
+        try:
+            assign(rows, updates=1)
+        except ValueError as error:
+            raise ValueError(f"selection.scouts.per_prompt {drawn}: {error}") from None
 
 
 def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:
@@ -159,7 +168,8 @@ def encode_prompts(
     """
     cache = ConditioningCache(policy)
     for size in (Size(*size) for size in config.sampling.sizes):
-        check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
+        for count in {config.group_size, config.drawn_per_prompt}:
+            check_mixed_sizes(policy, train_prompts, size=size, group_size=count, batch=config.sampling.batch)
         cache.prepare(train_prompts, size)
         if config.evaluation.compare_sizes:
             cache.prepare(evaluation_prompts, size)

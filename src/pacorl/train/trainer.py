@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,11 +26,11 @@ import torch
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.advantages import advantages
-from pacorl.core.metric_names import SUFFIX_CORRELATION
+from pacorl.core.metric_names import SCOUTS_CORRELATION, SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
-from pacorl.core.selection import drop_alike_groups
+from pacorl.core.selection import Scouts, Selection, best_and_worst, by_row, drop_alike_groups
 from pacorl.engine.logbook import Logbook, ProgressBars
 from pacorl.engine.monitor import (
     Alarm,
@@ -79,6 +80,18 @@ def train_policy(
         The run's folder.
     """
     return PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics).run()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSamples:
+    """Samples of an epoch, and how they compare."""
+
+    samples: list[Samples]
+    """This rank's, by update."""
+    scores: Mapping[int, Scores]
+    """Of all ranks, by global row."""
+    advantages: Advantages
+    metrics: Mapping[str, float]
 
 
 class PolicyTrainer:
@@ -274,23 +287,18 @@ class PolicyTrainer:
             self.train_prompts,
             epoch=self.epoch,
             count=config.prompts_per_epoch,
-            group_size=config.group_size,
+            group_size=config.drawn_per_prompt,
             seed=config.seed,
         )
-        # Of the whole epoch: what one process misses says nothing of the others, so each stops at this number alone.
-        max_missing = config.advantages.max_missing * len(rows) * len(self.rewards)
-        with Scorer(self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing) as scorer:
-            samples = self.sample(rows, scorer)
-            scores = self.gather_scores(scorer)
-            epoch_advantages = self._advantages(scores, rows)
-            metrics = dict(epoch_advantages.stats) | {"samples/not_finite": _share_not_finite(scores)}
-            self._check_failure_budget(metrics, scorer)
-        metrics |= self._check_suffix(rows, samples, scores, epoch_advantages)
+        rows, scouted = self._scout(rows)
+        scored = self.score_samples(rows)
+        samples, epoch_advantages, metrics = scored.samples, scored.advantages, dict(scored.metrics)
+        agreement = advantage_correlation(scouted, epoch_advantages, rows) if scouted else None
+        metrics |= {} if agreement is None else {SCOUTS_CORRELATION: agreement}
+        metrics |= self._check_suffix(rows, samples, scored.scores, epoch_advantages)
         metrics |= self._judge_counts(since=judge_before)
         metrics |= self._sampling_metrics() | self.learn(samples, epoch_advantages)
         metrics |= {f"seconds/{phase}": now - seconds_before.get(phase, 0.0) for phase, now in self.seconds.items()}
-        if scorer.overlap:
-            metrics["seconds/hidden_reward"] = max(0.0, scorer.busy_seconds - metrics["seconds/reward"])
         metrics |= self._monitor_samples(samples, metrics)
         self.epoch += 1
         self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
@@ -300,11 +308,48 @@ class PolicyTrainer:
 
     # --- sampling ----------------------------------------------------------------------------------------------
 
-    def sample(self, rows: Sequence[Row], scorer: Scorer) -> list[Samples]:
+    def _scout(self, rows: list[Row]) -> tuple[list[Row], Advantages | None]:
+        """The rows to train on: of each group the best half and the worst, by samples that are finished cheaply.
+
+        Returns:
+            The rows and the scouts' advantages; without scouts all rows, and None.
+        """
+        scouts = self.config.selection.scouts
+        if scouts is None:
+            return rows, None
+        values = self.score_samples(rows, scouts=scouts).advantages
+        kept = set(best_and_worst(values, drawn=scouts.per_prompt, keep=self.config.group_size))
+        return [row for row in rows if row.number in kept], values
+
+    def score_samples(self, rows: Sequence[Row], *, scouts: Scouts | None = None) -> ScoredSamples:
+        """Sample rows, score them, and compare each with its group.
+
+        Args:
+            rows: of the epoch.
+            scouts: how they are finished, if they are drawn only to choose among them.
+
+        Raises:
+            ValueError: if too many scores are missing, when the state is saved.
+        """
+        config, waited = self.config, self.seconds["reward"]
+        # Of the whole epoch: what one process misses says nothing of the others, so each stops at this number alone.
+        max_missing = config.advantages.max_missing * len(rows) * len(self.rewards)
+        with Scorer(self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing) as scorer:
+            samples = self.sample(rows, scorer, scouts=scouts)
+            scores = self.gather_scores(scorer)
+            values = self._advantages(scores, rows, Selection() if scouts else config.selection)
+            metrics = {**values.stats, "samples/not_finite": _share_not_finite(scores)}
+            self._check_failure_budget(metrics, scorer)
+        if scorer.overlap:
+            self.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - (self.seconds["reward"] - waited))
+        return ScoredSamples(samples, scores, values, metrics)
+
+    def sample(self, rows: Sequence[Row], scorer: Scorer, *, scouts: Scouts | None = None) -> list[Samples]:
         """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded."""
-        updates = self._dealt(rows)
+        sampler = self.sampler.model_copy(update={"suffix": scouts.suffix}) if scouts else self.sampler
+        updates = self._dealt(rows, updates=1 if scouts else self.config.optimizer.updates_per_epoch)
         with self.bars.phase("sampling", total=len(rows) // self.runtime.world) as advance, self._sampling_weights():
-            draw = self._draw()
+            draw = self._draw(sampler)
 
             def submit(rollout: Rollout) -> None:
                 scorer.submit(rollout)
@@ -322,24 +367,24 @@ class PolicyTrainer:
             self.old.follow(0.0)
         return self.old.swapped_in()
 
-    def _dealt(self, rows: Sequence[Row]) -> list[list[list[Row]]]:
+    def _dealt(self, rows: Sequence[Row], *, updates: int) -> list[list[list[Row]]]:
         return assign_rows(
             rows,
             tree=self.sampler.tree,
             batch=self.config.sampling.batch,
-            updates=self.config.optimizer.updates_per_epoch,
+            updates=updates,
             world=self.runtime.world,
             rank=self.runtime.rank,
             sharded=self.runtime.sharded,
         )
 
-    def _draw(self) -> Draw:
+    def _draw(self, sampler: Sampler) -> Draw:
         config = self.config
         with self.timed("rollout"):
             fused = fuse_lora(self.transformer, enabled=config.sampling.fuse_lora)
         return Draw(
             self.policy,
-            self.sampler,
+            sampler,
             self.cache,
             seed=config.seed,
             epoch=self.epoch,
@@ -367,12 +412,12 @@ class PolicyTrainer:
         with self._saved_on_fault(), self.timed("reward"), self.bars.phase("scoring", total=1):
             return self.runtime.gather_rows(scorer.results)
 
-    def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row]) -> Advantages:
-        table = reward_table(scores, rows, names=tuple(self.rewards))
-        config, weights = self.config, [reward.weight for reward in self.config.rewards]
-        nodes = self.sampler.tree.nodes([row.number for row in rows])
-        values = advantages(table, config.advantages, weights=weights, nodes=nodes)
-        return drop_alike_groups(values, table, config.selection, weights=weights)
+    def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row], selection: Selection) -> Advantages:
+        """By global row."""
+        table, numbers = reward_table(scores, rows, names=tuple(self.rewards)), [row.number for row in rows]
+        options, weights = self.config.advantages, [reward.weight for reward in self.config.rewards]
+        values = advantages(table, options, weights=weights, nodes=self.sampler.tree.nodes(numbers))
+        return by_row(drop_alike_groups(values, table, selection, weights=weights), numbers)
 
     def _scoring_overlaps(self) -> bool:
         judge = self.config.judge
@@ -401,10 +446,10 @@ class PolicyTrainer:
             return {}
         group = rows[: config.group_size]
         with self._saved_on_fault(), self._sampling_weights():
-            draw = self._draw()
+            draw = self._draw(self.sampler)
             with self.timed("suffix_check"):
                 full = full_scores(draw, group, samples, rewards=self.rewards, runtime=self.runtime)
-        agreement = advantage_correlation(cheap, self._advantages({**scores, **full}, rows), group)
+        agreement = advantage_correlation(cheap, self._advantages({**scores, **full}, rows, config.selection), group)
         if agreement is None:
             return {}
         if agreement < LEAST_CORRELATION:
@@ -686,7 +731,7 @@ class PolicyTrainer:
         config = self.config
         return config.sampling.sampler(
             self.epoch,
-            group_size=config.group_size,
+            group_size=config.drawn_per_prompt,
             seed=config.seed,
             spec=self.objective,
             evaluation_size=Size(*config.evaluation.size),
