@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -265,12 +267,42 @@ def test_a_kept_connection_that_begins_another_header_is_not_waited_for_either(m
         assert time.monotonic() - start < 2
 
 
-def test_held_connections_give_way_to_new_ones(monkeypatch):
-    monkeypatch.setattr(connections, "most_connections", lambda: 20)
-    with served(monkeypatch, 30) as address, contextlib.ExitStack() as stack:
-        for _ in range(60):
-            stack.enter_context(socket.create_connection(address, timeout=5)).sendall(b"GET / HT")
-        assert all(answers(address) for _ in range(5))
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from pacorl.web.connections import run
+from pacorl.web.site import listening
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+with listening("127.0.0.1", 0) as (listener, url):
+    print(listener.getsockname()[1], flush=True)
+    run(app, sockets=[listener])
+"""
+
+
+def test_connections_that_are_held_open_shut_nobody_out(tmp_path):
+    """A process may have 256 files open here, and 300 connections say nothing."""
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "log").open("w"))
+        pipes = {"stdout": subprocess.PIPE, "stderr": log, "text": True}
+        server = stack.enter_context(subprocess.Popen([sys.executable, "-c", LIMITED], **pipes))
+        stack.callback(server.kill)
+        address = ("127.0.0.1", int(server.stdout.readline()))
+        for _ in range(300):
+            held = stack.enter_context(socket.create_connection(address, timeout=10))
+            with contextlib.suppress(OSError):  # it may have been hung up on already
+                held.sendall(b"GET / HT")
+        answered = [answers(address) for _ in range(5)]
+    assert answered == [True] * 5
+    assert (tmp_path / "log").stat().st_size < 10_000
 
 
 def test_connections_leave_files_for_everything_else():

@@ -13,8 +13,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
 """How long a connection may take to say what it wants."""
-SPARE_FILES = 100
-"""Of the files that a process may have open, so many are not connections: models, a database, the log."""
+SPARE_FILES = 128
+"""Of the files that a process may have open, so many are not connections: models, a database, the log, and the few
+batches of connections that were accepted before the first of them is seen here."""
+ACCEPTED_TOGETHER = 16
+QUEUED = 1024
+"""Connections that wait in the kernel until they are accepted; it then drops further ones, which come again."""
 
 
 class Connection(H11Protocol):
@@ -27,9 +31,10 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._since = self.loop.time()
         self._timer = self.loop.call_later(HEADER_SECONDS, self._look)
-        if len(self.connections) > most_connections():
-            waiting = [other for other in self.connections if isinstance(other, Connection) and other.waits]
-            min(waiting, key=lambda other: other._since).transport.abort()
+        # One that is closing stays in the set for another turn of the loop, in which several may come.
+        others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
+        if len(others) > most_connections():
+            min((one for one in others if one.waits), key=lambda one: one._since).transport.abort()
 
     @property
     def waits(self) -> bool:
@@ -53,6 +58,18 @@ class Connection(H11Protocol):
             self._timer = self.loop.call_later(left, self._look)
 
 
+class Server(uvicorn.Server):
+    """Accepts few connections at a time, and lets many wait.
+
+    asyncio has one number for both, accepts as many before it looks at the first, and logs each that finds no file.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUED)
+
+
 def most_connections() -> int:
     """How many connections the process's limit of open files leaves room for."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -62,6 +79,6 @@ def most_connections() -> int:
 def run(app: Any, *, sockets: list[socket.socket], grace_seconds: int = 3) -> None:
     """Serve until SIGINT or SIGTERM, which answers that are under way outlive by `grace_seconds`."""
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "http": Connection, "ws": "none"}
-    config = uvicorn.Config(app, timeout_graceful_shutdown=grace_seconds, **options)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=grace_seconds, backlog=ACCEPTED_TOGETHER, **options)
     with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
-        uvicorn.Server(config).run(sockets=sockets)
+        Server(config).run(sockets=sockets)
