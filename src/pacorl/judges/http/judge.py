@@ -36,10 +36,7 @@ from pacorl.types import Question, Verdict
 
 
 class HttpJudge:
-    """Asks one model on one or several servers; safe to share between threads.
-
-    `verdicts` blocks, `submit` returns at once. Both ask every distinct (images, question) of a call once.
-    """
+    """Asks one model on one or several servers, every distinct (images, question) of a call once; for any thread."""
 
     def __init__(
         self,
@@ -67,8 +64,7 @@ class HttpJudge:
             symmetric: Asks about every pair in both orders (`judges.pairwise`).
             variants: Adds up the spellings `VARIANTS`.
             image_format: PNG is exact; JPEG (quality 95) is smaller.
-            decline: A server may decline images outside of its judge's domain (`judges.domain`), which makes their
-                verdicts missing; by default it is told not to, because a reward needs an answer to everything.
+            decline: A server may decline images outside of its judge's domain (`judges.domain`): a missing verdict.
         """
         if not endpoints:
             raise ValueError("a judge over HTTP needs at least one endpoint, e.g. http://127.0.0.1:8000/v1")
