@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from pacorl.io.images import ImageError, as_rgb, check_readable, open_image
 
@@ -188,3 +189,53 @@ def test_an_animation_is_refused_and_one_of_its_frames_is_not() -> None:
 def test_what_cannot_be_judged_is_named(image: Image.Image, message: str) -> None:
     with pytest.raises(ImageError, match=f"x: .*{message}"):
         as_rgb(image, "x")
+
+
+# --- strangers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["eps", "ico", "jpeg2000", "ppm", "tga", "pcx"])
+def test_only_named_formats_are_decoded(kind: str) -> None:
+    with pytest.raises(ImageError, match=r"^cat\.png: not an image of a known format$"):
+        open_image(written(GRADIENT, kind), name="cat.png")
+
+
+def test_no_program_is_run_for_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's decoder of PostScript starts Ghostscript, if there is one."""
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ImageError):
+        open_image(written(GRADIENT, "eps"))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "fault", [TypeError("Missing dimensions"), RuntimeError("decoder"), MemoryError(), KeyError(1)]
+)
+def test_whatever_a_decoder_raises_is_an_image_error(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load_prepare", fail)
+    with pytest.raises(ImageError, match=r"^cat: (damaged or cut off \(|too large to be decoded)"):
+        open_image(written(GRADIENT), name="cat")
+
+
+def test_a_size_that_grows_while_it_is_decoded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        PngImagePlugin.PngImageFile, "size", property(lambda image: (40, 30 if image._im is None else 900))
+    )
+    with pytest.raises(ImageError, match="40x900 is too large; an image may have 2,000 pixels"):
+        open_image(written(GRADIENT), max_pixels=2000)
+
+
+@pytest.mark.parametrize("make", ["fifo", "folder"])
+def test_what_is_no_file_is_not_waited_for(make: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    os.mkfifo(path) if make == "fifo" else path.mkdir()
+    with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
+        open_image(path)
+    with pytest.raises(ImageError, match=r"a\.png: (not a regular file|Is a directory)"):
+        check_readable([path])

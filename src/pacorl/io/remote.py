@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
+from pacorl.io.decoder import open_upload
 from pacorl.io.images import MAX_PIXELS, ImageError, open_image
 from pacorl.io.net import Answer, DeadlineError, TransientError, blocking, exchange, is_url, shown_url
 
@@ -68,7 +69,7 @@ def fetch_image(
         allow_private = os.environ.get(PRIVATE_VARIABLE, "") not in ("", "0")
     allowed = (lambda _: True) if allow_private else is_public
     data = fetch(url, max_bytes=min(max_bytes, MAX_BYTES), seconds=seconds, allowed=allowed)
-    return open_image(data, name=name or shown_url(url), max_pixels=max_pixels)
+    return open_upload(data, name=name or shown_url(url), max_pixels=max_pixels)
 
 
 def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> bytes:

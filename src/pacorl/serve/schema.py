@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from pacorl.io import net, remote
-from pacorl.io.images import ImageError, open_image
+from pacorl.io.decoder import open_upload
+from pacorl.io.images import ImageError
 from pacorl.web.site import Text
 
 if TYPE_CHECKING:
@@ -128,4 +129,4 @@ def fetch_image(url: str, *, name: str, max_pixels: int, max_bytes: int, allow_u
         content = base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
         raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
-    return open_image(content, name=name, max_pixels=max_pixels)
+    return open_upload(content, name=name, max_pixels=max_pixels)

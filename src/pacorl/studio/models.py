@@ -14,7 +14,8 @@ from PIL.Image import Image
 from pacorl.config.options import StudioModels
 from pacorl.data.characters import VALUES, character_prompts
 from pacorl.generate.compose import prompt_from
-from pacorl.io.images import open_image, png_bytes
+from pacorl.io.decoder import open_upload
+from pacorl.io.images import png_bytes
 from pacorl.studio.jobs import Job
 from pacorl.types import TINY, Grid, Prompt, Size
 
@@ -47,7 +48,7 @@ class Upload:
     """The browser that handed it in."""
 
     def open(self) -> Image:
-        return open_image(self.data, name=self.name, max_pixels=MAX_PIXELS)
+        return open_upload(self.data, name=self.name, max_pixels=MAX_PIXELS)
 
 
 class Uploads:
@@ -66,7 +67,7 @@ class Uploads:
         """
         # A name stands in messages, which are one line.
         name = " ".join(name.split())[:120] or "image"
-        image = open_image(data, name=name, max_pixels=MAX_PIXELS)
+        image = open_upload(data, name=name, max_pixels=MAX_PIXELS)
         upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size, owner)
         # Decoding took its time outside of the lock, so the count is checked here, where nothing can come between.
         with self._lock:
