@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,18 @@ def test_two_words_on_alpha_are_refused(tmp_path: Path) -> None:
         ValueError, match=r"α of transformer_blocks\.0\.attn\.to_. is 4 in a tensor and 8 in its config"
     ):
         read_lora(file)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+    state = {name: weight.clone().to(dtype) for name, weight in state_of().items()}
+    name = sorted(state)[-1]
+    state[name].view(-1)[-1] = value
+    with pytest.raises(
+        ValueError, match=rf"lora\.safetensors: {re.escape(name)} holds NaN or an infinity; its training"
+    ):
+        read_lora(saved(tmp_path / "lora.safetensors", state))
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

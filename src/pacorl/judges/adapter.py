@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
-from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file
+from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     file = adapter_file(adapter)
     with safetensors_errors(file):
         weights = load_file(file)
+    check_finite(file, weights)
     path = file.parent / PEFT_CONFIG
     if not path.is_file():
         raise ValueError(f"adapter {adapter} has no {PEFT_CONFIG} beside {file.name}; a judge takes PEFT's form alone")

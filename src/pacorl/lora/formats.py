@@ -137,6 +137,7 @@ def read_lora(source: str | Path) -> Lora:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         metadata = dict(opened.metadata() or {})
     _check_names(file, tensors)
+    check_finite(file, tensors)
     if any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in tensors):
         # The converter folds α in, so that what the metadata says of α is no longer true.
         tensors, metadata = _converted(file, tensors), {}
@@ -158,6 +159,13 @@ def read_lora(source: str | Path) -> Lora:
     alphas = {module: float(alpha) for module, alpha in parse_json(metadata[FOLDED_ALPHA]).items()}
     scales = _scales(Lora(state, alphas))
     return Lora({name: value / scales.get(name, 1.0) for name, value in state.items()}, alphas, lora.base)
+
+
+def check_finite(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a weight holds NaN or an infinity: every image made with it would be black, or noise."""
+    for name, value in tensors.items():
+        if not value.float().isfinite().all():
+            raise ValueError(f"{file}: {name} holds NaN or an infinity; its training diverged, or the file is damaged")
 
 
 def _check_names(file: Path, tensors: Mapping[str, Tensor]) -> None:

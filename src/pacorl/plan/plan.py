@@ -89,9 +89,10 @@ def plan_policy(config: PolicyRun) -> Plan:
     # Cheapest first: what the config alone can say, then the prompts, then models on meta tensors.
     work = _checked_work(config)
     check_trackers(config.trackers)
-    check_rewards(config.rewards)
-    check_rewards(config.evaluation.rewards, key="evaluation.rewards")
-    config = without_idle_judges(config)
+    # A plan runs nobody's code.
+    check_rewards(config.rewards, run=False)
+    check_rewards(config.evaluation.rewards, key="evaluation.rewards", run=False)
+    config = without_idle_judges(config, run=False)
     train = _prompts(config, config.prompts.train)
     evaluation = _prompts(config, config.prompts.evaluation, limit=config.prompts.evaluation_limit)
     for key, reward in sources.rewards_of(config):  # whether the prompts hold what it needs, which takes no judge

@@ -170,9 +170,14 @@ def image_options(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rewards_of(config: PolicyRun) -> Iterator[tuple[str, Reward]]:
-    """Config key → reward, of the run and of its evaluation; none can ask a judge, and nothing is loaded."""
+    """Config key → reward, of the run and of its evaluation; none can ask a judge, and nothing is loaded.
+
+    Rewards of users' files are left out: making one runs its file.
+    """
     for key, rewards in (("rewards", config.rewards), ("evaluation.rewards", config.evaluation.rewards)):
-        for name, reward in build_rewards(rewards, judge=None).items():
+        for name, reward in build_rewards(
+            [reward for reward in rewards if ".py:" not in reward.name], judge=None
+        ).items():
             yield f"{key}.{name}", reward
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pacorl.core.table import Table
 from pacorl.rewards.reward import Reward, RewardError
-from pacorl.rewards.spec import RewardSpec, user_spec
+from pacorl.rewards.spec import RewardSpec, parsed_spec, user_spec
 
 if TYPE_CHECKING:
     import torch
@@ -39,41 +39,42 @@ REWARDS: Table[Callable[..., Reward]] = Table(
 """Name → class. `reward_spec` reads from its signature what else there is to know."""
 
 
-def reward_spec(name: str) -> RewardSpec:
-    """The reward of that name: an entry of REWARDS, or `path/to/file.py:Name`, whose file is run.
+def reward_spec(name: str, *, run: bool = True) -> RewardSpec:
+    """The reward of that name: an entry of REWARDS, or `path/to/file.py:Name`, whose file is run, or only parsed.
 
     Raises:
         RewardError: if there is no such reward.
     """
     if ".py:" in name:
-        return user_spec(name)
+        return user_spec(name) if run else parsed_spec(name)
     try:
         return RewardSpec.of(REWARDS.named(name))
     except ValueError as error:
         raise RewardError(f"rewards: {error}; or name one of your own as path/to/file.py:Name") from None
 
 
-def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards") -> None:
+def check_rewards(configs: Sequence[RewardConfig], *, key: str = "rewards", run: bool = True) -> None:
     """Check the name of each reward, and the names, types and ranges of its arguments.
 
-    Loads no weights; runs the files of users' rewards.
+    Loads no weights.
 
     Args:
         key: Where the rewards stand in the config.
+        run: Whether the files of users' rewards are run; else they are parsed.
 
     Raises:
         ValueError: naming the reward, the argument and the fault.
     """
     for config in configs:
-        spec = reward_spec(config.name)
+        spec = reward_spec(config.name, run=run)
         args = spec.checked(config.args, at=f"{key}.{config.key}.args")
         if not spec.is_users:  # making one runs more of a stranger's code than a check should
             spec.build(args, judge=None, device="cpu")
 
 
-def asks_judge(config: RewardConfig) -> bool:
-    """Whether a reward asks a judge, which it says by taking an argument `judge`. Runs the file of a user's reward."""
-    return reward_spec(config.name).asks_judge
+def asks_judge(config: RewardConfig, *, run: bool = True) -> bool:
+    """Whether a reward asks a judge, which it says by taking an argument `judge`; `run` as for `check_rewards`."""
+    return reward_spec(config.name, run=run).asks_judge
 
 
 def build_rewards(

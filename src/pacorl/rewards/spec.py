@@ -8,11 +8,13 @@
 
 `Name` is a function of prompts and images, or a class whose instances are called with them. Its keyword arguments are
 the reward's `args`; a class may ask for `judge` and `device`, and have `check(prompts)` and `load()` as ours do.
-The file is run: name only what you trust.
+The file is run when a run begins, and by `pacorl doctor`: name only what you trust. `--dry-run` reads and does not run
+it, and so knows its name and its arguments, and not their types.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -23,10 +25,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from pacorl.io.documents import read_text
 from pacorl.rewards.reward import Reward, RewardError, named
 from pacorl.types import Prompt
 
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 INJECTED = ("judge", "device")
 """Arguments that the run gives, and no config."""
+FAULTS = (Exception, SystemExit)
+"""What somebody's code may raise: a script that ends by `sys.exit(0)` must not end the run as if all were done."""
 NAME = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 
 
@@ -131,6 +136,55 @@ def user_spec(name: str) -> RewardSpec:
     return RewardSpec(partial(UserReward, target, name, path), target, dict(parameters), is_users=True)
 
 
+def parsed_spec(name: str) -> RewardSpec:
+    """What `user_spec` gives, as far as the file's text says it; the file is not run, and nothing can be made of it.
+
+    Raises:
+        RewardError: if the file is no Python or lacks the name.
+    """
+    match = NAME.fullmatch(name)
+    if not match:
+        raise RewardError(f"rewards: {name!r} is not of the form path/to/file.py:Name")
+    path = _file(Path(match["path"]))
+    try:
+        tree = ast.parse(read_text(path))
+    except SyntaxError as error:
+        raise RewardError(f"reward {name!r}, line {error.lineno}: SyntaxError: {error.msg}") from None
+    target = _target_in(tree, match["name"])
+    if target is None:
+        raise RewardError(f"rewards: {path} has no function or class {match['name']!r}")
+    return RewardSpec(target, target, inspect.signature(target).parameters, is_users=True)
+
+
+def _target_in(tree: ast.Module, name: str) -> Callable[..., Any] | None:
+    """A function that does nothing, with the arguments that a config may give to what the text calls so."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return _like(node.args, skip=2)  # prompts and images
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            made = [inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"]
+            if made:
+                return _like(made[0].args, skip=1)
+            # A base or a decorator may bring arguments along.
+            return (lambda **options: None) if node.bases or node.decorator_list else (lambda: None)
+    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    return (lambda **options: None) if name in bound else None
+
+
+def _like(arguments: ast.arguments, *, skip: int) -> Callable[..., Any]:
+    """A function of these arguments but the first ones, whose defaults and annotations, which are code, are None."""
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    positional = [*arguments.posonlyargs, *arguments.args][skip:]
+    arguments.posonlyargs, arguments.args = [], positional
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults[-len(positional) :]] if positional else []
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
+    function = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, ast.Constant(None))))
+    return cast(Callable[..., Any], eval(compile(function, "<arguments>", "eval")))
+
+
 class UserReward:
     """Somebody's reward, with every fault of it named: the file, the line, the record."""
 
@@ -152,7 +206,7 @@ class UserReward:
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         try:
             return list(self.reward(prompts, images))
-        except Exception as error:
+        except FAULTS as error:
             at_fault = self._at_fault(prompts, images)
             raise RewardError(_blame(self.spec, self.path, error, f"on {named(at_fault)}")) from error
 
@@ -161,7 +215,7 @@ class UserReward:
         for prompt, image in zip(prompts, images, strict=True):
             try:
                 self.reward([prompt], [image])
-            except Exception:
+            except FAULTS:
                 return [prompt]
         return prompts
 
@@ -170,28 +224,32 @@ class UserReward:
         """Within the block whatever is raised becomes a RewardError that names the file and its line."""
         try:
             yield
-        except Exception as error:
+        except FAULTS as error:
             raise RewardError(_blame(self.spec, self.path, error, when)) from error
 
 
-def _blame(spec: str, path: Path, error: Exception, when: str) -> str:
+def _blame(spec: str, path: Path, error: BaseException, when: str) -> str:
     # The last line within the file: the error itself often comes from a library that it calls.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     at_line = f", line {lines[-1]}" if lines else ""
     return f"reward {spec!r}{at_line}: {type(error).__name__} {when}: {error}"
 
 
-def _run(path: Path) -> ModuleType:
+def _file(path: Path) -> Path:
     if not path.is_file():
         raise RewardError(f"rewards: {path} is no file; a reward of your own is named path/to/file.py:Name")
-    spec = importlib.util.spec_from_file_location(f"pacorl_user_{path.stem}", path)
+    return path
+
+
+def _run(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"pacorl_user_{path.stem}", _file(path))
     assert spec is not None
     assert spec.loader is not None  # always, of a .py file
     # Not put into sys.modules: a file that was mended is read anew, and shadows no other module.
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except FAULTS as error:
         # A syntax error's traceback ends before the file begins, so its line is the error's own.
         at_line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise RewardError(_blame(f"{path}{at_line}", path, error, "when the file was run")) from error

@@ -62,8 +62,12 @@ def checked_config(config: PolicyRun, functions: Mapping[str, RewardFunction]) -
     return config.model_copy(update={"rewards": (*built_in, *added)})
 
 
-def without_idle_judges(config: PolicyRun) -> PolicyRun:
+def without_idle_judges(config: PolicyRun, *, run: bool = True) -> PolicyRun:
     """Drop the judges that nothing asks: no reward, no measure of the evaluation, and not `best_by`.
+
+    Args:
+        config: the run.
+        run: whether the files of users' rewards are run to know what they ask; else they are parsed.
 
     Returns:
         The config, its `judge` and `evaluation.judge` None unless they are asked. Doing it again changes nothing.
@@ -71,8 +75,10 @@ def without_idle_judges(config: PolicyRun) -> PolicyRun:
     Raises:
         ConfigError: if `judge` is none, and a reward or measure asks it; the message names which.
     """
-    rewards = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward)]
-    measures = [f"evaluation.rewards.{reward.key}" for reward in config.evaluation.rewards if asks_judge(reward)]
+    rewards = [f"rewards.{reward.key}" for reward in config.rewards if asks_judge(reward, run=run)]
+    measures = [
+        f"evaluation.rewards.{reward.key}" for reward in config.evaluation.rewards if asks_judge(reward, run=run)
+    ]
     asking = rewards + ([] if config.evaluation.judge else measures)
     asking += ["best_by p_yes"] if config.best_by == "p_yes" else []
     if asking and config.judge is None:

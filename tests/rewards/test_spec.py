@@ -1,0 +1,102 @@
+"""Rewards of one's own: what a plan may know without running them, and scripts that end by `sys.exit`."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyRun
+from pacorl.plan.plan import plan_policy
+from pacorl.quickstart import recipe
+from pacorl.rewards import reward_spec
+from pacorl.rewards.reward import RewardError
+from pacorl.rewards.spec import parsed_spec
+from pacorl.types import Prompt
+
+MINE = """
+import dataclasses, pathlib
+from somewhere import imported
+pathlib.Path(__file__).with_name("ran").touch()
+assigned = imported
+
+def red(prompts, images, strength: float, /, *, gain: print("evaluated") = print("evaluated too"), must):
+    return [0.0 for _ in images]
+
+@imported
+class Wrapped:
+    pass
+
+class Asking:
+    def __init__(self, judge, device, beauty=1.0):
+        pass
+
+class Plain:
+    def __call__(self, prompts, images):
+        return [0.0 for _ in images]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path / "mine.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "asks"),
+    [
+        ("red", {"strength": True, "gain": False, "must": True}, False),
+        ("Asking", {"beauty": False}, True),
+        ("Plain", {}, False),
+    ],
+)
+def test_a_files_arguments_are_known_without_running_it(
+    mine: Path, name: str, arguments: dict[str, bool], asks: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = parsed_spec(f"{mine}:{name}")
+    needed = {key: spec.parameters[key].default is inspect.Parameter.empty for key in spec.options}
+    assert (needed, spec.asks_judge, spec.is_users) == (arguments, asks, True)
+    assert not (mine.parent / "ran").exists()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["imported", "assigned", "Wrapped"])
+def test_what_comes_from_elsewhere_may_take_anything(mine: Path, name: str) -> None:
+    assert parsed_spec(f"{mine}:{name}").checked({"any": 1}, at="args") == {"any": 1}
+
+
+def test_what_a_text_lacks_is_said(mine: Path) -> None:
+    with pytest.raises(RewardError, match=r"mine.py has no function or class 'green'"):
+        parsed_spec(f"{mine}:green")
+    with pytest.raises(RewardError, match=r"args: unknown argument 'beuty'; it takes beauty"):
+        parsed_spec(f"{mine}:Asking").checked({"beuty": 1}, at="args")
+    mine.write_text("def red(:\n")
+    with pytest.raises(RewardError, match=r"mine.py:red', line 1: SyntaxError"):
+        parsed_spec(f"{mine}:red")
+    with pytest.raises(RewardError, match=r"none.py is no file"):
+        parsed_spec(f"{mine.with_name('none.py')}:red")
+
+
+def test_a_plan_runs_nobodys_code(mine: Path, tmp_path: Path) -> None:
+    rewards = f'rewards=[{{name: "{mine}:Plain"}}]'
+    run = load(PolicyRun, recipe(), [rewards, "evaluation.rewards=[]", "judge=none", f"out={tmp_path / 'run'}"])
+    plan_policy(run)
+    assert not (mine.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["import sys\nsys.exit(0)", "raise SystemExit"])
+def test_a_file_that_exits_is_a_fault(mine: Path, text: str) -> None:
+    mine.write_text(f"{text}\ndef red(prompts, images): return []\n")
+    with pytest.raises(RewardError, match=r"mine.py', line \d: SystemExit when the file was run"):
+        reward_spec(f"{mine}:red")
+
+
+def test_a_reward_that_exits_is_a_fault(mine: Path) -> None:
+    mine.write_text("import sys\ndef red(prompts, images):\n    sys.exit(0)\n")
+    reward = reward_spec(f"{mine}:red").build({}, judge=None, device="cpu")
+    with pytest.raises(RewardError, match=r"line 3: SystemExit on prompt 7"):
+        reward([Prompt(id=7, text="x")], [Image.new("RGB", (4, 4))])
