@@ -20,11 +20,13 @@ from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.grid import join, split
 from pacorl.core.sampling import Tree
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.judges.judge import RemoteJudge
 from pacorl.probe import show
 from pacorl.probe.design import ProbeOptions, own_sampler, plan_design
 from pacorl.probe.forms import nodes_of, signal_of
 from pacorl.probe.measure import draw, opened, reread
-from pacorl.probe.readings import READINGS, Recorder, readings_of
+from pacorl.probe.readings import READINGS, Recorder, readings_of, recorder_of
 from pacorl.probe.run import Finding, Findings, _best, _gain_for_cost, probe
 from pacorl.probe.variance import nested_variances
 from pacorl.quickstart import recipe
@@ -196,6 +198,16 @@ def test_a_recorder_asks_each_question_once() -> None:
     turned = Question(question.images[::-1], "?")
     assert recorder.verdicts([question, question, turned])[0] == recorder.verdicts([question])[0]
     assert asked == [2]
+
+
+def test_a_recorder_of_a_judge_elsewhere_is_one_elsewhere() -> None:
+    """The scorer asks such a judge from many threads, and one of this process from one."""
+    judge = HttpJudge("paco", ["http://127.0.0.1:9/v1"], retries=0)
+    recorder = recorder_of(judge)
+    assert isinstance(recorder, RemoteJudge)
+    assert recorder.counters is judge.counters
+    judge.close()
+    assert not isinstance(recorder_of(ToyJudge()), RemoteJudge)
 
 
 @pytest.mark.parametrize(

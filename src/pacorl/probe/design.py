@@ -169,6 +169,7 @@ def _candidates(own: Sampler, options: ProbeOptions) -> tuple[list[Candidate], l
         () if options.noise_levels else [round(own.noise_level * factor, 2) for factor in NOISE_FACTORS],
         () if options.sizes else [half],
     )
+    # What a user asked for is refused in words; what nobody asked for is left out with them.
     for candidate in asked:
         _check(candidate, own)
     possible, left_out = [], []
@@ -216,6 +217,7 @@ def _affordable(
         kind: [candidate for candidate in chosen if candidate.varies == kind] for kind in (STEP, NOISE_LEVEL, SIZE)
     }
     # From all of each kind down to none.
+    # Late steps rarely carry signal, but which are late depends on the schedule: none is preferred.
     for count in range(max(map(len, kinds.values()), default=0), -1, -1):
         kept = list(chain(*(_spread(members, count) for members in kinds.values())))
         if 2 * _cost([*needed, *kept]) <= budget or not kept:

@@ -91,6 +91,7 @@ def opened(config: PolicyRun, design: Design, train: Sequence[Prompt], readings:
     stages = tuple((1 + number, (size.height, size.width)) for number, size in enumerate(sizes))
     sized = config.model_copy(update={"sampling": config.sampling.model_copy(update={"curriculum": stages})})
     judges, device = builders.RunJudges(), runtime.device
+    # A judge elsewhere is met before weights load, and one of this process is loaded after the encoders left.
     with ExitStack() as stack:
         stack.callback(judges.close)
         # Held-out measures are not probed, and their judge would be loaded for nothing.
@@ -130,6 +131,7 @@ def draw(models: Models, candidate: Candidate, own: Sampler, *, seeds: int) -> D
         batch=config.sampling.batch,
         fused=fuse_lora(models.policy.transformer, enabled=config.sampling.fuse_lora),
     )
+    # The judge's forms are rewards of their own to the scorer, so that they wait and overlap as in training.
     readers, rollouts = _readers(models), list[Rollout]()
     with Scorer(readers, overlap=models.overlap) as scorer:
 

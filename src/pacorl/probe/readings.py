@@ -104,6 +104,7 @@ class Recorder:
         """One verdict per question, in order."""
         keys = [_key(question) for question in questions]
         new = {key: question for key, question in zip(keys, questions, strict=True) if key not in self.answers}
+        # Several threads may meet here: the worst that comes of it is a question asked twice.
         if new:
             started = time.perf_counter()
             self.answers |= dict(zip(new, self.judge.verdicts(list(new.values())), strict=True))

@@ -184,6 +184,7 @@ def _finding(
     names = [f"step {step}" for step in candidate.sde_steps]
     variances = nested_variances(score_PSMJ, steps=names, rng=rng)
     read_PG = score_PSMJ[..., 0].reshape(len(score_PSMJ), -1)
+    # Training reads each image once: means and likeness are of that reading alone.
     groups = torch.arange(len(read_PG)).repeat_interleave(read_PG.shape[1])
     return Finding(
         candidate,
@@ -277,6 +278,7 @@ def _best(
     configured = value(own)
     if not rivals:
         return Recommendation(configured, configured, "nothing else was drawn")
+    # Bonferroni: of many alternatives that are equal, one looks better by chance.
     margins = [estimate(merit(rival) - merit(own), tail=LEVEL / 2 / len(rivals)) for rival in rivals]
     better = [
         (margin.value, rival)

@@ -193,7 +193,7 @@ def _with_interval(figure: Estimate, words: Callable[[float], str]) -> str:
 
 COLOURS = {"judge": "#dd8452", "start": "#b9b4aa", "sampling": "#46969a", "reward": "#dd8452", "update": "#9b8bc0"}
 STEP_COLOURS = ("#46969a", "#7db8b8", "#b0d3cf")
-WIDTH, LEFT, RIGHT, ROW, HEAD = 860, 170, 830, 24, 44
+WIDTH, LEFT, RIGHT, ROW, HEAD = 920, 230, 880, 24, 44
 
 
 def plot(findings: Findings) -> str:
@@ -221,6 +221,7 @@ def _shares_panel(findings: Sequence[Finding]) -> Panel:
         parts = [(name, STEP_COLOURS[i % len(STEP_COLOURS)]) for i, name in enumerate(variances.steps)]
         parts += [(name, COLOURS[name]) for name in (JUDGE, START) if name in variances.names]
         marks.append(_row_label(finding.candidate.name, y))
+        # Steps first: their whisker is then read on the same axis as their end.
         for name, colour in parts:
             width = variances.share(name).value * (RIGHT - LEFT)
             title = tag("title", f"{name}: {variances.share(name).value:.1%}")

@@ -104,6 +104,7 @@ def nested_variances(
         lost = y.shape[0] * (y.shape[-1] - 1)
         square_L[-1] *= freedom_L[-1] / (freedom_L[-1] - lost)
         freedom_L[-1] -= lost
+    # A single prompt has no freedom and a mean square of NaN, which stays NaN whatever is drawn.
     drawn_DL = square_L * np.maximum(freedom_L, 1) / rng.chisquare(np.maximum(freedom_L, 1), (draws, len(names)))
     return Variances(names, freedom_L, _differences(square_L, y.shape), _differences(drawn_DL, y.shape))
 
