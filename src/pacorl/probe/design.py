@@ -222,7 +222,8 @@ def _affordable(
         kept = list(chain(*(_spread(members, count) for members in kinds.values())))
         if 2 * _cost([*needed, *kept]) <= budget or not kept:
             break
-    left_out += [f"{candidate.name}: the budget does not reach it" for candidate in chosen if candidate not in kept]
+    if unpaid := [candidate.name for candidate in chosen if candidate not in kept]:
+        left_out.append(f"{', '.join(unpaid)}: the budget does not reach so far")
     return kept
 
 

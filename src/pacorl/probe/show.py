@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from pacorl.report.figures import Scale, amount, duration, tag, ticks
 if TYPE_CHECKING:
     from rich.console import Console
 
+PIPE_WIDTH = 120
 SCHEMA = 1
 """Of the document; it rises if a key changes its meaning or goes."""
 
@@ -113,7 +116,8 @@ def print_findings(findings: Findings, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    console = console or Console()
+    # A pipe has no width of its own, and rich's 80 columns would cut numbers.
+    console = console or Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
     for title, columns, rows in _tables(findings):
         _print_table(console, title, columns, rows)
     for name, choice in findings.recommended.items():
@@ -139,7 +143,19 @@ def _tables(findings: Findings) -> Iterator[Table]:
     if findings.temperatures:
         rows = [[_temperature(finding), *_cells(finding, has_judge)] for finding in findings.temperatures]
         yield "temperature of the rewards, same images", ("", *shares, *signal, "alike"), rows
-    columns = ("tree", "suffix", *signal, "forwards", "trained", "asked", "sampling", "reward", "update", "epoch")
+    columns = (
+        "tree",
+        "suffix",
+        "signal",
+        "gain",
+        "forwards",
+        "trained",
+        "asked",
+        "sampling",
+        "reward",
+        "update",
+        "epoch",
+    )
     yield "an epoch by its form; seconds, one phase after the other", columns, [_form_cells(f) for f in findings.forms]
 
 
@@ -160,25 +176,22 @@ def _cells(finding: Finding, has_judge: bool) -> list[str]:
         f"{finding.mean:.3f}",
         _with_interval(variances.share(*variances.steps), "{:.0%}".format),
         *(f"{variances.share(name).value:.0%}" for name in (START, *([JUDGE] if has_judge else []))),
-        *_signal_cells(signal),
+        f"{signal.share.value:.0%}",
+        f"{signal.snr.value:.2g}",
         _with_interval(signal.gain, "{:.3f}".format),
         f"{finding.alike:.0%}",
     ]
 
 
-def _signal_cells(signal: Signal) -> list[str]:
-    return [f"{signal.share.value:.0%}", f"{signal.snr.value:.2g}"]
-
-
 def _form_cells(form: Form) -> list[str]:
     counts = [f"{count:,}" for count in (form.forwards, form.trained, form.questions)]
-    signal = [*_signal_cells(form.signal), f"{form.signal.gain.value:.3f}"]
+    signal = [f"{form.signal.share.value:.0%}", f"{form.signal.gain.value:.3f}"]
     return [*_form_name(form), *signal, *counts, *map("{:.1f}".format, [*form.seconds.values(), form.total])]
 
 
 def _form_name(form: Form) -> tuple[str, str]:
     tree = f"{form.tree.seeds} × {' × '.join(map(str, form.tree.branches))}"
-    return f"{tree} (own)" if form.own else tree, form.suffix.says or "all steps"
+    return f"{tree} (own)" if form.own else tree, form.suffix.says.removeprefix("solver ") or "all steps"
 
 
 def _temperature(finding: Finding) -> str:
