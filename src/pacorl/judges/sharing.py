@@ -140,11 +140,12 @@ class BranchCache:
         self.own_BT: Tensor = self.seen_BT
         """The same with the rows' own tokens: what children see."""
 
-    def close(self, lengths: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+    def close(self, lengths: Sequence[int], like: Tensor) -> Tensor | None:
         """Adds tokens of these lengths, padded behind.
 
         Returns:
-            Their mask (B or 1, 1, Q, T + Q), 0 or −∞ to be added to the scores; None if causal is enough.
+            Their mask (B or 1, 1, Q, T + Q) in the type of `like`, 0 or −∞ to be added to the scores; None if causal is
+            enough.
         """
         queries = max(lengths)
         own_BQ = torch.arange(queries) < torch.tensor(lengths)[:, None]
@@ -157,7 +158,7 @@ class BranchCache:
         above_BQT = seen_BT[:, None, :].expand(-1, queries, -1)
         sees_BQK = torch.cat([above_BQT, causal_QQ.expand(len(seen_BT), -1, -1)], dim=2)
         # Numbers, since every layer would make them of booleans anew, and eager attention adds what it is given.
-        return torch.zeros(sees_BQK.shape, dtype=dtype).masked_fill(~sees_BQK, -inf)[:, None]
+        return like.new_zeros(sees_BQK.shape).masked_fill(~sees_BQK.to(like.device), -inf)[:, None]
 
     def update(self, key_BHQD: Tensor, value_BHQD: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """A layer's keys and values of all tokens so far."""
@@ -236,12 +237,12 @@ class SharedForward:
         inputs = {"inputs_embeds": embedded_BQD.masked_scatter(visual_BQ[..., None], feature_KND[0])}
         if len(feature_KND) > 1:  # Qwen3-VL's DeepStack
             inputs |= {"visual_pos_masks": visual_BQ, "deepstack_visual_embeds": list(feature_KND[1:])}
-        mask = cache.close([len(node) for node in batch], embedded_BQD.dtype)
+        mask = cache.close([len(node) for node in batch], like=embedded_BQD)
         language = self.model.model.language_model
         with nullcontext() if cache.keep else _mlp_at(language.layers[-1], ends_of(batch).to(device)):
             hidden_BQD: Tensor = language(
                 position_ids=position_3BQ.to(device),
-                attention_mask=mask if mask is None else mask.to(device),
+                attention_mask=mask,
                 past_key_values=cache,
                 use_cache=False,  # transformers would wrap what it is given into a cache of its own
                 **inputs,
