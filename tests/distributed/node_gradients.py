@@ -73,11 +73,15 @@ class World:
         # As in training: what no output depends on is frozen, so that no process waits for its gradient.
         conditioning = self.cache.batch([self.prompt], SIZE)
         check_adapter(self.policy, conditioning, SIZE, targets=self.policy.lora_targets)
-        self.adapter = adapter_state(self.policy.transformer)
-        self.parameters = [p for p in self.policy.transformer.parameters() if p.requires_grad]
         self.policy.transformer, _ = self.runtime.prepare(
-            self.policy.transformer, torch.optim.AdamW(self.parameters), batch=1, max_norm=1.0
+            self.policy.transformer,
+            torch.optim.AdamW([p for p in self.policy.transformer.parameters() if p.requires_grad]),
+            batch=1,
+            max_norm=1.0,
         )
+        # Of what the launcher left: it may have put other storage behind the weights.
+        self.adapter = adapter_state(self.runtime.unwrap(self.policy.transformer))
+        self.parameters = [p for p in self.policy.transformer.parameters() if p.requires_grad]
 
     @torch.no_grad()
     def set_adapter(self, *, moved: bool) -> None:
