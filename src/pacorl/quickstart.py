@@ -105,9 +105,9 @@ def judge_accuracy(judge: Judge, *, pairs: int = 200, texts: int = 200, seed: in
     """
     rng = random.Random(seed)
     pool = characters.panels_of("test")
-    asked = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
-    asked += [_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng) for number in range(texts)]
-    verdicts = judge.verdicts(asked)
+    posed = [_pair_question(rng.choice(pool), equal=number % 2 == 0, rng=rng) for number in range(pairs)]
+    posed += [_text_question(rng.choice(pool), true=number % 2 == 0, rng=rng) for number in range(texts)]
+    verdicts = judge.verdicts(posed)
     answers = {"pair": verdicts[:pairs], "text": verdicts[pairs:]}
     return {f"{kind}s": float(len(judged)) for kind, judged in answers.items()} | {
         f"{kind}_accuracy": fmean(((answer.p_yes or 0.0) > 0.5) == (i % 2 == 0) for i, answer in enumerate(judged))

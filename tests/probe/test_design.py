@@ -9,14 +9,14 @@ from pydantic import ValidationError
 
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.sampling import Tree
-from pacorl.probe.design import Design, ProbeOptions, own_sampler, plan_design
+from pacorl.probe.design import Design, ProbeOptions, configured_sampler, plan_design
 from pacorl.types import Size
 
 Config = Callable[..., PolicyRun]
 
 
 def designed(config: PolicyRun, *, prompts: int = 42, **options: object) -> Design:
-    return plan_design(config, own_sampler(config), ProbeOptions(**options), prompts=prompts)  # type: ignore[arg-type]
+    return plan_design(config, configured_sampler(config), ProbeOptions(**options), prompts=prompts)  # type: ignore[arg-type]
 
 
 def names(design: Design) -> list[str]:
@@ -45,7 +45,7 @@ def test_the_draws_cost_no_more_than_the_budget(toy: Config) -> None:
 
 def test_a_second_reading_of_the_judge_is_paid_for(toy: Config) -> None:
     config = toy(*LARGE)
-    own = own_sampler(config)
+    own = configured_sampler(config)
     once, twice = (
         plan_design(config, own, ProbeOptions(sizes=(own.size,)), prompts=42, readings=count) for count in (0, 1)
     )
@@ -75,7 +75,7 @@ def test_the_candidates_that_were_asked_for_stay(toy: Config) -> None:
 
 def test_a_config_with_two_steps_is_drawn_as_a_tree_of_both(toy: Config) -> None:
     config = toy(*LARGE, "sampling.sde_steps=[1,3]")
-    own = own_sampler(config)
+    own = configured_sampler(config)
     first = designed(config).candidates[0]
     assert first.sde_steps == (1, 3)
     assert first.sampler(own, seeds=3).tree == Tree(3, (2, 2))
@@ -110,7 +110,7 @@ def test_the_budget_that_a_refusal_names_is_enough(toy: Config) -> None:
 
 def test_an_objective_without_stochastic_steps_is_refused(toy: Config) -> None:
     with pytest.raises(ValueError, match=r"diffusion_nft samples without noise.* probe with objective.name=grpo_clip"):
-        own_sampler(toy("objective.name=diffusion_nft"))
+        configured_sampler(toy("objective.name=diffusion_nft"))
 
 
 def test_a_config_that_cannot_run_is_none_to_probe(toy: Config) -> None:

@@ -23,7 +23,7 @@ from pacorl.core.sampling import Tree
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import RemoteJudge
 from pacorl.probe import show
-from pacorl.probe.design import ProbeOptions, own_sampler, plan_design
+from pacorl.probe.design import ProbeOptions, configured_sampler, plan_design
 from pacorl.probe.forms import nodes_of, signal_of
 from pacorl.probe.measure import draw, opened, reread
 from pacorl.probe.readings import READINGS, Recorder, readings_of, recorder_of
@@ -66,7 +66,7 @@ def test_shares_of_a_prompt_sum_to_one(found: Findings) -> None:
 def test_candidates_share_prompts_and_starts(toy: Config) -> None:
     """What tells two candidates apart is the candidate: noise at the last step changes a picture little."""
     config = toy(*FEW)
-    own, train = own_sampler(config), read_prompts(config)[0]
+    own, train = configured_sampler(config), read_prompts(config)[0]
     design = plan_design(config, own, ProbeOptions(noise_levels=(1e-9, 2e-9)), prompts=len(train))
     first, second = (c for c in design.candidates if c.varies == "noise_level")
     with opened(config, design, train, []) as models:
@@ -101,7 +101,7 @@ def test_forms_count_what_a_run_makes(toy: Config) -> None:
         trainer.run_epoch()
     trainer.close()
     assert (own_form.forwards, own_form.trained, own_form.questions) == (latents[False], latents[True], asked)
-    assert own_form.own
+    assert own_form.is_configured
 
 
 def test_a_group_of_one_start_is_all_signal_but_for_the_judge() -> None:
@@ -174,7 +174,7 @@ def test_no_repeat_leaves_the_judge_unread_and_says_so(toy: Config) -> None:
 
 def test_other_temperatures_ask_the_judge_nothing(toy: Config) -> None:
     config = toy(*FEW)
-    own, train = own_sampler(config), read_prompts(config)[0]
+    own, train = configured_sampler(config), read_prompts(config)[0]
     design = plan_design(config, own, ProbeOptions(), prompts=len(train))
     with opened(config, design, train, ["turned"]) as models:
         drawn = draw(models, design.candidates[0], own, seeds=2)

@@ -106,9 +106,9 @@ def check_changes(
     today = deepcopy(dict(before))
     upgrade(today, type(config).__name__)
     changes = changed_keys(today, as_read_back(config.model_dump(mode="json")))
-    held = {key: values for key, values in changes.items() if not f"{key}.".startswith(tuple(f"{k}." for k in free))}
-    if held and not allowed:
-        listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in held.items())
+    frozen = {key: values for key, values in changes.items() if not f"{key}.".startswith(tuple(f"{k}." for k in free))}
+    if frozen and not allowed:
+        listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in frozen.items())
         raise ConfigError(
             f"a run that goes on keeps its settings, and {listed}: take the old values, or add --allow-changes"
         )

@@ -100,8 +100,8 @@ CACHES: Table[CacheSpec] = Table(
 
 def _section(value: Any) -> Any:
     """A cache by its name alone, or `none`."""
-    named = {"name": value} if isinstance(value, str) else value
-    return None if value == "none" else named
+    section = {"name": value} if isinstance(value, str) else value
+    return None if value == "none" else section
 
 
 CacheSection = Annotated[

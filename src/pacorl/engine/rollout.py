@@ -177,7 +177,7 @@ class Trunk:
         x_ENC = transition.mean_BNC[parent_E] + transition.std * noise
         node_B = torch.tensor([nodes.index(tree.node_of(row, level)) for row in rows])
         child_B = torch.tensor([children.index(tree.node_of(row, level + 1)) for row in rows])
-        taken = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std))
+        log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std))
         batch = NodeBatch(
             step=step,
             level=level,
@@ -189,7 +189,7 @@ class Trunk:
             row_B=rows,
             node_B=node_B,
             child_B=child_B,
-            log_prob_B=taken.cpu(),
+            log_prob_B=log_prob_B.cpu(),
             mean_VNC=transition.mean_BNC.cpu() if draw.sampler.keeps_means else None,
         )
         return batch, dict(zip(children, x_ENC, strict=True))
@@ -212,19 +212,19 @@ def sample_images(
 ) -> list[Image]:
     """One image per (prompt, seed), without noise; `progress` is called with each batch's size."""
     images: dict[int, Image] = {}
-    for part in one_size_batches(policy, prompts, size=sampler.size, batch=batch):
-        these = [prompts[position] for position in part]
-        size = policy.size_of(these[0], sampler.size)
+    for positions in one_size_batches(policy, prompts, size=sampler.size, batch=batch):
+        batch_prompts = [prompts[position] for position in positions]
+        size = policy.size_of(batch_prompts[0], sampler.size)
         final = denoise(
             policy,
-            [seeds[position] for position in part],
+            [seeds[position] for position in positions],
             size=size,
-            conditioning=cache.batch(these, size),
-            sigmas=sigmas_of(policy, sampler, these[0]),
+            conditioning=cache.batch(batch_prompts, size),
+            sigmas=sigmas_of(policy, sampler, batch_prompts[0]),
             fused=fused,
         )
-        images |= dict(zip(part, policy.decode(final, size), strict=True))
-        progress(len(part))
+        images |= dict(zip(positions, policy.decode(final, size), strict=True))
+        progress(len(positions))
     return [images[position] for position in range(len(prompts))]
 
 

@@ -30,12 +30,12 @@ def epoch_rows(prompts: Sequence[Prompt], *, epoch: int, count: int, group_size:
 
     Prompts follow a shuffled order that is used up before it is shuffled anew.
     """
-    chosen = []
+    drawn = []
     for position in range(epoch * count, (epoch + 1) * count):
         turn, index = divmod(position, len(prompts))
         order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed_of(seed, "order", turn)))
-        chosen.append(prompts[int(order[index])])
-    return [Row(chosen[number // group_size], number) for number in range(count * group_size)]
+        drawn.append(prompts[int(order[index])])
+    return [Row(drawn[number // group_size], number) for number in range(count * group_size)]
 
 
 def assign_rows(

@@ -69,7 +69,7 @@ def ask_pairs(
     Args:
         sets: The images of each set.
         texts: Of each set, name → question.
-        pairs: The pairs of a set of so many images; all of them unless given.
+        pairs: The pairs of a set of so many images; all of them unless mean.
 
     Returns:
         Per set, pair → name → verdict; a set of one image has no pairs.
@@ -188,11 +188,11 @@ def mean_of_orders(questions: Sequence[Question], verdicts: Sequence[Verdict]) -
     asked_twice = [number for number, question in enumerate(questions) if len(question.images) > 1]
     means = list(verdicts[: len(questions)])
     for number, turned in zip(asked_twice, verdicts[len(questions) :], strict=True):
-        given = means[number]
-        if given.p_yes is None or turned.p_yes is None:
-            declined = given.declined or turned.declined
-            means[number] = Verdict(None, errors_of([given, turned]), declined=declined)
+        mean = means[number]
+        if mean.p_yes is None or turned.p_yes is None:
+            declined = mean.declined or turned.declined
+            means[number] = Verdict(None, errors_of([mean, turned]), declined=declined)
         else:
-            gap = abs(given.p_yes - turned.p_yes)
-            means[number] = Verdict((given.p_yes + turned.p_yes) / 2, order_gap=gap)
+            gap = abs(mean.p_yes - turned.p_yes)
+            means[number] = Verdict((mean.p_yes + turned.p_yes) / 2, order_gap=gap)
     return means

@@ -33,8 +33,8 @@ class Work:
     @property
     def latents(self) -> int:
         """How many the engine keeps: of each node and its children, its mean if that is needed, and each end."""
-        kept = sum(1 + self.sampler.keeps_means for _ in self.sampler.stochastic_steps[:1])
-        return self.samples + sum(kept * parents + children for parents, children in pairwise(self.nodes))
+        latents = sum(1 + self.sampler.keeps_means for _ in self.sampler.stochastic_steps[:1])
+        return self.samples + sum(latents * parents + children for parents, children in pairwise(self.nodes))
 
 
 def work_of(config: PolicyRun, *, world: int) -> Work:

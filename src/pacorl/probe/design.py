@@ -65,11 +65,11 @@ class Candidate:
         """Samples of one start."""
         return int(CHILDREN ** len(self.sde_steps))
 
-    def sampler(self, own: Sampler, *, seeds: int) -> Sampler:
+    def sampler(self, configured: Sampler, *, seeds: int) -> Sampler:
         """How it is sampled, with so many starts per prompt."""
         tree = Tree(seeds, (CHILDREN,) * len(self.sde_steps))
         settings = {"sde_steps": self.sde_steps, "noise_level": self.noise_level, "size": self.size, "tree": tree}
-        return own.model_copy(update=settings)
+        return configured.model_copy(update=settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Design:
         return self.prompts * self.seeds * sum(candidate.leaves for candidate in self.candidates)
 
 
-def own_sampler(config: PolicyRun) -> Sampler:
+def configured_sampler(config: PolicyRun) -> Sampler:
     """How the config's first epoch is sampled.
 
     Raises:
@@ -113,7 +113,9 @@ def own_sampler(config: PolicyRun) -> Sampler:
     )
 
 
-def plan_design(config: PolicyRun, own: Sampler, options: ProbeOptions, *, prompts: int, readings: int = 0) -> Design:
+def plan_design(
+    config: PolicyRun, configured: Sampler, options: ProbeOptions, *, prompts: int, readings: int = 0
+) -> Design:
     """The candidates, and as many prompts of each as the budget pays for, then as many starts.
 
     Args:
@@ -128,12 +130,12 @@ def plan_design(config: PolicyRun, own: Sampler, options: ProbeOptions, *, promp
             message names the budget that would do.
     """
     budget = _budget(config, options)
-    asked, chosen, left_out = _candidates(own, options)
-    first = Candidate("", own.sde_steps, own.noise_level, own.size)
+    requested, optional, left_out = _candidates(configured, options)
+    first = Candidate("", configured.sde_steps, configured.noise_level, configured.size)
     most = min(prompts, config.prompts_per_epoch)
     each = 1 + READING * readings
-    chosen = _affordable([first, *asked], chosen, budget / each / min(LEAST_PROMPTS, most), left_out)
-    candidates = (first, *asked, *chosen)
+    optional = _affordable([first, *requested], optional, budget / each / min(LEAST_PROMPTS, most), left_out)
+    candidates = (first, *requested, *optional)
     cost = 2 * each * _cost(candidates)
     if budget < cost:
         raise ValueError(
@@ -159,72 +161,74 @@ def _cost(candidates: Sequence[Candidate]) -> float:
     return sum(candidate.weight * candidate.leaves for candidate in candidates)
 
 
-def _candidates(own: Sampler, options: ProbeOptions) -> tuple[list[Candidate], list[Candidate], list[str]]:
+def _candidates(configured: Sampler, options: ProbeOptions) -> tuple[list[Candidate], list[Candidate], list[str]]:
     """Those that were asked for, those of the probe's own choice that can be sampled, and what was left out."""
-    half = Size(own.size.height // 2, own.size.width // 2)
-    asked = list(_varied(own, options.steps or (), options.noise_levels or (), options.sizes or ()))
-    chosen = _varied(
-        own,
-        () if options.steps else range(own.steps),
-        () if options.noise_levels else [round(own.noise_level * factor, 2) for factor in NOISE_FACTORS],
+    half = Size(configured.size.height // 2, configured.size.width // 2)
+    requested = list(_varied(configured, options.steps or (), options.noise_levels or (), options.sizes or ()))
+    optional = _varied(
+        configured,
+        () if options.steps else range(configured.steps),
+        () if options.noise_levels else [round(configured.noise_level * factor, 2) for factor in NOISE_FACTORS],
         () if options.sizes else [half],
     )
     # What a user asked for is refused in words; what nobody asked for is left out with them.
-    for candidate in asked:
-        _check(candidate, own)
+    for candidate in requested:
+        _check(candidate, configured)
     possible, left_out = [], []
-    for candidate in chosen:
+    for candidate in optional:
         try:
-            _check(candidate, own)
+            _check(candidate, configured)
             possible.append(candidate)
         except ValueError as refusal:
             left_out.append(f"{candidate.name}: {refusal}")
-    return asked, possible, left_out
+    return requested, possible, left_out
 
 
 def _varied(
-    own: Sampler, steps: Sequence[int], noise_levels: Sequence[float], sizes: Sequence[Size]
+    configured: Sampler, steps: Sequence[int], noise_levels: Sequence[float], sizes: Sequence[Size]
 ) -> Iterator[Candidate]:
     """One candidate for each value that is not the config's own."""
-    area = own.size.height * own.size.width
+    area = configured.size.height * configured.size.width
     for step in steps:
-        if (step,) != own.sde_steps:
-            yield Candidate(STEP, (step,), own.noise_level, own.size)
+        if (step,) != configured.sde_steps:
+            yield Candidate(STEP, (step,), configured.noise_level, configured.size)
     for level in noise_levels:
-        if level != own.noise_level:
-            yield Candidate(NOISE_LEVEL, own.sde_steps, level, own.size)
+        if level != configured.noise_level:
+            yield Candidate(NOISE_LEVEL, configured.sde_steps, level, configured.size)
     for size in sizes:
-        if size != own.size:
-            yield Candidate(SIZE, own.sde_steps, own.noise_level, size, size.height * size.width / area)
+        if size != configured.size:
+            yield Candidate(SIZE, configured.sde_steps, configured.noise_level, size, size.height * size.width / area)
 
 
-def _check(candidate: Candidate, own: Sampler) -> None:
+def _check(candidate: Candidate, configured: Sampler) -> None:
     """Refuse what cannot be sampled, in the words of what refuses it."""
-    outside = [step for step in candidate.sde_steps if not 0 <= step < own.steps]
+    outside = [step for step in candidate.sde_steps if not 0 <= step < configured.steps]
     if outside:
-        raise ValueError(f"--steps {outside[0]}: sampling.steps {own.steps} has the steps 0 to {own.steps - 1}")
+        raise ValueError(
+            f"--steps {outside[0]}: sampling.steps {configured.steps} has the steps 0 to {configured.steps - 1}"
+        )
     if not candidate.noise_level > 0:
         raise ValueError(f"--noise-levels {candidate.noise_level:g} adds no noise; give a level above 0")
-    SDE_TYPES[own.sde_type].check(candidate.sde_steps, steps=own.steps, noise_level=candidate.noise_level)
-    own.suffix.grid(candidate.sde_steps[-1] + 1, own.steps)
+    SDE_TYPES[configured.sde_type].check(candidate.sde_steps, steps=configured.steps, noise_level=candidate.noise_level)
+    configured.suffix.grid(candidate.sde_steps[-1] + 1, configured.steps)
 
 
 def _affordable(
-    needed: Sequence[Candidate], chosen: Sequence[Candidate], budget: float, left_out: list[str]
+    needed: Sequence[Candidate], optional: Sequence[Candidate], budget: float, left_out: list[str]
 ) -> list[Candidate]:
     """As many of the chosen candidates, of each kind evenly, as two starts of all fit into `budget` with."""
     kinds: Mapping[str, list[Candidate]] = {
-        kind: [candidate for candidate in chosen if candidate.varies == kind] for kind in (STEP, NOISE_LEVEL, SIZE)
+        kind: [candidate for candidate in optional if candidate.varies == kind] for kind in (STEP, NOISE_LEVEL, SIZE)
     }
     # From all of each kind down to none.
     # Late steps rarely carry signal, but which are late depends on the schedule: none is preferred.
     for count in range(max(map(len, kinds.values()), default=0), -1, -1):
-        kept = list(chain(*(_spread(members, count) for members in kinds.values())))
-        if 2 * _cost([*needed, *kept]) <= budget or not kept:
+        affordable = list(chain(*(_spread(members, count) for members in kinds.values())))
+        if 2 * _cost([*needed, *affordable]) <= budget or not affordable:
             break
-    if unpaid := [candidate.name for candidate in chosen if candidate not in kept]:
+    if unpaid := [candidate.name for candidate in optional if candidate not in affordable]:
         left_out.append(f"{', '.join(unpaid)}: the budget does not reach so far")
-    return kept
+    return affordable
 
 
 def _spread(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -47,7 +47,7 @@ class Form:
 
     tree: Tree
     suffix: Suffix
-    own: bool
+    is_configured: bool
     """Whether it is the config's."""
     signal: Signal
     forwards: int
@@ -87,42 +87,44 @@ def nodes_of(tree: Tree) -> list[int]:
     return [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
 
 
-def forms_of(config: PolicyRun, own: Sampler, variances: Variances, clock: Clock) -> list[Form]:
+def forms_of(config: PolicyRun, configured: Sampler, variances: Variances, clock: Clock) -> list[Form]:
     """The config's form, and others of the same group: from own noise to one start, with the suffix at half."""
     forms = []
-    for tree in _trees(config, own):
-        for suffix in _suffixes(own):
-            forms.append(_form(config, own, clock, tree=tree, suffix=suffix, variances=variances))
+    for tree in _trees(config, configured):
+        for suffix in _suffixes(configured):
+            forms.append(_form(config, configured, clock, tree=tree, suffix=suffix, variances=variances))
     return forms
 
 
-def _trees(config: PolicyRun, own: Sampler) -> Iterator[Tree]:
+def _trees(config: PolicyRun, configured: Sampler) -> Iterator[Tree]:
     size = config.group_size
     divisors = [count for count in range(1, size + 1) if size % count == 0]
     # Next to the root: about as many starts as children of each.
     middle = min(divisors, key=lambda count: abs(count - size**0.5))
-    yield own.tree
+    yield configured.tree
     for seeds in sorted({size, middle, 2 if size % 2 == 0 else 1, 1}, reverse=True):
-        tree = Tree(seeds, (size // seeds, *[1] * (len(own.sde_steps) - 1)))
-        if (tree.seeds, tree.branches) != (own.tree.seeds, own.tree.branches):
+        tree = Tree(seeds, (size // seeds, *[1] * (len(configured.sde_steps) - 1)))
+        if (tree.seeds, tree.branches) != (configured.tree.seeds, configured.tree.branches):
             yield tree
 
 
-def _suffixes(own: Sampler) -> Iterator[Suffix]:
-    yield own.suffix
-    left = own.steps - own.sde_steps[-1] - 1
-    half = own.suffix.model_copy(update={"solver": "ab2", "steps": max(1, left // 2), "cache": None})
-    if own.suffix != half and left // 2 >= SOLVERS["ab2"].least_steps:
+def _suffixes(configured: Sampler) -> Iterator[Suffix]:
+    yield configured.suffix
+    left = configured.steps - configured.sde_steps[-1] - 1
+    half = configured.suffix.model_copy(update={"solver": "ab2", "steps": max(1, left // 2), "cache": None})
+    if configured.suffix != half and left // 2 >= SOLVERS["ab2"].least_steps:
         yield half
 
 
-def _form(config: PolicyRun, own: Sampler, clock: Clock, *, tree: Tree, suffix: Suffix, variances: Variances) -> Form:
+def _form(
+    config: PolicyRun, configured: Sampler, clock: Clock, *, tree: Tree, suffix: Suffix, variances: Variances
+) -> Form:
     samples = config.prompts_per_epoch * config.group_size
     nodes = [config.prompts_per_epoch * count for count in nodes_of(tree)]
     # Each level's nodes pass the steps from the one before to its own; leaves pass the suffix.
-    starts = [-1, *own.sde_steps]
-    passed = [count * (step - before) for count, before, step in zip(nodes, starts, own.sde_steps, strict=False)]
-    tail = len(suffix.grid(own.sde_steps[-1] + 1, own.steps)) - 1
+    starts = [-1, *configured.sde_steps]
+    passed = [count * (step - before) for count, before, step in zip(nodes, starts, configured.sde_steps, strict=False)]
+    tail = len(suffix.grid(configured.sde_steps[-1] + 1, configured.steps)) - 1
     batches = [max(1, config.sampling.batch // tree.leaves(level)) for level in range(len(tree.branches))]
     sampling = sum(count * clock.forward(size) / size for count, size in zip(passed, batches, strict=False))
     sampling += samples * (tail * clock.forward(config.sampling.batch) / config.sampling.batch + clock.decode)
@@ -133,7 +135,7 @@ def _form(config: PolicyRun, own: Sampler, clock: Clock, *, tree: Tree, suffix: 
     return Form(
         tree,
         suffix,
-        own=(tree, suffix) == (own.tree, own.suffix),
+        is_configured=(tree, suffix) == (configured.tree, configured.suffix),
         signal=signal_of(variances, compared(config, tree)),
         forwards=sum(passed) + samples * tail,
         trained=sum(trained),

@@ -119,9 +119,9 @@ def opened(config: PolicyRun, design: Design, train: Sequence[Prompt], readings:
 # --- images and scores -----------------------------------------------------------------------------------------
 
 
-def draw(models: Models, candidate: Candidate, own: Sampler, *, seeds: int) -> Drawn:
+def draw(models: Models, candidate: Candidate, configured: Sampler, *, seeds: int) -> Drawn:
     """A candidate's samples, with the starts that every other candidate of its size has."""
-    sampler, config = candidate.sampler(own, seeds=seeds), models.config
+    sampler, config = candidate.sampler(configured, seeds=seeds), models.config
     settings = Draw(
         models.policy,
         sampler,
@@ -192,8 +192,8 @@ def _units(models: Models, sampler: Sampler) -> Iterator[list[Row]]:
     """The rows of whole groups of one size, in batches as large as the config's."""
     group = sampler.tree.group_size
     most = max(1, models.config.sampling.batch // group)
-    for places in one_size_batches(models.policy, models.prompts, size=sampler.size, batch=most):
-        yield [Row(models.prompts[place], place * group + member) for place in places for member in range(group)]
+    for indices in one_size_batches(models.policy, models.prompts, size=sampler.size, batch=most):
+        yield [Row(models.prompts[index], index * group + member) for index in indices for member in range(group)]
 
 
 # --- the clock -------------------------------------------------------------------------------------------------
@@ -203,13 +203,13 @@ def _units(models: Models, sampler: Sampler) -> Iterator[list[Row]]:
 class Line:
     """Seconds of one call over so many latents, as a straight line between one and a whole batch."""
 
-    one: float
+    single: float
     batch: int
     whole: float
 
     def __call__(self, count: float) -> float:
-        slope = max(0.0, self.whole - self.one) / max(1, self.batch - 1)
-        return self.one + slope * (count - 1)
+        slope = max(0.0, self.whole - self.single) / max(1, self.batch - 1)
+        return self.single + slope * (count - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,44 +229,44 @@ class Clock:
     """Per image."""
 
 
-def clock(models: Models, own: Sampler, draws: Sequence[Drawn]) -> Clock:
+def clock(models: Models, configured: Sampler, draws: Sequence[Drawn]) -> Clock:
     """Time single calls of the generator, and take the judge's time from what it was asked."""
     rollout, recorders = draws[0].rollouts[0], models.recorders.values()
-    images, asked = sum(drawn.images for drawn in draws), sum(len(recorder.answers) for recorder in recorders)
+    images, question_count = sum(drawn.images for drawn in draws), sum(len(recorder.answers) for recorder in recorders)
     judging = sum(recorder.seconds for recorder in recorders)
     final = rollout.final_BNC[:1].to(models.device)
     as_trained = models.recorders.get(AS_TRAINED)
     return Clock(
-        _line(models, lambda count: _forward(models, own, rollout, count)),
-        _line(models, lambda count: _backward(models, own, rollout, count)),
+        _line(models, lambda count: _forward(models, configured, rollout, count)),
+        _line(models, lambda count: _backward(models, configured, rollout, count)),
         _quickest(models, lambda: models.policy.decode(final, rollout.size)),
-        judging / asked if asked else 0.0,
+        judging / question_count if question_count else 0.0,
         max(0.0, models.seconds["reward"] - judging) / images,
         len(as_trained.answers) / images if as_trained else 0.0,
     )
 
 
 @torch.no_grad()
-def _forward(models: Models, own: Sampler, rollout: Rollout, count: int) -> None:
-    _velocity(models, own, rollout, count)
+def _forward(models: Models, configured: Sampler, rollout: Rollout, count: int) -> None:
+    _velocity(models, configured, rollout, count)
 
 
-def _backward(models: Models, own: Sampler, rollout: Rollout, count: int) -> None:
+def _backward(models: Models, configured: Sampler, rollout: Rollout, count: int) -> None:
     with torch.enable_grad():
-        _velocity(models, own, rollout, count).square().mean().backward()
+        _velocity(models, configured, rollout, count).square().mean().backward()
     models.policy.transformer.zero_grad(set_to_none=True)
 
 
-def _velocity(models: Models, own: Sampler, rollout: Rollout, count: int) -> torch.Tensor:
+def _velocity(models: Models, configured: Sampler, rollout: Rollout, count: int) -> torch.Tensor:
     conditioning = models.cache.batch([rollout.prompts[0]] * count, rollout.size)
     noise = models.policy.noise(range(count), rollout.size)
-    return velocity_at(models.policy, noise, rollout.sigmas_T[own.sde_steps[0]], conditioning, rollout.size)
+    return velocity_at(models.policy, noise, rollout.sigmas_T[configured.sde_steps[0]], conditioning, rollout.size)
 
 
 def _line(models: Models, call: Callable[[int], None]) -> Line:
     batch = models.config.sampling.batch
-    one = _quickest(models, lambda: call(1))
-    return Line(one, batch, _quickest(models, lambda: call(batch)) if batch > 1 else one)
+    single = _quickest(models, lambda: call(1))
+    return Line(single, batch, _quickest(models, lambda: call(batch)) if batch > 1 else single)
 
 
 def _quickest(models: Models, act: Callable[[], object]) -> float:

@@ -28,7 +28,7 @@ from pacorl.probe.design import (
     Candidate,
     Design,
     ProbeOptions,
-    own_sampler,
+    configured_sampler,
     plan_design,
 )
 from pacorl.probe.forms import Form, Signal, compared, forms_of, signal_of
@@ -115,46 +115,46 @@ def probe(
     """
     started = time.perf_counter()
     config = builders.checked_config(config, {})
-    own, readings = own_sampler(config), readings_of(config, options.judge_repeats)
+    configured, readings = configured_sampler(config), readings_of(config, options.judge_repeats)
     train, _, _ = builders.read_prompts(config)
-    design = plan_design(config, own, options, prompts=len(train), readings=len(readings))
+    design = plan_design(config, configured, options, prompts=len(train), readings=len(readings))
     with opened(config, design, train, readings) as models:
         design = _possible_sizes(design, models, options)
         draws, done = list[Drawn](), 0
         for candidate in design.candidates:
-            draws.append(draw(models, candidate, own, seeds=design.seeds))
+            draws.append(draw(models, candidate, configured, seeds=design.seeds))
             done += draws[-1].images
             advance(done, design.samples)
-        found = [_finding(config, own, design, drawn) for drawn in draws]
-        temperatures = _temperatures(models, own, design, draws[0], options.temperatures or TEMPERATURES)
-        times = clock(models, own, draws)
+        findings = [_finding(config, configured, design, drawn) for drawn in draws]
+        temperatures = _temperatures(models, configured, design, draws[0], options.temperatures or TEMPERATURES)
+        times = clock(models, configured, draws)
     weights = [(reward.key, 1.0) for reward in config.rewards]
     return Findings(
         design,
         readings,
-        tuple(found),
-        {key: _finding(config, own, design, draws[0], weights=[(key, 1.0)]).variances for key, _ in weights},
+        tuple(findings),
+        {key: _finding(config, configured, design, draws[0], weights=[(key, 1.0)]).variances for key, _ in weights},
         tuple(temperatures),
-        tuple(forms_of(config, own, found[0].variances, times)),
+        tuple(forms_of(config, configured, findings[0].variances, times)),
         times,
-        _recommended(found, temperatures),
-        tuple(_notes(design, found[0])),
+        _recommended(findings, temperatures),
+        tuple(_notes(design, findings[0])),
         {"probe": time.perf_counter() - started, **models.seconds},
     )
 
 
 def _possible_sizes(design: Design, models: Models, options: ProbeOptions) -> Design:
     """The design without sizes of the probe's own choice that the generator has not."""
-    kept, left_out = list[Candidate](), list(design.left_out)
+    possible, left_out = list[Candidate](), list(design.left_out)
     for candidate in design.candidates:
         try:
             models.policy.check_size(candidate.size)
-            kept.append(candidate)
+            possible.append(candidate)
         except ValueError as refusal:
             if options.sizes:
                 raise
             left_out.append(f"{candidate.name}: {refusal}")
-    return replace(design, candidates=tuple(kept), left_out=tuple(left_out))
+    return replace(design, candidates=tuple(possible), left_out=tuple(left_out))
 
 
 # --- what was drawn --------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _possible_sizes(design: Design, models: Models, options: ProbeOptions) -> De
 
 def _finding(
     config: PolicyRun,
-    own: Sampler,
+    configured: Sampler,
     design: Design,
     drawn: Drawn,
     *,
@@ -191,7 +191,7 @@ def _finding(
         float(read_PG.mean()),
         np.where(whole_P, score_BJ[:, 0].reshape(design.prompts, -1).mean(1), math.nan),
         variances,
-        signal_of(variances, compared(config, _form_of(own, candidate))),
+        signal_of(variances, compared(config, _form_of(configured, candidate))),
         zero_std_share(torch.from_numpy(read_PG.reshape(-1)), groups),
         int((~whole_P).sum()),
         temperature,
@@ -208,24 +208,26 @@ def _weighted(drawn: Drawn, weights: Sequence[tuple[str, float]]) -> Floats:
     return np.stack(columns, axis=-1)
 
 
-def _form_of(own: Sampler, candidate: Candidate) -> Tree:
+def _form_of(configured: Sampler, candidate: Candidate) -> Tree:
     """The config's tree with the candidate's number of stochastic steps: what follows the first branches no more."""
-    tree, steps = own.tree, len(candidate.sde_steps)
+    tree, steps = configured.tree, len(candidate.sde_steps)
     if steps == len(tree.branches):
         return tree
     return Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
 
 
-def _temperatures(models: Models, own: Sampler, design: Design, drawn: Drawn, wanted: Sequence[float]) -> list[Finding]:
+def _temperatures(
+    models: Models, configured: Sampler, design: Design, drawn: Drawn, temperatures: Sequence[float]
+) -> list[Finding]:
     """What temperatures of the rewards make of the images that were sampled as configured."""
-    configured = {reward.temperature for reward in models.rewards.values() if isinstance(reward, JudgedReward)}
-    if not configured:
+    in_use = {reward.temperature for reward in models.rewards.values() if isinstance(reward, JudgedReward)}
+    if not in_use:
         return []
-    first = configured.pop() if len(configured) == 1 else None
-    own_finding = _finding(models.config, own, design, drawn, temperature=first)
-    return [own_finding] + [
-        _finding(models.config, own, design, reread(models, drawn, temperature=t), temperature=t)
-        for t in wanted
+    first = in_use.pop() if len(in_use) == 1 else None
+    baseline = _finding(models.config, configured, design, drawn, temperature=first)
+    return [baseline] + [
+        _finding(models.config, configured, design, reread(models, drawn, temperature=t), temperature=t)
+        for t in temperatures
         if t != first
     ]
 
@@ -233,21 +235,21 @@ def _temperatures(models: Models, own: Sampler, design: Design, drawn: Drawn, wa
 # --- what to take ----------------------------------------------------------------------------------------------
 
 
-def _recommended(found: Sequence[Finding], temperatures: Sequence[Finding]) -> dict[str, Recommendation]:
-    own, chosen = found[0], dict[str, Recommendation]()
+def _recommended(findings: Sequence[Finding], temperatures: Sequence[Finding]) -> dict[str, Recommendation]:
+    baseline, recommended = findings[0], dict[str, Recommendation]()
     values: Mapping[str, Callable[[Finding], object]] = {
         STEP: lambda finding: list(finding.candidate.sde_steps),
         NOISE_LEVEL: lambda finding: finding.candidate.noise_level,
         SIZE: lambda finding: str(finding.candidate.size),
     }
     for kind, value in values.items():
-        rivals = [finding for finding in found[1:] if finding.candidate.varies == kind]
-        chosen[kind] = _best(own, rivals, value=value, merit=_gain_for_cost)
+        rivals = [finding for finding in findings[1:] if finding.candidate.varies == kind]
+        recommended[kind] = _best(baseline, rivals, value=value, merit=_gain_for_cost)
     if temperatures:
-        chosen[TEMPERATURE] = _best(
+        recommended[TEMPERATURE] = _best(
             temperatures[0], temperatures[1:], value=lambda finding: finding.temperature, merit=_teaching
         )
-    return chosen
+    return recommended
 
 
 def _gain_for_cost(finding: Finding) -> Floats:
@@ -268,31 +270,31 @@ def _teaching(finding: Finding) -> Floats:
 
 
 def _best(
-    own: Finding,
+    baseline: Finding,
     rivals: Sequence[Finding],
     *,
     value: Callable[[Finding], object],
     merit: Callable[[Finding], Floats],
 ) -> Recommendation:
     """The best rival if it is surely better than the config's own and its images are not surely worse, else the own."""
-    configured = value(own)
+    configured = value(baseline)
     if not rivals:
         return Recommendation(configured, configured, "nothing else was drawn")
     # Bonferroni: of many alternatives that are equal, one looks better by chance.
-    margins = [estimate(merit(rival) - merit(own), tail=LEVEL / 2 / len(rivals)) for rival in rivals]
+    margins = [estimate(merit(rival) - merit(baseline), tail=LEVEL / 2 / len(rivals)) for rival in rivals]
     better = [
         (margin.value, rival)
         for margin, rival in zip(margins, rivals, strict=True)
-        if margin.low > 0 and _fall(own, rival).high >= 0
+        if margin.low > 0 and _fall(baseline, rival).high >= 0
     ]
     if not better:
-        return Recommendation(configured, configured, _why_not(own, rivals, margins, value))
+        return Recommendation(configured, configured, _why_not(baseline, rivals, margins, value))
     gained, best = max(better, key=lambda pair: pair[0])
     return Recommendation(value(best), configured, f"better by {gained:.3g}, surely above 0")
 
 
 def _why_not(
-    own: Finding, rivals: Sequence[Finding], margins: Sequence[Estimate], value: Callable[[Finding], object]
+    baseline: Finding, rivals: Sequence[Finding], margins: Sequence[Estimate], value: Callable[[Finding], object]
 ) -> str:
     margin, rival = max(zip(margins, rivals, strict=True), key=lambda pair: pair[0].value)
     if margin.value <= 0:
@@ -300,16 +302,16 @@ def _why_not(
     if margin.low > 0:
         return (
             f"{value(rival)} carries more signal, and its images surely score lower: a mean of {rival.mean:.3f}, and "
-            f"{own.mean:.3f} as configured"
+            f"{baseline.mean:.3f} as configured"
         )
     return (
         f"{value(rival)} looks better and may be chance ({margin.value:+.3g}, {margin.low:+.3g} to {margin.high:+.3g})"
     )
 
 
-def _fall(own: Finding, rival: Finding) -> Estimate:
+def _fall(baseline: Finding, rival: Finding) -> Estimate:
     """The difference of means, with Student's interval over prompts; without bounds for a single prompt."""
-    difference_P = rival.mean_P - own.mean_P
+    difference_P = rival.mean_P - baseline.mean_P
     difference_P = difference_P[np.isfinite(difference_P)]
     count = len(difference_P)
     if count < 2:
@@ -319,14 +321,14 @@ def _fall(own: Finding, rival: Finding) -> Estimate:
     return estimate(difference_P.mean() + np.concatenate([[0.0], drawn]))
 
 
-def _notes(design: Design, own: Finding) -> list[str]:
+def _notes(design: Design, baseline: Finding) -> list[str]:
     notes = [f"left out {reason}" for reason in design.left_out]
-    if own.variances.clamped:
-        notes.append(f"below 0, and taken as 0: the variance of {', '.join(own.variances.clamped)}")
-    if JUDGE not in own.variances.names:
+    if baseline.variances.clamped:
+        notes.append(f"below 0, and taken as 0: the variance of {', '.join(baseline.variances.clamped)}")
+    if JUDGE not in baseline.variances.names:
         notes.append("the judge was read once, so that its own share is within that of the last stochastic step")
-    if own.missing_groups:
-        notes.append(f"{own.missing_groups} of {design.prompts} groups lack a score, and are left out")
-    if own.variances.share(START).high - own.variances.share(START).low > 0.5:
+    if baseline.missing_groups:
+        notes.append(f"{baseline.missing_groups} of {design.prompts} groups lack a score, and are left out")
+    if baseline.variances.share(START).high - baseline.variances.share(START).low > 0.5:
         notes.append("the intervals are wide; a budget of several epochs (--epochs) narrows them")
     return notes

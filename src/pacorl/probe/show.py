@@ -91,7 +91,7 @@ def _form(form: Form) -> dict[str, Any]:
         "seeds": form.tree.seeds,
         "branches": list(form.tree.branches),
         "suffix": form.suffix.model_dump(),
-        "own": form.own,
+        "own": form.is_configured,
         "signal": _signal(form.signal),
         "forwards": form.forwards,
         "trained": form.trained,
@@ -191,7 +191,7 @@ def _form_cells(form: Form) -> list[str]:
 
 def _form_name(form: Form) -> tuple[str, str]:
     tree = f"{form.tree.seeds} × {' × '.join(map(str, form.tree.branches))}"
-    return f"{tree} (own)" if form.own else tree, form.suffix.says.removeprefix("solver ") or "all steps"
+    return f"{tree} (own)" if form.is_configured else tree, form.suffix.says.removeprefix("solver ") or "all steps"
 
 
 def _temperature(finding: Finding) -> str:

@@ -76,8 +76,8 @@ class Variances:
     def share(self, *names: str) -> Estimate:
         """Of some levels in what tells the samples of a prompt apart, each with a start of its own."""
         rows = self.rows()
-        part = rows[:, [self.names.index(name) for name in names]].sum(1)
-        return estimate(ratio(part, rows[:, 1:].sum(1)))
+        sums = rows[:, [self.names.index(name) for name in names]].sum(1)
+        return estimate(ratio(sums, rows[:, 1:].sum(1)))
 
 
 def nested_variances(
@@ -136,9 +136,9 @@ def _differences(square_XL: Floats, shape: Sequence[int]) -> Floats:
     return np.asarray((square_XL - following) / below_L)
 
 
-def ratio(part: Floats, whole: Floats) -> Floats:
-    """part/whole, 0 if there is nothing to share."""
-    return np.asarray(np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0))
+def ratio(numerator: Floats, whole: Floats) -> Floats:
+    """numerator/whole, 0 if the whole is."""
+    return np.asarray(np.divide(numerator, whole, out=np.zeros_like(whole), where=whole > 0))
 
 
 def estimate(rows: Floats, *, tail: float = 0.025) -> Estimate:

@@ -318,8 +318,8 @@ class PolicyTrainer:
         if scouts is None:
             return rows, None
         values = self.score_samples(rows, scouts=scouts).advantages
-        kept = set(best_and_worst(values, drawn=scouts.per_prompt, keep=self.config.group_size))
-        return [row for row in rows if row.number in kept], values
+        redone = set(best_and_worst(values, drawn=scouts.per_prompt, keep=self.config.group_size))
+        return [row for row in rows if row.number in redone], values
 
     def score_samples(self, rows: Sequence[Row], *, scouts: Scouts | None = None) -> ScoredSamples:
         """Sample rows, score them, and compare each with its group.

@@ -32,9 +32,9 @@ class Connection(H11Protocol):
         self._since = self.loop.time()
         self._timer = self.loop.call_later(HEADER_SECONDS, self._look)
         # One that is closing stays in the set for another turn of the loop, in which several may come.
-        others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
-        if len(others) > most_connections():
-            min((one for one in others if one.waits), key=lambda one: one._since).transport.abort()
+        live = [c for c in self.connections if isinstance(c, Connection) and not c.transport.is_closing()]
+        if len(live) > most_connections():
+            min((c for c in live if c.waits), key=lambda waiting: waiting._since).transport.abort()
 
     @property
     def waits(self) -> bool:
