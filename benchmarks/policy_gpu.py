@@ -36,6 +36,7 @@ from pacorl.lora.adapters import MovingAverage, add_lora
 from pacorl.plan import sources
 from pacorl.plan.components import Phase, policy_on_meta, rows
 from pacorl.plan.plan import Plan, size_text
+from pacorl.plan.work import work_of
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import Policy
 from pacorl.train.update import PolicyLoss, update_policy
@@ -208,9 +209,8 @@ class Bench:
     def planned(self, config: PolicyRun) -> Plan:
         """What `--dry-run` says of the same run."""
         policy = policy_on_meta(config, sources.generator(config).configs)
-        return Plan(
-            rows(config, policy=policy, judge={}, held_out_judge={}, prompts=()), (), (), str(self.device), None
-        )
+        components = rows(config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=())
+        return Plan(components, (), (), str(self.device), None)
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -130,7 +131,11 @@ def test_an_extra_that_is_missing_is_named(
     command: list[str], module: str, what: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (module, "pacorl.web.connections"):
+        package, _, leaf = name.rpartition(".")
         monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delattr(
+            importlib.import_module(package), leaf, raising=False
+        )  # `from package import leaf` reads it
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, ValueError)
