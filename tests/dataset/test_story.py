@@ -56,7 +56,7 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     ranked = serve_and_simulate(folder, ["ann", "ben", "cat"])
     assert sum(ranked.values()) >= total + round(0.2 * total)
 
-    server, model = llm(reasons)
+    server, _ = llm(reasons)
     explained = run("explain", folder, "--model", "stub", "--endpoint", server.url)
     assert explained["explained"] == explained["pairs"] > 100
     counts = run("export", folder, "--formats", "sharegpt,jsonl,consistency_rank,parquet", "--test-share", 0.3)
@@ -76,7 +76,6 @@ def test_from_prompts_to_training_pairs(tmp_path, llm, monkeypatch):
     }
     means = {label: sum(values) / len(values) for label, values in agreement.items()}
     assert means[True] > means[False] + 0.8
-    model.close()
 
 
 def test_a_dry_run_loads_no_weights(dataset):
