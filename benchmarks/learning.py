@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from sample_form import sample_form
+from epoch import step_of_each_sample
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
@@ -93,7 +93,7 @@ def learn(form: str, overrides: Sequence[str], seed: int, options: argparse.Name
     if ended(run, options):
         return run
     trainer = PolicyTrainer(config_of(overrides, seed, folder, options), resume=(folder / "checkpoints").exists())
-    in_form: AbstractContextManager[None] = sample_form() if form == BASE else nullcontext()
+    in_form: AbstractContextManager[None] = step_of_each_sample(trainer) if form == BASE else nullcontext()
     with in_form:
         if "cpu_seconds" not in run:
             run |= {"cpu_seconds": [0.0], "agreement": [agreement(trainer)], "epochs": [0]}
