@@ -140,3 +140,9 @@ def test_an_extra_that_is_missing_is_named(
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, ValueError)
     assert str(result.exception) == f"{what} needs uvicorn: pip install 'pacorl[{extra}]'"
+
+
+def test_a_folder_without_a_dataset_is_left_as_it_is(tmp_path: Path) -> None:
+    result = run("dataset", "annotate", tmp_path / "nowhere", "--annotators", "ann")
+    assert "instances.jsonl" in str(result.exception)
+    assert not (tmp_path / "nowhere").exists()

@@ -53,9 +53,10 @@ def serve(
     """Serves the page until SIGINT or SIGTERM; the links (see `prepare`) are announced when it can be reached.
 
     Raises:
-        ValueError: if another server has the database.
+        ValueError: if another server has the database, or the folder has nothing to rank.
         OSError: if the port is taken.
     """
+    read_instances(folder / "instances.jsonl")  # before a database is made in a folder that is none
     database = folder / DATABASE
     with only_server(database, url=f"http://{host}:{port}"), Store(database) as store:
         links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew)
