@@ -18,7 +18,7 @@ LAYERS = [
     {"io", "core.table"},
     {"config.base", "config.upgrade", "config.one_of"},
     {"core", "config.judge_run"},
-    {"data", "lora", "twins"},
+    {"data", "lora", "quantize", "twins"},
     {"policies", "judges"},
     {"config"},
     {"rewards"},

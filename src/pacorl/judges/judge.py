@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from pydantic import model_validator
 
 from pacorl.config.base import Positive, Section
+from pacorl.quantize import NONE, Quantization
 from pacorl.types import Question, Verdict
 
 WORDS = (("Yes",), ("No",))
@@ -124,6 +125,7 @@ FIRST_EDITION_KEYS: Mapping[str, Any] = {
     "startup": 180.0,
     "adapter": "",
     "dtype": "bfloat16",
+    "quantize": "none",
     "batch_tokens": 8192,
 }
 """Keys that one section held for all backends, and a server's later ones, with their defaults; what a backend has no
@@ -169,6 +171,9 @@ class InProcessOptions(BackendOptions):
     """A LoRA on top of the checkpoint, a folder or a hub name."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of the weights."""
+    quantize: Quantization = NONE
+    """Whether the weights of the model's blocks are kept in 8 or 4 bits: `int8`, `fp8`, or `nf4`, which needs
+    `pip install 'pacorl[nf4]'`."""
     batch_tokens: Positive = 8192
     """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then
     take about 2 GiB."""

@@ -22,6 +22,8 @@ from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, J
 from pacorl.judges.pairwise import both_orders
 from pacorl.judges.prompting import ChatPrompt, Prompting
 from pacorl.judges.sharing import SharedForward, can_share, packed
+from pacorl.quantize import NONE
+from pacorl.quantize.linear import check_quantization, quantize_model
 from pacorl.types import Question, Verdict
 
 TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
@@ -90,6 +92,7 @@ class LocalJudge:
         *,
         adapter: str = "",
         dtype: str = "float32",
+        quantize: str = NONE,
         device: str | torch.device = "cpu",
         decline: bool = False,
         **options: Any,
@@ -98,6 +101,8 @@ class LocalJudge:
 
         Args:
             checkpoint: If it is itself a PEFT LoRA, it is loaded on the base that its config names.
+            quantize: `none`, or the form of `pacorl.quantize.QUANTIZERS` that the blocks' weights are packed in; an
+                adapter is merged before.
             decline: Verdicts about images outside of the checkpoint's domain, if it brings one (`judges.domain`), are
                 missing and say so. A reward never declines.
             options: Those of `LocalJudge`.
@@ -111,11 +116,13 @@ class LocalJudge:
         from pacorl.io.processor import load_processor
         from pacorl.judges.adapter import base_and_adapter, merge_adapter
 
+        check_quantization(quantize)
         source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
         with safetensors_errors(source):
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:
             model = merge_adapter(model, adapter)
+        quantize_model(model, quantize, device=device)
         # An adapter may have learned more than its base, so its own domain counts.
         domain = Domain.load(adapter or source) if decline else None
         return cls(model.to(device), load_processor(source), domain=domain, **options)
@@ -206,7 +213,7 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
 
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
     """Loads the judge of a config; each of the processes has its own, and there is nothing to wait for."""
-    keys = {"checkpoint", "adapter", "dtype", "batch_tokens", "symmetric", "variants"}
+    keys = {"checkpoint", "adapter", "dtype", "quantize", "batch_tokens", "symmetric", "variants"}
     return LocalJudge.from_pretrained(device=device, **options.model_dump(include=keys))
 
 

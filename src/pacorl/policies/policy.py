@@ -22,6 +22,7 @@ from pydantic import Field
 from pacorl.config.base import Section, validated
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
+from pacorl.quantize import NONE, Quantization
 from pacorl.types import TINY, Grid, Prompt, Size
 
 if TYPE_CHECKING:
@@ -107,6 +108,9 @@ class PolicyOptions(Section):
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
     """Of the frozen weights; latents, log-probabilities and adapters are fp32 (fp64 with float64, which is for
     comparing machines to the last digits)."""
+    quantize: Quantization = NONE
+    """Whether the frozen weights of the transformer's blocks are kept in 8 or 4 bits, in sampling and in training
+    alike: `int8`, `fp8`, or `nf4`, which needs `pip install 'pacorl[nf4]'`."""
     gradient_checkpointing: bool = True
     """Whether activations are computed again in the backward, for less memory."""
 
@@ -231,12 +235,15 @@ class PolicySpec:
         With `record_sizes` sets are generated at their records' own sizes; edits take the shape of their source.
 
         Raises:
-            ValueError: The checkpoint is another pipeline.
+            ValueError: The checkpoint is another pipeline, or what `quantize` needs is not installed.
             OSError: There is no checkpoint.
         """
         import diffusers
         import torch
 
+        from pacorl.quantize.linear import check_quantization, quantize_model
+
+        check_quantization(options.quantize)
         source = str(self.committed.folder) if options.checkpoint == TINY else options.checkpoint
         pipeline_class = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
         # FLUX.1-Kontext and FLUX.1-dev have one architecture, so the wrong weights would load without a word.
@@ -251,6 +258,7 @@ class PolicySpec:
             pipeline = getattr(diffusers, self.pipeline).from_pretrained(
                 source, dtype=getattr(torch, options.dtype), **components
             )
+        quantize_model(pipeline.transformer, options.quantize, device=device)
         return self.policy(pipeline.to(device), options, record_sizes=record_sizes)
 
     def from_pretrained(
@@ -277,7 +285,8 @@ class PolicySpec:
         import diffusers
         import torch
 
-        from pacorl.twins import model_of, model_on_meta
+        from pacorl.quantize.linear import quantize_model
+        from pacorl.twins import META, model_of, model_on_meta
 
         configs = configs or self.parts
         components: dict[str, Any] = {"scheduler": model_of(self.parts["scheduler"])}
@@ -285,6 +294,7 @@ class PolicySpec:
             # The published class: a checkpoint's config.json may leave its own out.
             classes = {key: self.parts[name][key] for key in CLASS_KEYS if key in self.parts[name]}
             components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
+        quantize_model(components["transformer"], options.quantize, device=META)
         components |= self.policy.components_on_meta(configs)
         pipeline = getattr(diffusers, self.pipeline)
         absent = [name for name in inspect.signature(pipeline).parameters if name not in components]
