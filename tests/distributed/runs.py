@@ -39,11 +39,12 @@ def train_and_keep(config: PolicyRun) -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
     from pacorl.engine.runtime import Runtime
     from pacorl.lora.adapters import full_state
-    from pacorl.train import trainer as loop
+    from pacorl.train import sampling
+    from pacorl.train.trainer import train_policy
 
     kept = config.out / KEPT
     kept.mkdir(parents=True, exist_ok=True)
-    collect, advantages, step = loop.collect, loop.advantages, Runtime.step
+    collect, advantages, step = sampling.collect, sampling.advantages, Runtime.step
 
     def keep_samples(draw, rows, on_rollout):  # type: ignore[no-untyped-def]
         samples = collect(draw, rows, on_rollout)
@@ -68,11 +69,11 @@ def train_and_keep(config: PolicyRun) -> None:
             torch.save(gradients, kept / f"gradients-{len(list(kept.glob('gradients-*')))}.pt")
         return step(runtime, optimizer, parameters, max_norm=max_norm)
 
-    loop.collect, loop.advantages, Runtime.step = keep_samples, keep_advantages, keep_gradients  # type: ignore[assignment,method-assign]
+    sampling.collect, sampling.advantages, Runtime.step = keep_samples, keep_advantages, keep_gradients  # type: ignore[assignment,method-assign]
     try:
-        loop.train_policy(config)
+        train_policy(config)
     finally:
-        loop.collect, loop.advantages, Runtime.step = collect, advantages, step  # type: ignore[method-assign]
+        sampling.collect, sampling.advantages, Runtime.step = collect, advantages, step  # type: ignore[method-assign]
 
 
 def write_edit_twins(folder: Path) -> None:

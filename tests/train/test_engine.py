@@ -179,8 +179,8 @@ def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer
     found = []
     for overlap in (False, True):
         with Scorer(training.rewards, overlap=overlap) as scorer:
-            training.sample(rows, scorer)
-            found.append(training.gather_scores(scorer))
+            training.epoch_sampler.sample(rows, scorer)
+            found.append(training.epoch_sampler.gather_scores(scorer))
     assert found[0] == found[1]
     assert len(found[0]) == 8
 

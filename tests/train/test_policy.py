@@ -16,8 +16,9 @@ from pacorl.core.advantages import advantages
 from pacorl.engine.runtime import Interrupted
 from pacorl.quickstart import recipe
 from pacorl.rewards.reward import score
-from pacorl.train import checkpoint
+from pacorl.train import checkpoint, sampling
 from pacorl.train import trainer as loop
+from pacorl.train.sampling import EpochSampler
 from pacorl.train.trainer import PolicyTrainer, train_policy
 
 
@@ -71,7 +72,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
     settings = [*small, "epochs=3", "save_every=2", "evaluation.every=2"]
     whole = train_policy(tiny_run([*settings, f"out={tmp_path / 'whole'}"]))
     stopped = tiny_run([*settings, f"out={tmp_path / 'stopped'}"])
-    sample_units = PolicyTrainer._sample_units
+    sample_units = EpochSampler._sample_units
 
     def sample_and_kill(training, *rest):  # type: ignore[no-untyped-def]
         if training.epoch == 1:
@@ -79,7 +80,7 @@ def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one(
         return sample_units(training, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PolicyTrainer, "_sample_units", sample_and_kill)
+        patch.setattr(EpochSampler, "_sample_units", sample_and_kill)
         with pytest.raises(Interrupted, match="--resume"):
             train_policy(stopped)
     assert len(metrics(stopped.out)) < len(metrics(whole))
@@ -91,7 +92,7 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
     """Schedulers repeat their signal; the second one comes while the state is saved."""
     config = toy_config(tmp_path / "run", "epochs=3", "evaluation.every=0")
     held: list[bool] = []
-    sample_units, save = PolicyTrainer._sample_units, PolicyTrainer.save
+    sample_units, save = EpochSampler._sample_units, PolicyTrainer.save
 
     def sample_and_stop(trainer, *rest):  # type: ignore[no-untyped-def]
         os.kill(os.getpid(), signal.SIGTERM)
@@ -101,7 +102,7 @@ def test_a_run_that_is_told_to_stop_twice_still_saves(tmp_path: Path, monkeypatc
         held.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
         save(trainer)
 
-    monkeypatch.setattr(PolicyTrainer, "_sample_units", sample_and_stop)
+    monkeypatch.setattr(EpochSampler, "_sample_units", sample_and_stop)
     monkeypatch.setattr(PolicyTrainer, "save", save_and_look)
     with toy_world(), pytest.raises(Interrupted, match="stopped after epoch 0, and saved"):
         train_policy(config)
@@ -163,7 +164,7 @@ def test_epochs_share_neither_noise_nor_prompts(
         training = PolicyTrainer(config)
     seeds: list[int] = []
     sampled: list[list[int]] = []
-    noise, collect = training.policy.noise, loop.collect
+    noise, collect = training.policy.noise, sampling.collect
 
     def drawn(several, size):  # type: ignore[no-untyped-def]
         seeds.extend(several)
@@ -174,7 +175,7 @@ def test_epochs_share_neither_noise_nor_prompts(
         return collect(draw, rows, on_rollout)
 
     monkeypatch.setattr(training.policy, "noise", drawn)
-    monkeypatch.setattr(loop, "collect", collected)
+    monkeypatch.setattr(sampling, "collect", collected)
     for _ in range(2):
         sampled.append([])
         training.run_epoch()

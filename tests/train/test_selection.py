@@ -15,7 +15,7 @@ from pacorl import PolicyTrainer
 from pacorl.engine.rows import Row
 from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import adapter_state
-from pacorl.train.trainer import ScoredSamples
+from pacorl.train.sampling import EpochSampler, ScoredSamples
 from pacorl.types import Prompt, Samples
 
 if TYPE_CHECKING:
@@ -89,16 +89,17 @@ SCOUTS = [*SETTINGS, "epochs=1", "sampling.steps=5", "sampling.batch=1", "advant
 def final_latents(trainer: PolicyTrainer, patch: pytest.MonkeyPatch) -> list[dict[int, torch.Tensor]]:
     """Row → endpoint, of each time that samples are drawn in an epoch."""
     drawn: list[dict[int, torch.Tensor]] = []
-    sample = trainer.sample
+    sample = EpochSampler.sample
 
-    def recorded(rows: Sequence[Row], scorer: Scorer, **options: Any) -> list[Samples]:
-        samples = sample(rows, scorer, **options)
+    def recorded(sampler: EpochSampler, rows: Sequence[Row], scorer: Scorer, **options: Any) -> list[Samples]:
+        samples = sample(sampler, rows, scorer, **options)
         rollouts = [rollout for update in samples for rollout in update.rollouts]
         drawn.append({row: x_NC for r in rollouts for row, x_NC in zip(r.row_B, r.final_BNC, strict=True)})
         return samples
 
-    patch.setattr(trainer, "sample", recorded)
-    trainer.run_epoch()
+    with patch.context() as own:
+        own.setattr(EpochSampler, "sample", recorded)
+        trainer.run_epoch()
     return drawn
 
 
@@ -133,13 +134,13 @@ def test_scouts_of_the_judges_extremes_are_kept(tmp_path: Path, monkeypatch: pyt
     with toy_world():
         trainer = PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"red": red})
         scored: list[ScoredSamples] = []
-        score_samples = trainer.score_samples
+        score_samples = EpochSampler.score_samples
 
-        def recorded(rows: Sequence[Row], **options: Any) -> ScoredSamples:
-            scored.append(score_samples(rows, **options))
+        def recorded(sampler: EpochSampler, rows: Sequence[Row], **options: Any) -> ScoredSamples:
+            scored.append(score_samples(sampler, rows, **options))
             return scored[-1]
 
-        monkeypatch.setattr(trainer, "score_samples", recorded)
+        monkeypatch.setattr(EpochSampler, "score_samples", recorded)
         trainer.run_epoch()
     scouts, kept = scored
     for group in (range(8), range(8, 16)):

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Literal
 
 import torch
 
+from pacorl.engine.rows import Row
 from pacorl.engine.runtime import available_cores
 from pacorl.judges.judge import RemoteJudge
 from pacorl.rewards.reward import Explains, Reward, scores_of
-from pacorl.types import Rollout
+from pacorl.types import RewardTable, Rollout
 
 Scores = list[float | None]
 
@@ -129,3 +130,15 @@ def _torch_context() -> Callable[[], ExitStack]:
         return stack
 
     return enter
+
+
+def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tuple[str, ...]) -> RewardTable:
+    """The scores of an epoch in the order of its rows; a missing one is invalid, and never 0."""
+    columns = [[math.nan if value is None else value for value in scores[row.number]] for row in rows]
+    score_RB = torch.tensor(columns, dtype=torch.float64).T
+    return RewardTable(
+        names=names,
+        score_RB=score_RB,
+        valid_RB=score_RB.isfinite(),
+        group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
+    )

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,12 +23,12 @@ import torch
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
-from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import SCOUTS_CORRELATION, SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
-from pacorl.core.selection import Scouts, Selection, best_and_worst, by_row, drop_alike_groups
+from pacorl.core.selection import best_and_worst
+from pacorl.engine.clock import PhaseClock
 from pacorl.engine.logbook import Logbook, ProgressBars
 from pacorl.engine.monitor import (
     Alarm,
@@ -40,23 +38,21 @@ from pacorl.engine.monitor import (
     PanelStatistics,
     panel_statistics,
 )
-from pacorl.engine.rollout import Draw, collect
-from pacorl.engine.rows import Row, assign_rows, epoch_rows
+from pacorl.engine.rows import Row, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault
-from pacorl.engine.scoring import Scorer, Scores, overlaps
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
-from pacorl.judges import JUDGES
 from pacorl.judges.judge import Judge, counts_of
-from pacorl.lora.adapters import MovingAverage, OldPolicy, fuse_lora
+from pacorl.lora.adapters import MovingAverage, OldPolicy
 from pacorl.report.page import write_report
 from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
 from pacorl.train.checkpoint import Resume, TrainedWeights, changes_since, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
-from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation, full_scores
+from pacorl.train.sampling import EpochSampler
+from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation
 from pacorl.train.update import PolicyLoss, gather_metrics, update_policy
-from pacorl.types import Advantages, Prompt, RewardTable, Rollout, Samples, Size
+from pacorl.types import Advantages, Prompt, Samples, Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -80,18 +76,6 @@ def train_policy(
         The run's folder.
     """
     return PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics).run()
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredSamples:
-    """Samples of an epoch, and how they compare."""
-
-    samples: list[Samples]
-    """This rank's, by update."""
-    scores: Mapping[int, Scores]
-    """Of all ranks, by global row."""
-    advantages: Advantages
-    metrics: Mapping[str, float]
 
 
 class PolicyTrainer:
@@ -152,8 +136,7 @@ class PolicyTrainer:
         """The monitor's, not yet raised."""
         self.warned: set[str] = set()
         """What was warned of once."""
-        self.seconds: dict[str, float] = defaultdict(float)
-        """Spent in each phase."""
+        self.clock = PhaseClock()
         # The order is from cheap to dear: a config that cannot work fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
         self.runtime = Runtime()
@@ -282,7 +265,7 @@ class PolicyTrainer:
         Returns:
             Its line in the log.
         """
-        config, seconds_before, judge_before = self.config, dict(self.seconds), counts_of(self.judge)
+        config, seconds_before, judge_before = self.config, dict(self.clock.seconds), counts_of(self.judge)
         rows = epoch_rows(
             self.train_prompts,
             epoch=self.epoch,
@@ -290,15 +273,18 @@ class PolicyTrainer:
             group_size=config.drawn_per_prompt,
             seed=config.seed,
         )
-        rows, scouted = self._scout(rows)
-        scored = self.score_samples(rows)
-        samples, epoch_advantages, metrics = scored.samples, scored.advantages, dict(scored.metrics)
-        agreement = advantage_correlation(scouted, epoch_advantages, rows) if scouted else None
-        metrics |= {} if agreement is None else {SCOUTS_CORRELATION: agreement}
-        metrics |= self._check_suffix(rows, samples, scored.scores, epoch_advantages)
+        with self._saved_on_fault():
+            sampler = self.epoch_sampler
+            rows, scouted = self._scout(sampler, rows)
+            scored = sampler.score_samples(rows)
+            samples, epoch_advantages, metrics = scored.samples, scored.advantages, dict(scored.metrics)
+            agreement = advantage_correlation(scouted, epoch_advantages, rows) if scouted else None
+            metrics |= {} if agreement is None else {SCOUTS_CORRELATION: agreement}
+            metrics |= sampler.check_suffix(rows, scored)
+        self._warn_of_suffix(metrics)
         metrics |= self._judge_counts(since=judge_before)
         metrics |= self._sampling_metrics() | self.learn(samples, epoch_advantages)
-        metrics |= {f"seconds/{phase}": now - seconds_before.get(phase, 0.0) for phase, now in self.seconds.items()}
+        metrics |= self.clock.since(seconds_before)
         metrics |= self._monitor_samples(samples, metrics)
         self.epoch += 1
         self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
@@ -306,9 +292,7 @@ class PolicyTrainer:
             self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])
         return metrics
 
-    # --- sampling ----------------------------------------------------------------------------------------------
-
-    def _scout(self, rows: list[Row]) -> tuple[list[Row], Advantages | None]:
+    def _scout(self, sampler: EpochSampler, rows: list[Row]) -> tuple[list[Row], Advantages | None]:
         """The rows to train on: of each group the best half and the worst, by samples that are finished cheaply.
 
         Returns:
@@ -317,149 +301,25 @@ class PolicyTrainer:
         scouts = self.config.selection.scouts
         if scouts is None:
             return rows, None
-        values = self.score_samples(rows, scouts=scouts).advantages
+        values = sampler.score_samples(rows, scouts=scouts).advantages
         redone = set(best_and_worst(values, drawn=scouts.per_prompt, keep=self.config.group_size))
         return [row for row in rows if row.number in redone], values
 
-    def score_samples(self, rows: Sequence[Row], *, scouts: Scouts | None = None) -> ScoredSamples:
-        """Sample rows, score them, and compare each with its group.
-
-        Args:
-            rows: of the epoch.
-            scouts: how they are finished, if they are drawn only to choose among them.
-
-        Raises:
-            ValueError: if too many scores are missing, when the state is saved.
-        """
-        config, waited = self.config, self.seconds["reward"]
-        # Of the whole epoch: what one process misses says nothing of the others, so each stops at this number alone.
-        max_missing = config.advantages.max_missing * len(rows) * len(self.rewards)
-        with Scorer(self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing) as scorer:
-            samples = self.sample(rows, scorer, scouts=scouts)
-            scores = self.gather_scores(scorer)
-            values = self._advantages(scores, rows, Selection() if scouts else config.selection)
-            metrics = {**values.stats, "samples/not_finite": _share_not_finite(scores)}
-            self._check_failure_budget(metrics, scorer)
-        if scorer.overlap:
-            self.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - (self.seconds["reward"] - waited))
-        return ScoredSamples(samples, scores, values, metrics)
-
-    def sample(self, rows: Sequence[Row], scorer: Scorer, *, scouts: Scouts | None = None) -> list[Samples]:
-        """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded."""
-        sampler = self.sampler.model_copy(update={"suffix": scouts.suffix}) if scouts else self.sampler
-        updates = self._dealt(rows, updates=1 if scouts else self.config.optimizer.updates_per_epoch)
-        with self.bars.phase("sampling", total=len(rows) // self.runtime.world) as advance, self._sampling_weights():
-            draw = self._draw(sampler)
-
-            def submit(rollout: Rollout) -> None:
-                scorer.submit(rollout)
-                advance(len(rollout))
-                # Ranks meet here: they may have other units, but each has as many batches of samples.
-                self.runtime.check_stop()
-
-            return [self._sample_units(draw, units, submit) for units in updates]
-
-    def _sampling_weights(self) -> AbstractContextManager[None]:
-        """Within the block the policy is the one that samples."""
-        if self.old is None:
-            return nullcontext()
-        if self.objective.lag is None:
-            self.old.follow(0.0)
-        return self.old.swapped_in()
-
-    def _dealt(self, rows: Sequence[Row], *, updates: int) -> list[list[list[Row]]]:
-        return assign_rows(
-            rows,
-            tree=self.sampler.tree,
-            batch=self.config.sampling.batch,
-            updates=updates,
-            world=self.runtime.world,
-            rank=self.runtime.rank,
-            sharded=self.runtime.sharded,
-        )
-
-    def _draw(self, sampler: Sampler) -> Draw:
-        config = self.config
-        with self.timed("rollout"):
-            fused = fuse_lora(self.transformer, enabled=config.sampling.fuse_lora)
-        return Draw(
-            self.policy,
-            sampler,
-            self.cache,
-            seed=config.seed,
+    @property
+    def epoch_sampler(self) -> EpochSampler:
+        """Who samples and scores the epoch that comes next."""
+        return EpochSampler(
+            config=self.config,
+            runtime=self.runtime,
+            policy=self.policy,
+            sampler=self.sampler,
+            cache=self.cache,
+            rewards=self.rewards,
+            old=self.old,
             epoch=self.epoch,
-            batch=config.sampling.batch,
-            fused=fused,
+            clock=self.clock,
+            bars=self.bars,
         )
-
-    def _sample_units(self, draw: Draw, units: Sequence[Sequence[Row]], submit: Callable[[Rollout], None]) -> Samples:
-        samples = Samples()
-        for rows in units:
-            with self.timed("rollout"):
-                unit = collect(draw, rows, submit)
-            samples.rollouts += unit.rollouts
-            samples.nodes += unit.nodes
-        return samples
-
-    # --- scores ------------------------------------------------------------------------------------------------
-
-    def gather_scores(self, scorer: Scorer) -> dict[int, Scores]:
-        """Global row → one score per reward, from every rank.
-
-        Raises:
-            Exception: what a reward raised on any rank, on every rank, when the state is saved.
-        """
-        with self._saved_on_fault(), self.timed("reward"), self.bars.phase("scoring", total=1):
-            return self.runtime.gather_rows(scorer.results)
-
-    def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row], selection: Selection) -> Advantages:
-        """By global row."""
-        table, numbers = reward_table(scores, rows, names=tuple(self.rewards)), [row.number for row in rows]
-        options, weights = self.config.advantages, [reward.weight for reward in self.config.rewards]
-        values = advantages(table, options, weights=weights, nodes=self.sampler.tree.nodes(numbers))
-        return by_row(drop_alike_groups(values, table, selection, weights=weights), numbers)
-
-    def _scoring_overlaps(self) -> bool:
-        judge = self.config.judge
-        in_process = judge is None or JUDGES[judge.backend].in_process
-        return overlaps(judge.overlap if judge else "auto", in_process=in_process, device=self.runtime.device)
-
-    def _check_failure_budget(self, metrics: Mapping[str, float], scorer: Scorer) -> None:
-        missing, budget = metrics["samples/missing"], self.config.advantages.max_missing
-        if missing <= budget:
-            return
-        errors = sorted({error for error in self.runtime.gather(scorer.last_error()) if error})
-        if metrics["samples/not_finite"]:
-            errors.append(f"{metrics['samples/not_finite']:.0%} were no finite numbers")
-        self.save()
-        raise ValueError(
-            f"{missing:.0%} of the scores of epoch {self.epoch + 1} are missing, and advantages.max_missing is "
-            f"{budget:.0%}; the state is saved. {'; '.join(errors) or 'The rewards gave no reason'}"
-        )
-
-    def _check_suffix(
-        self, rows: Sequence[Row], samples: Sequence[Samples], scores: Mapping[int, Scores], cheap: Advantages
-    ) -> dict[str, float]:
-        """How the first group's advantages go with those by all steps, if a check is due; warns if they go apart."""
-        config, suffix = self.config, self.config.sampling.suffix
-        if suffix.is_full or not suffix.check_every or self.epoch % suffix.check_every:
-            return {}
-        group = rows[: config.group_size]
-        with self._saved_on_fault(), self._sampling_weights():
-            draw = self._draw(self.sampler)
-            with self.timed("suffix_check"):
-                full = full_scores(draw, group, samples, rewards=self.rewards, runtime=self.runtime)
-        agreement = advantage_correlation(cheap, self._advantages({**scores, **full}, rows, config.selection), group)
-        if agreement is None:
-            return {}
-        if agreement < LEAST_CORRELATION:
-            self._warn_once(
-                SUFFIX_CORRELATION,
-                f"epoch {self.epoch + 1}: with sampling.suffix {suffix.says} a group's advantages correlate by "
-                f"{agreement:.2f} with those of all steps, less than {LEAST_CORRELATION}; give it more steps, "
-                "solver ab2 or no cache, or leave sampling.suffix out",
-            )
-        return {SUFFIX_CORRELATION: agreement}
 
     def _judge_counts(self, *, since: Mapping[str, int]) -> dict[str, float]:
         """`judge/…`: what the rewards' judges of all processes did."""
@@ -479,7 +339,7 @@ class PolicyTrainer:
         sampled_at = self.step
         history: dict[str, list[float]] = defaultdict(list)
         empty = 0
-        with self.timed("update"), self.bars.phase("updating", total=len(updates)) as advance:
+        with self.clock.timed("update"), self.bars.phase("updating", total=len(updates)) as advance:
             for inner, update in updates:
                 if config.max_steps and self.step >= config.max_steps:
                     break
@@ -577,6 +437,16 @@ class PolicyTrainer:
                 "to float32, or raise objective.clip_range",
             )
 
+    def _warn_of_suffix(self, metrics: Mapping[str, float]) -> None:
+        agreement = metrics.get(SUFFIX_CORRELATION, 1.0)
+        if agreement < LEAST_CORRELATION:
+            self._warn_once(
+                SUFFIX_CORRELATION,
+                f"epoch {self.epoch + 1}: with sampling.suffix {self.config.sampling.suffix.says} a group's advantages "
+                f"correlate by {agreement:.2f} with those of all steps, less than {LEAST_CORRELATION}; give it more "
+                "steps, solver ab2 or no cache, or leave sampling.suffix out",
+            )
+
     def _warn_once(self, topic: str, message: str) -> None:
         if topic not in self.warned:
             self.warned.add(topic)
@@ -591,10 +461,10 @@ class PolicyTrainer:
         Raises:
             Exception: what a reward raised on any rank, on every rank, when the state is saved.
         """
-        seconds_before = self.seconds["evaluation"]
+        seconds_before = self.clock.seconds["evaluation"]
         small = self.config.sampling.size_at(max(0, self.epoch - 1))
         # A fault leaves the average's weights first: what is saved is the trained adapter.
-        with self._saved_on_fault(), self.timed("evaluation"):
+        with self._saved_on_fault(), self.clock.timed("evaluation"):
             evaluator = Evaluator(
                 config=self.config,
                 runtime=self.runtime,
@@ -613,7 +483,7 @@ class PolicyTrainer:
         if self.extra_metrics:
             metrics |= self.extra_metrics([s.prompt for s in samples], [s.image for s in samples])
         metrics |= self._monitor("evaluation", [s.panel_statistics for s in samples if s.panel_statistics], metrics)
-        metrics["seconds/evaluation"] = self.seconds["evaluation"] - seconds_before
+        metrics["seconds/evaluation"] = self.clock.seconds["evaluation"] - seconds_before
         self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
         self.evaluated, self.score = self.epoch, evaluation.score_by(self.config.best_by, metrics)
         return metrics
@@ -768,27 +638,3 @@ class PolicyTrainer:
         if sampling.curriculum:
             metrics["sampling/height"] = float(sampling.size_at(self.epoch).height)
         return metrics
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the block's time to a phase."""
-        started = time.perf_counter()
-        yield
-        self.seconds[phase] += time.perf_counter() - started
-
-
-def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tuple[str, ...]) -> RewardTable:
-    """The scores of an epoch in the order of its rows; a missing one is invalid, and never 0."""
-    columns = [[math.nan if value is None else value for value in scores[row.number]] for row in rows]
-    score_RB = torch.tensor(columns, dtype=torch.float64).T
-    return RewardTable(
-        names=names,
-        score_RB=score_RB,
-        valid_RB=score_RB.isfinite(),
-        group_B=torch.tensor([row.prompt.id for row in rows], dtype=torch.int64),
-    )
-
-
-def _share_not_finite(scores: Mapping[int, Scores]) -> float:
-    values = [value is not None and not math.isfinite(value) for row in scores.values() for value in row]
-    return sum(values) / len(values)
