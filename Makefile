@@ -25,7 +25,7 @@ export OMP_NUM_THREADS
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup tiny quickstart lint test campaign test-vllm test-deepspeed check clean distclean
+.PHONY: help setup tiny quickstart docs wheel lint test campaign test-vllm test-deepspeed check clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ quickstart: $(RUN)  ## the whole story on this machine: judge, train, compare, a
 
 tiny: $(RUN)  ## the tiny checkpoints again, under runs/tiny (about three CPU hours; ARGS="--share 0.01" tries it)
 	$(BIN)/python -m tools.tiny all $(ARGS)
+
+docs: $(READY)  ## the documentation site, in build/site; dead links and undocumented names fail
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build  # not -q, with which nothing is strict
+
+wheel: $(READY)  ## wheel and sdist, in dist
+	$(BIN)/python -m hatchling build -d dist
 
 lint: $(READY)  ## format, lint and types
 	$(BIN)/ruff format --check

@@ -27,7 +27,7 @@ from pacorl.core.metric_names import MONITOR, SIGN_MEANINGS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 MAPS = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
 RUNS: dict[str, type[Section]] = {"train-policy": PolicyRun, "train-reward": RewardRun}
 FILES = {".jsonl", ".json", ".safetensors", ".yaml", ".md"}

@@ -78,7 +78,7 @@ class Prompt:
     panels: tuple[str, ...] = ()
     """One description per panel, row-major; empty if the record has none."""
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """dimension → name → text, e.g. criteria["Identity"]["Hat"]."""
+    """dimension → name → text, e.g. `criteria["Identity"]["Hat"]`."""
     sources: tuple[Path, ...] = ()
     """Images to edit."""
     size: Size | None = None
@@ -120,6 +120,7 @@ class Conditioning:
     """Each with a leading batch dimension."""
 
     def to(self, device: Any) -> Conditioning:
+        """The same on a device."""
         return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
     def __len__(self) -> int:

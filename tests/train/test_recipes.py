@@ -17,6 +17,7 @@ from pacorl.data.characters import vocabulary
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES
 from pacorl.train.trainer import train_policy
+from tools import hardware
 
 FOLDER = Path(__file__).parents[2] / "configs"
 SETS, EDITS = ("flux_t2is",), ("kontext_edit", "qwen_edit")
@@ -85,6 +86,9 @@ def test_every_config_can_be_planned(path: Path) -> None:
     run = configs.load(PolicyRun, path)
     found = plan_policy(run)
     assert found.peak_bytes > 0
+    if path.stem in hardware.RECIPES:
+        page = (FOLDER.parent / "docs" / "hardware.md").read_text("utf-8")
+        assert hardware.row(path.stem, run, found) in page, "python -m tools.hardware > docs/hardware.md"
     if path.stem.endswith("_1gpu"):
         assert found.peak_bytes + 2 * 2**30 < 80e9, "one card of 80 GB"
 

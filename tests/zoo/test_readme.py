@@ -1,4 +1,4 @@
-"""README's table of the released models: all five, each with a line that the command line takes."""
+"""The model zoo's table: all five, each with a line that the command line takes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ BASES = {"FLUX.1-dev": "flux", "FLUX.1-Kontext-dev": "kontext", "Qwen-Image-Edit
 
 def lines() -> dict[str, list[str]]:
     """Name of a released model → the words of the line that loads it."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Model zoo")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `X-GenGroup/([^`]+)` \|.*\| `(pacorl [^`]+)` \|$", section, re.MULTILINE)
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `X-GenGroup/([^`]+)` \|.*\| `(pacorl [^`]+)` \|$", page, re.MULTILINE)
     return {name: shlex.split(line)[1:] for name, line in rows}
 
 

@@ -1,0 +1,77 @@
+"""What each recipe needs, by its own plan: `python -m tools.hardware > docs/hardware.md`.
+
+Each row is `pacorl train-policy RECIPE --dry-run`: peaks on meta tensors and published shapes, the same everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyRun
+from pacorl.plan.components import PHASES
+from pacorl.plan.plan import Plan, plan_policy
+
+ROOT = Path(__file__).parents[1]
+LAUNCHED = "8 GPUs, a process of the seven"
+RECIPES = {
+    "flux_t2is": LAUNCHED,
+    "flux_t2is_fast": LAUNCHED,
+    "flux_t2is_1gpu": "1 GPU, with the judge",
+    "kontext_edit": LAUNCHED,
+    "kontext_edit_1gpu": "1 GPU, with the judge",
+    "qwen_edit": LAUNCHED,
+    "qwen_edit_1gpu": "1 GPU, with the judge",
+}
+"""A config's name → how many devices it is written for."""
+CARDS = (8, 16, 24, 32, 40, 48, 80, 141)
+"""GB of the cards that are sold; a card's GB are 10^9 bytes."""
+CUDA_BYTES = 2**30
+"""CUDA's own, which the plan leaves out."""
+
+INTRODUCTION = """# Hardware
+
+After this page you know which card a recipe needs. Nothing here was measured on a card: a row is what
+`pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors. The smallest card has room for
+the largest phase and 1 GiB of CUDA's own. `pacorl doctor RECIPE` holds your own changes against your card.
+
+This page is made by `python -m tools.hardware > docs/hardware.md`.
+
+| Recipe | Generator | Written for | Device, GiB | Its largest phase | Smallest card | Host, GiB | Disk, GiB |
+|---|---|---|---|---|---|---|---|
+"""
+
+END = """
+"Host" is the main memory of one process, and "disk" is for the run's checkpoints and adapters; the weights to download
+come on top. Generating needs less: the weights, and one image at a time. The 7B judge alone takes 15.4 GiB of weights
+in bfloat16.
+
+A run of several processes multiplies main memory by their number. [scaling.md](scaling.md) says what sharding divides,
+and [recipes.md](recipes.md) what each recipe trains.
+"""
+
+
+def page() -> str:
+    """The table of all recipes, in Markdown."""
+    runs = {name: load(PolicyRun, ROOT / "configs" / f"{name}.yaml") for name in RECIPES}
+    return INTRODUCTION + "".join(row(name, run, plan_policy(run)) for name, run in runs.items()) + END
+
+
+def row(name: str, run: PolicyRun, plan: Plan) -> str:
+    """One recipe's line of the table."""
+    largest = PHASES[max(PHASES, key=plan.phase_bytes)]
+    sizes = (plan.peak_bytes, plan.place_bytes("host"), plan.place_bytes("disk"))
+    device, host, disk = (f"{size / 2**30:.1f}" for size in sizes)
+    link = f"[{name}.yaml](../configs/{name}.yaml)"
+    cells = (link, run.model.checkpoint, RECIPES[name], device, largest, smallest_card(plan), host, disk)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def smallest_card(plan: Plan) -> str:
+    """The smallest card that holds the plan's largest phase."""
+    needed = plan.peak_bytes + CUDA_BYTES
+    return next((f"{card} GB" for card in CARDS if needed <= card * 10**9), "more than one")
+
+
+if __name__ == "__main__":
+    print(page(), end="")
