@@ -35,7 +35,7 @@ from pacorl.core.schedule import seed_of
 from pacorl.data.characters import Oracle
 from pacorl.engine.rollout import sample_images
 from pacorl.io.quiet import quiet_loading
-from pacorl.lora.adapters import fuse_lora
+from pacorl.lora.layers import fuse_lora
 from pacorl.quickstart import recipe
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size

@@ -74,8 +74,8 @@ class SamplingConfig(SamplingSteps):
     batch: Positive = 1
     """Samples per forward."""
     fuse_lora: bool = True
-    """Whether the adapter is added to the weights for forwards that are not trained on, evaluation included. Faster,
-    for one more copy of the adapted weights; only done if it is exact up to rounding (fp32 weights, not sharded)."""
+    """Whether base and adapter are one product in forwards that are not trained on, evaluation included: faster, and
+    exact up to rounding. In fp32 for one more copy of the adapted weights; not of sharded or quantised ones."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SamplingConfig:

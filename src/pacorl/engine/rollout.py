@@ -21,7 +21,7 @@ from pacorl.core.sde import SDE_TYPES, Transition, log_prob
 from pacorl.core.solvers import SOLVERS, Past
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rows import Row, one_size_batches
-from pacorl.lora.adapters import FusedLora
+from pacorl.lora.layers import FusedLora
 from pacorl.types import Conditioning, NodeBatch, Prompt, Rollout, Samples, Size
 
 if TYPE_CHECKING:

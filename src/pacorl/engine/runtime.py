@@ -178,6 +178,8 @@ class Runtime:
         norm = float(full_tensor(norm) if isinstance(norm, Tensor) else norm)
         if math.isfinite(norm):
             optimizer.step()
+            # DeepSpeed writes weights past autograd's count of their versions, by which an adapter's copies follow.
+            torch.autograd.graph.increment_version(parameters)
         optimizer.zero_grad(set_to_none=True)
         return norm
 

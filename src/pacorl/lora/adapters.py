@@ -1,6 +1,6 @@
-"""LoRA adapters on a model: adding them, loading saved ones, copies that follow the trained one, and fused weights.
+"""LoRA adapters on a model: adding them, loading saved ones, and copies that follow the trained one.
 
-Their files are read and written by `lora.formats`.
+Their files are read and written by `lora.formats`; `lora.layers` says how an adapted layer computes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pacorl.lora.formats import HUB_NAME, Lora, peft_options, read_lora
-
-ADAPTER = "default"
+from pacorl.lora.layers import ADAPTER, compute_in_model_dtype
 
 
 def materialize(module: nn.Module) -> None:
@@ -68,6 +67,7 @@ def _inject(transformer: nn.Module, **options: Any) -> None:
         if "lora_" in name:
             # A step of the optimizer is smaller than bf16 resolves, so that a bf16 adapter would hardly move.
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    compute_in_model_dtype(transformer)
 
 
 def adapter_state(transformer: nn.Module) -> dict[str, Tensor]:
@@ -235,55 +235,3 @@ class OldPolicy(AdapterCopy):
     def follow(self, lag: float) -> None:
         """Between epochs: old ← lag·old + (1 − lag)·trained."""
         self._approach(1 - lag)
-
-
-class FusedLora:
-    """Both forms of an adapted model; `swapped_in` shows the fused one, in which a layer is one product, not three.
-
-    Costs one copy of the adapted weights while it lives. The adapter must not change meanwhile.
-    """
-
-    @torch.no_grad()
-    def __init__(self, transformer: nn.Module) -> None:
-        self._pairs = [
-            (layer, layer.base_layer.weight.data, layer.base_layer.weight.data + layer.get_delta_weight(ADAPTER))
-            for layer in _lora_layers(transformer)
-        ]
-
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Within the block the weights hold the adapter."""
-        for layer, _, fused in self._pairs:
-            layer.base_layer.weight.data = fused
-            layer.merged_adapters.append(ADAPTER)  # PEFT then computes the base layer alone
-        try:
-            yield
-        finally:
-            # What was there is put back: PEFT's `unmerge` subtracts, which loses the last bits.
-            for layer, plain, _ in self._pairs:
-                layer.base_layer.weight.data = plain
-                layer.merged_adapters.clear()
-
-
-def can_fuse_lora(transformer: nn.Module) -> bool:
-    """Whether fusing is exact up to rounding: every adapted weight is whole on this device, in fp32 or better."""
-    weights = [layer.base_layer.weight for layer in _lora_layers(transformer)]
-    # In bf16 a change below 1/512 of a weight is rounded away, and a young adapter's are: fused it would be the base.
-    return bool(weights) and all(type(w.data) is Tensor and w.dtype in (torch.float32, torch.float64) for w in weights)
-
-
-def fused_bytes(transformer: nn.Module) -> int:
-    """Bytes of the fused form beside the plain one; 0 if there is none."""
-    layers = _lora_layers(transformer) if can_fuse_lora(transformer) else []
-    return sum(layer.base_layer.weight.nbytes for layer in layers)
-
-
-def fuse_lora(transformer: nn.Module, *, enabled: bool) -> FusedLora | None:
-    """The fused form, if it is enabled and exact."""
-    return FusedLora(transformer) if enabled and can_fuse_lora(transformer) else None
-
-
-def _lora_layers(transformer: nn.Module) -> list[Any]:
-    from peft.tuners.lora import Linear
-
-    return [module for module in transformer.modules() if isinstance(module, Linear)]

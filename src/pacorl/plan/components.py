@@ -14,7 +14,8 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.io.processor import image_tokens
 from pacorl.judges.judge import InProcessOptions
-from pacorl.lora.adapters import add_lora, fused_bytes
+from pacorl.lora.adapters import add_lora
+from pacorl.lora.layers import merged_bytes, refresh_copies
 from pacorl.plan import memory
 from pacorl.plan.sources import clip_encoders, clip_parts
 from pacorl.plan.work import Work
@@ -162,8 +163,10 @@ def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
         Row("AdamW's moments", 2 * size, phases=AFTER_ENCODING),
         Row("adapter, set aside", size, phases=("sample", "decode", "score"), note="evaluation of the average"),
     ]
-    if fused := fused_bytes(policy.transformer) if config.sampling.fuse_lora else 0:
-        rows.append(Row("merged weights", fused, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
+    if copies := refresh_copies(policy.transformer):
+        rows.append(Row(f"adapter in {config.model.dtype}", copies, note="that forwards multiply by"))
+    if merged := merged_bytes(policy.transformer) if config.sampling.fuse_lora else 0:
+        rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
         rows.append(Row("adapter that samples", size, note=config.objective.name))
     return rows

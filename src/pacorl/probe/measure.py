@@ -19,7 +19,7 @@ from pacorl.engine.rows import Row, epoch_rows, one_size_batches
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scorer, overlaps
 from pacorl.judges import JUDGES
-from pacorl.lora.adapters import fuse_lora
+from pacorl.lora.layers import fuse_lora
 from pacorl.probe.design import SIZE, Candidate, Design
 from pacorl.probe.readings import AS_TRAINED, Recorder, asking, recorder_of
 from pacorl.probe.variance import Floats

@@ -23,7 +23,8 @@ from pacorl.engine.rows import one_size_batches
 from pacorl.engine.runtime import Runtime
 from pacorl.judges.judge import Judge
 from pacorl.judges.pairwise import matrix_of
-from pacorl.lora.adapters import FusedLora, MovingAverage, fuse_lora
+from pacorl.lora.adapters import MovingAverage
+from pacorl.lora.layers import FusedLora, fuse_lora
 from pacorl.policies.policy import Policy
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import Reward, scores_of

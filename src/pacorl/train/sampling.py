@@ -22,7 +22,8 @@ from pacorl.engine.rows import Row, assign_rows
 from pacorl.engine.runtime import Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, overlaps, reward_table
 from pacorl.judges import JUDGES
-from pacorl.lora.adapters import OldPolicy, fuse_lora
+from pacorl.lora.adapters import OldPolicy
+from pacorl.lora.layers import fuse_lora
 from pacorl.train.suffix_check import advantage_correlation, full_scores
 from pacorl.types import Advantages, Rollout, Samples
 
