@@ -42,9 +42,9 @@ from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Conditioning, Size
 
 FORMS = {
-    "own": ["sampling.tree={seeds: 12}"],
-    "shared": ["sampling.tree={seeds: 1}"],
-    "node": ["sampling.tree={seeds: 1}"],
+    "own": ["sampling.tree={seeds: 12}", "sampling.suffix={}"],
+    "shared": ["sampling.tree={seeds: 1}", "sampling.suffix={}"],
+    "node": ["sampling.tree={seeds: 1}", "sampling.suffix={}"],
     "node_ab2": ["sampling.tree={seeds: 1}", "sampling.suffix={solver: ab2, steps: 2}"],
 }
 LIMITS = {"own": 0.90, "node": 0.60, "node_ab2": 0.40}

@@ -40,11 +40,11 @@ from pacorl.quickstart import recipe
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 
-AB2 = "sampling.suffix={solver: ab2, steps: 2}"
+FULL, AB2 = "sampling.suffix={}", "sampling.suffix={solver: ab2, steps: 2}"
 FORMS: dict[str, Sequence[str]] = {
-    "own": ("sampling.tree={seeds: 12}",),
-    "shared": ("sampling.tree={seeds: 1}",),
-    "node": ("sampling.tree={seeds: 1}",),
+    "own": ("sampling.tree={seeds: 12}", FULL),
+    "shared": ("sampling.tree={seeds: 1}", FULL),
+    "node": ("sampling.tree={seeds: 1}", FULL),
     "node_ab2": ("sampling.tree={seeds: 1}", AB2),
     "two_seeds": ("sampling.tree={seeds: 2}", AB2),
     "tree": ("sampling.tree={seeds: 1, branches: [4, 3]}", "sampling.sde_steps=[1,2]", AB2),

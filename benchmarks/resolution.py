@@ -85,6 +85,7 @@ def prepared(out: Path, side: int, options: argparse.Namespace, grade: ExtraMetr
         f"epochs={options.epochs}",
         f"sampling.size=[{side},{side}]",
         "sampling.steps=10",
+        "sampling.suffix={}",
         "evaluation.size=[128,128]",
         "judge.overlap=false",
         "trackers=[]",

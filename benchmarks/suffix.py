@@ -78,6 +78,7 @@ def prepared(folder: Path, options: argparse.Namespace) -> PolicyTrainer:
         "prompts_per_epoch": options.prompts,
         "group_size": options.group,
         "sampling.steps": options.steps,
+        "sampling.suffix": "{}",
         "sampling.tree": "{}",
         "sampling.batch": options.group,
         "prompts.leaks": "off",

@@ -27,6 +27,7 @@ SMALL = [
     "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:test:3",
     "sampling.steps=3",
+    "sampling.suffix={}",
     "sampling.batch=4",
     "evaluation.size=[64,64]",
     "evaluation.steps=2",

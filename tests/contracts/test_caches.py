@@ -194,7 +194,7 @@ def test_only_the_suffix_of_training_samples_has_hooks(
     settings = [
         *("epochs=1", "prompts_per_epoch=1", "group_size=2", "trackers=[]", f"out={tmp_path / 'run'}"),
         *("prompts.train=tiny:train:1", "prompts.evaluation=tiny:dev:1", "judge=none", "rewards=[{name: jpeg_size}]"),
-        *("sampling.size=[32,32]", "sampling.steps=5", "sampling.batch=1", f"sampling.suffix.cache={name}"),
+        *("sampling.size=[32,32]", "sampling.steps=5", "sampling.batch=1", f"sampling.suffix={{cache: {name}}}"),
         *("evaluation.size=[64,64]", "evaluation.steps=3"),
     ]
     folder = train_policy(tiny_run(settings))

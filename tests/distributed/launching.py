@@ -19,6 +19,7 @@ SETTINGS = [
     "prompts.train=tiny:train:2",
     "prompts.evaluation=tiny:dev:1",
     "sampling.steps=2",
+    "sampling.suffix={}",
     "sampling.batch=2",
     "evaluation.size=[64,64]",
     "evaluation.steps=1",

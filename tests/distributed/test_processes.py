@@ -25,6 +25,7 @@ SETTINGS = [
     "prompts.train=tiny:train:2",
     "prompts.evaluation=tiny:dev:3",
     "sampling.steps=2",
+    "sampling.suffix={}",
     "sampling.batch=1",  # four batches an update, so that gradients are accumulated before they cross
     "evaluation.size=[64,64]",
     "evaluation.steps=1",
@@ -43,6 +44,7 @@ OBJECTIVES = {
     "flux_suffix": [
         *CHEAP,
         "sampling.steps=5",
+        "sampling.suffix={}",
         "sampling.suffix={cache: taylor, check_every: 1}",
         "sampling.batch=4",
         "optimizer.updates_per_epoch=1",
@@ -63,6 +65,7 @@ OBJECTIVES["flux_scouts"] = [
     *CHEAP,
     "sampling.tree={seeds: 1}",
     "sampling.steps=4",
+    "sampling.suffix={}",
     "selection.scouts={per_prompt: 8, suffix: {steps: 1}}",
 ]
 CASES = (*OBJECTIVES, *EDITS)
@@ -80,6 +83,7 @@ def edit_settings(kind: str, folder: Path) -> list[str]:
         f"prompts.evaluation={folder / 'dev.jsonl'}",
         "sampling.size=[32,32]",
         "sampling.steps=3",
+        "sampling.suffix={}",
         "evaluation.steps=2",
         "evaluation.size=[32,32]",
         "optimizer.lr=1.0e-3",

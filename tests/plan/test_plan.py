@@ -414,7 +414,7 @@ def test_the_plan_trains_nodes(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         return dict(json.loads(result.stdout))
 
-    own, node = dry_run("sampling.tree={}"), dry_run("sampling.tree={seeds: 1}")
+    own, node = (dry_run("sampling.suffix={}", f"sampling.tree={tree}") for tree in ("{}", "{seeds: 1}"))
     assert own["forwards_per_image"] == {"sampling": 6.0, "training": 1.0, "other_policies": 0.0}
     assert node["forwards_per_image"] == pytest.approx(
         {"sampling": 4 + 2 / 12, "training": 1 / 12, "other_policies": 0}

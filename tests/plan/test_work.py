@@ -23,8 +23,8 @@ from pacorl.train.trainer import PolicyTrainer
 from pacorl.train.update import PolicyLoss, update_policy
 from pacorl.types import Advantages, Samples, Size
 
-PAPER = ["group_size=16", "sampling.steps=10", "sampling.batch=16"]
-QUICKSTART = ["group_size=12", "sampling.steps=6", "sampling.batch=12"]
+PAPER = ["group_size=16", "sampling.steps=10", "sampling.suffix={}", "sampling.batch=16"]
+QUICKSTART = ["group_size=12", "sampling.steps=6", "sampling.suffix={}", "sampling.batch=12"]
 ONE_START = "sampling.tree={seeds: 1}"
 SCOUTS = "selection.scouts={per_prompt: 48, suffix: {steps: 4}}"
 TWO_STEPS = "sampling.sde_steps=[1,2]"

@@ -78,9 +78,17 @@ def test_candidates_share_prompts_and_starts(toy: Config) -> None:
         assert np.ptp(pairs[:, 0]) > 0.02  # and starts are not
 
 
-def test_forms_count_what_a_run_makes(toy: Config) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["sampling.tree={seeds: 2}"],
+        ["sampling.tree={seeds: 1}", "selection.scouts={per_prompt: 16, suffix: {solver: ab2, steps: 2}}"],
+    ],
+    ids=["two starts", "scouts"],
+)
+def test_forms_count_what_a_run_makes(toy: Config, settings: list[str]) -> None:
     """Forwards and questions of the config's own form are those that an epoch of training makes."""
-    config = toy(*FEW, "sampling.tree={seeds: 2}", "sampling.steps=4")
+    config = toy(*FEW, *settings, "sampling.steps=5")
     own_form = probe(config, ProbeOptions(epochs=1)).forms[0]
     trainer = PolicyTrainer(config)
     latents, asked = {True: 0, False: 0}, 0
@@ -301,7 +309,8 @@ def run(*words: str) -> tuple[int, str, str]:
 
 def test_the_command_on_the_tiny_world(tmp_path: Path) -> None:
     """The real classes in small, from the config to table, document and plot."""
-    settings = ["prompts_per_epoch=2", "group_size=4", "sampling.size=[32,32]", "sampling.steps=3", "sampling.batch=8"]
+    settings = ["prompts_per_epoch=2", "group_size=4", "sampling.size=[32,32]", "sampling.steps=3"]
+    settings += ["sampling.batch=8", "sampling.suffix={}"]
     words = [str(recipe()), *settings, "--steps", "0", "--noise-levels", "0.7", "--sizes", "32x32"]
     code, shown, everything = run(*words, "--samples", "24", "--out", str(tmp_path))
     assert code == 0, everything

@@ -15,6 +15,7 @@ SMALL = [
     "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:dev:2",
     "sampling.steps=3",
+    "sampling.suffix={}",
     "sampling.batch=4",
     "evaluation.size=[64,64]",
     "evaluation.steps=2",

@@ -51,6 +51,7 @@ SETTINGS = [
     "prompts.evaluation=tiny:dev:2",
     "sampling.size=[32,32]",
     "sampling.steps=4",
+    "sampling.suffix={}",
     "sampling.batch=2",
     "sampling.sde_steps=[1,2]",
     "sampling.tree={}",

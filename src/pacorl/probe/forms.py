@@ -20,6 +20,7 @@ import numpy as np
 
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.sampling import Sampler, Suffix, Tree
+from pacorl.core.selection import Scouts
 from pacorl.core.solvers import SOLVERS
 from pacorl.probe.measure import Clock
 from pacorl.probe.variance import JUDGE, Estimate, Floats, Variances, estimate, ratio
@@ -119,16 +120,14 @@ def _suffixes(configured: Sampler) -> Iterator[Suffix]:
 def _form(
     config: PolicyRun, configured: Sampler, clock: Clock, *, tree: Tree, suffix: Suffix, variances: Variances
 ) -> Form:
-    samples = config.prompts_per_epoch * config.group_size
-    nodes = [config.prompts_per_epoch * count for count in nodes_of(tree)]
-    # Each level's nodes pass the steps from the one before to its own; leaves pass the suffix.
-    starts = [-1, *configured.sde_steps]
-    passed = [count * (step - before) for count, before, step in zip(nodes, starts, configured.sde_steps, strict=False)]
-    tail = len(suffix.grid(configured.sde_steps[-1] + 1, configured.steps)) - 1
-    batches = [max(1, config.sampling.batch // tree.leaves(level)) for level in range(len(tree.branches))]
-    sampling = sum(count * clock.forward(size) / size for count, size in zip(passed, batches, strict=False))
-    sampling += samples * (tail * clock.forward(config.sampling.batch) / config.sampling.batch + clock.decode)
-    trained = [count * config.objective.inner_epochs for count in nodes[:-1]]
+    images, scouts = config.group_size, config.selection.scouts
+    forwards, sampling = _sampling(config, configured, clock, tree, suffix)
+    if scouts:
+        scouted, of_scouts = _sampling(config, configured, clock, _tree_of_scouts(tree, scouts), scouts.suffix)
+        forwards, sampling, images = forwards + scouted, sampling + of_scouts, images + scouts.per_prompt
+    questions = config.prompts_per_epoch * images * clock.questions
+    trained = [config.prompts_per_epoch * count * config.objective.inner_epochs for count in nodes_of(tree)[:-1]]
+    batches = _node_batches(config, tree)
     update = sum(count * clock.trained(size) / size for count, size in zip(trained, batches, strict=True))
     if config.objective.kl_weight > 0:  # the base's own forward
         update += sum(count * clock.forward(size) / size for count, size in zip(trained, batches, strict=True))
@@ -137,12 +136,37 @@ def _form(
         suffix,
         is_configured=(tree, suffix) == (configured.tree, configured.suffix),
         signal=signal_of(variances, compared(config, tree)),
-        forwards=sum(passed) + samples * tail,
+        forwards=forwards,
         trained=sum(trained),
-        questions=round(samples * clock.questions),
+        questions=round(questions),
         seconds={
             "sampling": sampling,
-            "reward": samples * (clock.questions * clock.question + clock.rewards),
+            "reward": questions * clock.question + config.prompts_per_epoch * images * clock.rewards,
             "update": update,
         },
     )
+
+
+def _sampling(config: PolicyRun, configured: Sampler, clock: Clock, tree: Tree, suffix: Suffix) -> tuple[int, float]:
+    """Forwards and seconds of an epoch's groups of that tree, decoded."""
+    nodes = [config.prompts_per_epoch * count for count in nodes_of(tree)]
+    # Each level's nodes pass the steps from the one before to its own; leaves pass the suffix.
+    starts = [-1, *configured.sde_steps]
+    passed = [count * (step - before) for count, before, step in zip(nodes, starts, configured.sde_steps, strict=False)]
+    seconds = sum(
+        count * clock.forward(size) / size for count, size in zip(passed, _node_batches(config, tree), strict=True)
+    )
+    tail = len(suffix.grid(configured.sde_steps[-1] + 1, configured.steps)) - 1
+    seconds += nodes[-1] * (tail * clock.forward(config.sampling.batch) / config.sampling.batch + clock.decode)
+    return sum(passed) + nodes[-1] * tail, seconds
+
+
+def _node_batches(config: PolicyRun, tree: Tree) -> list[int]:
+    """How many nodes of each stochastic step share a forward."""
+    return [max(1, config.sampling.batch // tree.leaves(level)) for level in range(len(tree.branches))]
+
+
+def _tree_of_scouts(tree: Tree, scouts: Scouts) -> Tree:
+    """Of a prompt's scouts: they share one start, or each has its own (`selection.Scouts.check`)."""
+    rest = [1] * (len(tree.branches) - 1)
+    return Tree(1, (scouts.per_prompt, *rest)) if tree.seeds == 1 else Tree(scouts.per_prompt, (1, *rest))
