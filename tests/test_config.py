@@ -220,7 +220,7 @@ FAULTS = [
     ),
     (
         ["model.kind=kontext", "judge.symmetric=true"],
-        "config: judge.symmetric with kind kontext: questions about edits say which image is the original",
+        "config: judge.symmetric with edits by kind kontext: questions about them say which image is the original",
     ),
     (
         ["sampling.sde_type=cps", "sampling.sde_steps=[9]"],
@@ -233,7 +233,7 @@ FAULTS = [
     ),
     (
         ["model.kind=kontext", "prompts.record_sizes=true"],
-        "config: prompts.record_sizes says nothing to kind kontext, whose images have their source's shape",
+        "config: prompts.record_sizes says nothing to edits by kind kontext, whose images have their source's shape",
     ),
     (
         ["prompts.record_sizes=true", "sampling.curriculum=[[2, [768, 768]]]"],

@@ -229,14 +229,14 @@ def test_readings_that_cannot_be_are_refused(
     toy: Config, overrides: tuple[str, ...], asked: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        readings_of(toy(*overrides), asked)
+        readings_of(toy(*overrides), asked, edits=False)
 
 
 def test_edits_are_not_turned() -> None:
     config = configs.load(PolicyRun, recipe().with_name("tiny_edit.yaml"), [])
-    assert readings_of(config, None) == ()
+    assert readings_of(config, None, edits=True) == ()
     with pytest.raises(ValueError, match="questions about edits say which image is the original"):
-        readings_of(config, ("turned",))
+        readings_of(config, ("turned",), edits=True)
 
 
 def test_a_run_without_a_judge_is_probed_too(toy: Config) -> None:

@@ -29,7 +29,8 @@ def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int 
     if not options.model:
         raise ValueError("name a generator with --model, or a folder of finished images with --images")
     kind = options.kind or kind_of(options.model, edits=edits)
-    if edits != POLICIES.named(kind).edits:
+    spec = POLICIES.named(kind)
+    if not (spec.edits if edits else spec.sets):
         raise ValueError(f"{options.model} is of kind {kind!r}, which {'makes sets' if edits else 'edits images'}")
     recipe = described(options, panel=panel) | {"kind": kind}
     return ImageSource(lambda: _load(options, kind), recipe, seed=options.seed, batch=options.image_batch)

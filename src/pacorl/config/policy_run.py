@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from pacorl.core.selection import Selection
 from pacorl.judges import JudgeSection, default_judge
 from pacorl.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.policies.policy import PolicyOptions, PolicySpec
-from pacorl.types import TINY, Size
+from pacorl.types import TINY, Prompt, Size
 
 
 class AdapterConfig(Section):
@@ -311,7 +311,8 @@ class PolicyRun(Section):
         self._check_steps()
         if self.model.checkpoint == TINY:
             _ = self.generator.committed  # refuses a kind without one
-        self._check_edits()
+        if not self.generator.sets:
+            self._check_edits()
         if self.prompts.record_sizes and self.sampling.curriculum:
             raise ValueError(
                 "prompts.record_sizes and sampling.curriculum both say the size of images; leave one of them out"
@@ -366,17 +367,24 @@ class PolicyRun(Section):
         for last in self.sampling.sde_steps[self.sampling.stochastic_steps - 1 :] if is_path else [-1]:
             suffix.grid(last + 1, self.sampling.steps)
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Check the settings that edits rule out, if any of the prompts is one.
+
+        Raises:
+            ValueError: naming the setting.
+        """
+        if any(prompt.sources for prompt in prompts):
+            self._check_edits()
+
     def _check_edits(self) -> None:
-        if not self.generator.edits:
-            return
         if self.prompts.record_sizes:
             raise ValueError(
-                f"prompts.record_sizes says nothing to kind {self.model.kind}, whose images have their source's shape; "
-                "leave it out"
+                f"prompts.record_sizes says nothing to edits by kind {self.model.kind}, whose images have their "
+                "source's shape; leave it out"
             )
         for key, judge in {"judge": self.judge, "evaluation.judge": self.evaluation.judge}.items():
             if judge and judge.symmetric:
                 raise ValueError(
-                    f"{key}.symmetric with kind {self.model.kind}: questions about edits say which image is the "
-                    "original, and must not be turned round; set it to false"
+                    f"{key}.symmetric with edits by kind {self.model.kind}: questions about them say which image is "
+                    "the original, and must not be turned round; set it to false"
                 )

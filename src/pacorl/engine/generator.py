@@ -54,8 +54,8 @@ class Generator:
         """
         self.policy, self.model, self.adapter = policy, model, adapter
         spec = POLICIES.named(kind)
-        self.edits = spec.edits
-        """Whether it edits sources, rather than make sets."""
+        self.edits, self.sets = spec.edits, spec.sets
+        """Whether it edits sources, and whether it makes sets from words alone; some do both."""
         self._tiny = spec.tiny if model == TINY else None
         self.batch = self._tiny.batch if self._tiny else 1
         self.default_steps = self._tiny.steps if self._tiny else spec.steps
@@ -127,7 +127,7 @@ class Generator:
             ValueError: if a size or a source does not fit, or a set is asked of an editor, or the other way round.
         """
         for prompt in prompts:
-            if self.edits and not prompt.sources:
+            if not self.sets and not prompt.sources:
                 raise ValueError(f"{self.model} edits images, and there is none; give one with --image")
             if prompt.sources and not self.edits:
                 editor = next(spec for spec in POLICIES.values() if spec.edits).published

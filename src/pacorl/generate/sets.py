@@ -117,19 +117,19 @@ def generate_sets(
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to say which; name one with --judge")
-    if judge and not rank:
-        rank = partial(judge_edits, judge) if generator.edits else partial(judge_sets, judge, ask=ask)
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
-        prompt = prompts[number // count]
+        prompt, ranked_by = prompts[number // count], rank
+        if judge and not rank:
+            ranked_by = partial(judge_edits, judge) if prompt.sources else partial(judge_sets, judge, ask=ask)
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
         # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
         candidates = generator.sample([prompt] * best_of, seeds, size=size, steps=steps, base=base, on_step=on_step)
         recipes = [_recipe(generator, prompt, seed, size=size, steps=steps, base=base) for seed in seeds]
         judged: Sequence[Judged | None] = [None]
         order = [0]
-        if rank:
-            judged = judgements = rank([prompt] * best_of, candidates)
+        if ranked_by:
+            judged = judgements = ranked_by([prompt] * best_of, candidates)
             order = best_first(judgements)
         images += [
             GeneratedImage(prompt, candidates[i], recipes[i], judged[i], rank=position, candidates=best_of)

@@ -95,6 +95,7 @@ def plan_policy(config: PolicyRun) -> Plan:
     config = without_idle_judges(config, run=False)
     train = _prompts(config, config.prompts.train)
     evaluation = _prompts(config, config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    config.check_prompts([*train, *evaluation])
     for key, reward in sources.rewards_of(config):  # whether the prompts hold what it needs, which takes no judge
         reward.check(evaluation if key.startswith("evaluation.") else [*train, *evaluation])
     leaks = check_leaks(
@@ -107,6 +108,7 @@ def plan_policy(config: PolicyRun) -> Plan:
     generator, judge = sources.generator(config), sources.judge(config.judge, key="judge")
     held_out_judge = sources.judge(config.evaluation.judge, key="evaluation.judge")
     policy = policy_on_meta(config, generator.configs)
+    policy.planned_sources = sources.planned_sources(config, [*train, *evaluation])
     for prompt in [*train, *evaluation]:
         # A source that is missing or has no usable shape is said now, and not in the first epoch.
         policy.size_of(prompt, Size(*config.sampling.size))
@@ -190,7 +192,7 @@ def _at_largest(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence
 
 def _prompts(config: PolicyRun, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
     """None of a source that is not here."""
-    absence = sources.prompts_absence("prompts", source, spec=config.generator)
+    absence = sources.prompts_absence("prompts", source, spec=config.generator, edits=config.generator.edits)
     return () if absence else prompts_from(source, limit=limit)
 
 

@@ -21,8 +21,9 @@ from pacorl.policies import POLICIES
 from pacorl.policies.policy import WITHOUT_WEIGHTS, Parts, PolicySpec
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
+from pacorl.rewards.consistency import EditConsistency
 from pacorl.rewards.reward import Reward
-from pacorl.types import TINY
+from pacorl.types import TINY, Prompt
 
 T2IS_HOME = "github.com/X-GenGroup/PaCo-RL, PaCo-GRPO/dataset/T2IS/half_2by2/{train,test}_metadata.jsonl"
 GEDIT_COMMAND = "hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench"
@@ -217,6 +218,7 @@ def _reward_absences(config: PolicyRun) -> Iterator[MissingFile]:
 
 def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
     """Everything that the run needs and that is not here, data first."""
+    edits = planned_sources(config) > 0
     data, judges = config.prompts, {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
     prompts = [("prompts.train", data.train), ("prompts.evaluation", data.evaluation)]
     prompts += [("prompts.benchmarks", name) for name in data.benchmarks]
@@ -225,7 +227,7 @@ def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[
         f"{key}.adapter": judge.adapter for key, judge in judges.items() if isinstance(judge, InProcessOptions)
     }
     absences = [
-        *(prompts_absence(key, source, spec=config.generator) for key, source in prompts),
+        *(prompts_absence(key, source, spec=config.generator, edits=edits) for key, source in prompts),
         *(absence for checkpoint in checkpoints for absence in checkpoint.absences),
         *_reward_absences(config),
         *(adapter_absence(key, source) for key, source in adapters.items()),
@@ -233,18 +235,28 @@ def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[
     return tuple(absence for absence in absences if absence)
 
 
-def prompts_absence(key: str, source: str, *, spec: PolicySpec) -> MissingFile | None:
+def planned_sources(config: PolicyRun, prompts: Sequence[Prompt] = ()) -> int:
+    """How many sources a prompt of the run has at most, as its prompts say it, or before they are here its rewards."""
+    spec = config.generator
+    if prompts and spec.sets:
+        return max(len(prompt.sources) for prompt in prompts)
+    about_edits = any(isinstance(reward, EditConsistency) for _, reward in rewards_of(config))
+    return int(spec.edits and (not spec.sets or about_edits))
+
+
+def prompts_absence(key: str, source: str, *, spec: PolicySpec, edits: bool) -> MissingFile | None:
     """Where to get a prompt file that is not here; None if it is (the tiny world always is).
 
     Args:
         key: The config's.
         source: What it says.
-        spec: The generator's, which says whether sets or edits are asked for.
+        spec: The generator's.
+        edits: Whether edits are asked for, and no sets.
     """
     name, _, language = source.rpartition(":")
     if source.startswith("tiny:") or Path(name if language in LANGUAGES else source).exists():
         return None
-    if not spec.edits:
+    if not edits:
         return MissingFile(key, source, f"T2IS records: {T2IS_HOME}; or name a JSONL or text file of your own")
     return MissingFile(
         key,

@@ -23,6 +23,7 @@ POLICIES: Table[PolicySpec] = Table(
         "qwen_edit": "pacorl.policies.qwen_image:QWEN_EDIT",
         "qwen_edit_plus": "pacorl.policies.qwen_image:QWEN_EDIT_PLUS",
         "sd3": "pacorl.policies.sd3:SD3",
+        "klein": "pacorl.policies.klein:KLEIN",
     },
 )
 """`model.kind` → its spec. The first is the default."""

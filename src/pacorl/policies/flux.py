@@ -50,7 +50,7 @@ class FluxPolicy(PipelinePolicy):
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "CLIP text encoder", "text_encoder_2": "T5 text encoder"}
-    t5: ClassVar[int] = 2
+    long_encoder: ClassVar[str] = "text_encoder_2"
 
     def __init__(self, pipeline: Any, options: PolicyOptions, *, record_sizes: bool = False) -> None:
         from pacorl.policies.last_block import prune_last_block_text  # imports diffusers, which options do without

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pacorl.data.tiny_words import check_tiny_edit
-from pacorl.io.images import upright_size
+from pacorl.io.images import open_image, upright_size
 from pacorl.policies.flux import DEV_LICENCE, TRAINED_WITH, DistilledOptions, FluxPolicy, image_ids, tiny_flux
 from pacorl.policies.policy import PolicySpec, TinyCheckpoint
 from pacorl.types import Conditioning, Prompt, Size
@@ -61,6 +61,10 @@ class KontextPolicy(FluxPolicy):
             )
         scale = math.sqrt(size.height * size.width / 1024**2)  # for which the pipeline's shapes are written
         return Size(*(max(1, round(side * scale / step)) * step for side in (height, width)))
+
+    def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
+        """The source's tokens (1, N, C)."""
+        return {"source": self.encode_image(open_image(self.source_paths(prompt)[0]), size)}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         # The generated tokens come first, so that the source's velocity, which nothing reads, is cut off behind them.

@@ -6,6 +6,7 @@ it takes at which size. The rest is here, as diffusers' pipelines do it: seeds t
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,6 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from pacorl.core.caches import CACHES
-from pacorl.io.images import open_image
 from pacorl.io.quiet import quiet
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -76,13 +76,15 @@ class PipelinePolicy:
 
     lora_targets: tuple[str, ...]
     references: ClassVar[int] = 0
-    """Images that it edits at most; 0 if it makes sets."""
+    """Sources that a prompt may have at most; 0 if it makes sets alone."""
+    source_optional: ClassVar[bool] = False
+    """Of an editor, whether it makes sets too: of the prompts without a source."""
     model_name: ClassVar[str] = ""
     """Of an editor, for messages about its sources."""
     encoders: ClassVar[Mapping[str, str]]
     """The pipeline's text encoders, which are not needed after `encode`: attribute → name for people."""
-    t5: ClassVar[int] = 0
-    """Number of the T5 among them (`text_encoder_2`), whose tokens `max_sequence_length` counts; 0 without one."""
+    long_encoder: ClassVar[str] = ""
+    """Attribute of the one among them whose tokens `max_sequence_length` counts; empty if any length is read."""
     clip_tokens: ClassVar[int] = 0
     """How many tokens of CLIP stand before T5's."""
     scheduler_spaced: ClassVar[bool] = False
@@ -96,6 +98,8 @@ class PipelinePolicy:
         """The transformer while it has the hooks of a cache."""
         self.transformer: nn.Module = pipeline.transformer
         self.token_pixels: int = 2 * pipeline.vae_scale_factor
+        self.planned_sources = 0 if self.source_optional else min(1, self.references)
+        """Sources of a prompt for which memory is planned."""
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 component.requires_grad_(False).eval()
@@ -120,7 +124,7 @@ class PipelinePolicy:
         return int(self.pipeline.vae.config.latent_channels)
 
     def check_size(self, size: Size) -> None:
-        if self.references:  # an edit's size is an area, whose sides follow from the source
+        if self.references and not self.source_optional:  # an edit's size is an area: its sides follow from the source
             check_area(size, step=self.token_pixels)
         else:
             check_multiple(size, step=self.token_pixels)
@@ -147,21 +151,22 @@ class PipelinePolicy:
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
         """One conditioning per prompt, on the CPU.
 
-        Its tensors are those of `encode_texts`, with a negative prompt also `negative_…`, and for edits `source`, the
-        source's tokens (1, N, C).
+        Its tensors are those of `encode_texts`, with a negative prompt also `negative_…`, and of `encode_sources`.
         """
         texts = self.encoded_texts([prompt.text for prompt in prompts])
-        if not self.references:
-            return [Conditioning(text) for text in texts]
         return [
-            Conditioning({**text, "source": self.encode_image(open_image(self.source_paths(prompt)[0]), size)})
+            Conditioning({**text, **self.encode_sources(prompt, size)})
             for text, prompt in zip(texts, prompts, strict=True)
         ]
+
+    def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
+        """What the transformer reads of a prompt's sources, on the CPU; nothing of a set."""
+        return {}
 
     def source_paths(self, prompt: Prompt) -> tuple[Path, ...]:
         """The sources of an edit, or a ValueError if there is none or one too many."""
         count, name = len(prompt.sources), f"prompt {prompt.id} ({prompt.text[:60]!r})"
-        if not count:
+        if not count and not self.source_optional:
             raise ValueError(
                 f"{name} has no source, and {self.model_name} edits images; give records of {{image, instruction}}"
             )
@@ -171,9 +176,8 @@ class PipelinePolicy:
 
     def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
         """Per text what `encode_texts` gives, on the CPU; with a negative prompt also `negative_…`, equal for all."""
-        if self.t5:
-            limit, tokenizer = self.options.max_sequence_length, getattr(self.pipeline, f"tokenizer_{self.t5}")
-            lengths = [len(tokenizer(text, truncation=False).input_ids) for text in texts]
+        if self.long_encoder:
+            limit, lengths = self.options.max_sequence_length, [self.count_tokens(text) for text in texts]
             if max(lengths, default=0) > limit:
                 warnings.warn(
                     f"{sum(length > limit for length in lengths)} of {len(texts)} prompts have more than "
@@ -191,6 +195,11 @@ class PipelinePolicy:
                 negative = self.encode_texts([self.options.negative_text])
                 encoded = [text | {f"negative_{name}": t.cpu() for name, t in negative.items()} for text in encoded]
         return encoded
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text before it is cut at `max_sequence_length`."""
+        tokenizer = getattr(self.pipeline, self.long_encoder.replace("text_encoder", "tokenizer"))
+        return len(tokenizer(text, truncation=False).input_ids)
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """What the transformer reads of a batch of texts: name → (B, …)."""
@@ -221,8 +230,6 @@ class PipelinePolicy:
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it."""
-        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
         config = self.pipeline.scheduler.config
         # The first step must start at 1 and the last one end at `shift_terminal`, which one step cannot.
         if num_steps < 2 and config.get("shift_terminal"):
@@ -231,14 +238,20 @@ class PipelinePolicy:
         if self.scheduler_spaced:
             options = {"num_inference_steps": num_steps}
         if config.get("use_dynamic_shifting"):  # else the config's own `shift` holds for every size
-            rows, cols = self.token_grid(size)
-            bounds = (config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
-            options["mu"] = calculate_shift(rows * cols, *bounds)
+            options["mu"] = self.shift(math.prod(self.token_grid(size)), num_steps)
         # A scheduler of its own, because set_timesteps would change the pipeline's.
         scheduler = type(self.pipeline.scheduler).from_config(config)
         scheduler.set_timesteps(**options)
         sigmas: Tensor = scheduler.sigmas
         return sigmas.float().cpu()
+
+    def shift(self, tokens: int, num_steps: int) -> float:
+        """Where the scheduler shifts the sigmas of an image of `tokens` tokens to, as the pipeline tells it."""
+        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+        config = self.pipeline.scheduler.config
+        bounds = (config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
+        return float(calculate_shift(tokens, *bounds))
 
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         factor = self.pipeline.vae_scale_factor
@@ -292,23 +305,44 @@ class PipelinePolicy:
         length = self.clip_tokens + self.options.max_sequence_length
         return {"tokens": (length, config.joint_attention_dim), "pooled": (config.pooled_projection_dim,)}
 
+    def source_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
+        """Shapes of what `encode_sources` gives for one source."""
+        return {"source": (math.prod(self.token_grid(size)), 4 * self.latent_channels)}
+
     def text_pass(self, size: Size) -> Callable[[], Any]:
         """The pass of the largest text encoder over one prompt."""
         ids = torch.zeros(1, self.options.max_sequence_length, device=self.device, dtype=torch.long)
-        return partial(getattr(self.pipeline, f"text_encoder_{self.t5}"), ids)
+        return partial(getattr(self.pipeline, self.long_encoder), ids)
 
     def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:
         """What `encode` and `collate` would give for `batch` prompts, as empty tensors."""
         shapes = self.text_shapes(size)
         if self.options.negative_text is not None:
             shapes |= {f"negative_{name}": shape for name, shape in shapes.items()}
-        if self.references:
-            rows, cols = self.token_grid(size)
-            shapes["source"] = (rows * cols, 4 * self.latent_channels)
+        if self.planned_sources:
+            shapes |= self.source_shapes(size)
         dtype = self.pipeline.vae.dtype
         return Conditioning(
             {name: torch.empty(batch, *shape, device=self.device, dtype=dtype) for name, shape in shapes.items()}
         )
+
+
+def check_alike(conditionings: Sequence[Conditioning], *, positions: str) -> None:
+    """Raise ValueError if sources differ in number or shape: the rows of a batch are of one length, laid out alike.
+
+    `positions` names the tensor that says how they are laid out, if a conditioning has it.
+    """
+    first = conditionings[0].tensors
+    for tensors in (conditioning.tensors for conditioning in conditionings[1:]):
+        if (
+            first.keys() != tensors.keys()
+            or ("source" in first and first["source"].shape != tensors["source"].shape)
+            or (positions in first and not torch.equal(first[positions], tensors[positions]))
+        ):
+            raise ValueError(
+                "a batch holds prompts whose sources differ in number or shape, and a batch has one shape; let "
+                "sampling.batch and evaluation.batch divide the samples of one prompt, or set them to 1"
+            )
 
 
 def guided(forward: Callable[[str], Tensor], *, scale: float, keep_norm: bool = False) -> Tensor:

@@ -194,8 +194,13 @@ class PolicySpec:
 
     @property
     def edits(self) -> bool:
-        """Whether it edits sources, rather than make sets from words alone."""
+        """Whether it edits sources."""
         return self.policy.references > 0
+
+    @property
+    def sets(self) -> bool:
+        """Whether it makes sets from words alone."""
+        return not self.edits or self.policy.source_optional
 
     @cached_property
     def parts(self) -> Parts:

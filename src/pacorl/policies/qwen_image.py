@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from pacorl import twins
 from pacorl.io.images import open_image, upright_size
 from pacorl.io.processor import image_text_processor, image_tokens, load_processor
-from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_area, guided, pack
+from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, check_area, guided, pack
 from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -154,12 +154,7 @@ class QwenEditPolicy(PipelinePolicy):
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """One batch, on the device; shorter texts are padded with zeros, and a mask hides the padding."""
-        grids = {str(c.tensors.get("source_grid", torch.empty(0)).tolist()) for c in conditionings}
-        if len(grids) > 1 or len({c.tensors["source"].shape for c in conditionings}) > 1:
-            raise ValueError(
-                "a batch holds edits whose sources differ in number or shape, and Qwen-Image generates one shape at a "
-                "time; let sampling.batch and evaluation.batch divide the samples of one prompt, or set them to 1"
-            )
+        check_alike(conditionings, positions="source_grid")
         batch: dict[str, Tensor] = {}
         for name in conditionings[0].tensors:
             rows = [conditioning.tensors[name] for conditioning in conditionings]

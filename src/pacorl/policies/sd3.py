@@ -47,7 +47,7 @@ class SD3Policy(PipelinePolicy):
         "text_encoder_2": "CLIP-G text encoder",
         "text_encoder_3": "T5 text encoder",
     }
-    t5: ClassVar[int] = 3
+    long_encoder: ClassVar[str] = "text_encoder_3"
     clip_tokens: ClassVar[int] = 77
     scheduler_spaced: ClassVar[bool] = True
 

@@ -55,24 +55,28 @@ READINGS: Mapping[str, Form] = {
 }
 
 
-def readings_of(config: PolicyRun, requested: Sequence[str] | None) -> tuple[str, ...]:
+def readings_of(config: PolicyRun, requested: Sequence[str] | None, *, edits: bool) -> tuple[str, ...]:
     """How the judge of a config is read besides as in training; by default turned, if pairs have no order.
+
+    Args:
+        requested: Names of `READINGS`, or None.
+        edits: Whether the prompts are edits, whose questions have an order.
 
     Raises:
         ValueError: if a reading is unknown, or there is nobody to read, or edits would be turned.
     """
     if requested is None:
-        ordered = config.judge is None or config.judge.symmetric or config.generator.edits
+        ordered = config.judge is None or config.judge.symmetric or edits
         return () if ordered else ("turned",)
     for name in requested:
         if name not in READINGS:
             raise ValueError(f"--judge-repeats {name!r} is none of {', '.join(READINGS)} or none")
         if config.judge is None:
             raise ValueError(f"--judge-repeats {name}: no reward of this config asks a judge; leave it out")
-    if "turned" in requested and config.generator.edits:
+    if "turned" in requested and edits:
         raise ValueError(
-            f"--judge-repeats turned with kind {config.model.kind}: questions about edits say which image is the "
-            "original; take again or resized"
+            f"--judge-repeats turned with edits by kind {config.model.kind}: questions about edits say which image is "
+            "the original; take again or resized"
         )
     return tuple(requested)
 

@@ -115,8 +115,9 @@ def probe(
     """
     started = time.perf_counter()
     config = builders.checked_config(config, {})
-    configured, readings = configured_sampler(config), readings_of(config, options.judge_repeats)
     train, _, _ = builders.read_prompts(config)
+    edits = any(prompt.sources for prompt in train)
+    configured, readings = configured_sampler(config), readings_of(config, options.judge_repeats, edits=edits)
     design = plan_design(config, configured, options, prompts=len(train), readings=len(readings))
     with opened(config, design, train, readings) as models:
         design = _possible_sizes(design, models, options)

@@ -94,10 +94,11 @@ def read_prompts(config: PolicyRun) -> tuple[list[Prompt], list[Prompt], str]:
     """The training prompts, the evaluation's, and a warning if they leak into each other.
 
     Raises:
-        ValueError: if they leak and `prompts.leaks` is refuse.
+        ValueError: if they leak and `prompts.leaks` is refuse, or are edits and a setting rules these out.
     """
     train = prompts_from(config.prompts.train, limit=None)
     evaluation = prompts_from(config.prompts.evaluation, limit=config.prompts.evaluation_limit)
+    config.check_prompts([*train, *evaluation])
     leaks = check_leaks(
         train,
         evaluation,
