@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from judges import serving
 from pacorl.cli import app
-from pacorl.cli.shared import INCOMPLETE
+from pacorl.cli.shared import BELOW, INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
 from pacorl.io.images import open_image
@@ -238,3 +238,14 @@ def test_python_says_why_there_is_no_score(photograph: Path, images: list[Path])
         scores = reward.score_set([*images[:2], photograph])
         assert [pair.declined for pair in scores.pairs] == [False, True, True]
         assert reward.score(*images[:2]) == scores.mean
+
+
+def test_a_least_score_is_a_gate(images: list[Path], judge_folder: Path, judge: LocalJudge) -> None:
+    mean = PacoReward(judge).score_set(images[:3]).mean
+    assert mean is not None
+    for least, code in ((mean - 1e-3, 0), (mean + 1e-3, BELOW)):
+        result = run(*images[:3], "--judge", judge_folder, "--min", least)
+        assert result.exit_code == code
+        assert ("below --min" in result.stderr) == (code == BELOW)
+    flat = run(images[0], images[0].parent / "none.png", "--judge", judge_folder, "--min", 2)
+    assert "--min 2: P(Yes) is between 0 and 1" in str(flat.exception)

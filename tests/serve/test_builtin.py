@@ -20,6 +20,7 @@ from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.http.messages import encode
 from pacorl.judges.judge import JudgeRefusedError
 from pacorl.judges.local import LocalJudge
+from pacorl.score.reward import PacoReward
 from pacorl.serve.builtin import Limits
 from pacorl.types import Question
 
@@ -260,3 +261,50 @@ def test_an_image_with_transparency_is_laid_on_white(url: str) -> None:
 def test_the_vocabulary_is_the_models(url: str, local_judge: LocalJudge) -> None:
     last = local_judge.model.get_input_embeddings().num_embeddings - 1
     assert chat(url, max_tokens=1, logprobs=True, logprob_token_ids=[last])[0] == 200
+
+
+# --- sets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"theme": "a red hero", "symmetric": True}, {"ranking": True, "criteria": {"Hat": "The same hat."}}],
+)
+def test_a_set_has_the_scores_of_the_judge_in_this_process(
+    url: str, local_judge: LocalJudge, options: dict[str, Any]
+) -> None:
+    status, answer = post(f"{url}/v1/consistency", {"images": [encode(panel).url for panel in PANELS], **options})
+    wordings = {name: options[name] for name in ("theme", "criteria") if name in options}
+    rest = {name: value for name, value in options.items() if name not in wordings}
+    here = PacoReward(local_judge).score_set(PANELS, **wordings, **rest).to_dict()
+    assert (status, answer.pop("model")) == (200, "judge")
+    assert answer.pop("mean") == pytest.approx(here.pop("mean"), abs=1e-6)
+    assert [pair["images"] for pair in answer["pairs"]] == [pair["images"] for pair in here["pairs"]]
+    assert answer.keys() == here.keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"images": [encode(PANELS[0]).url]}, "1 image has nothing to be compared with"),
+        ({"images": [encode(PANELS[0]).url, "/etc/passwd"]}, "image 2: only data URLs are taken"),
+        ({"images": [encode(PANELS[0]).url] * 9}, "9 images in one request; at most 8"),
+        ({"images": [encode(panel).url for panel in PANELS], "theme": "<|im_end|>"}, "<|im_end|>"),
+        ({"images": [encode(panel).url for panel in PANELS], "theme": "hero " * 9000}, "tokens"),
+        ({"images": [encode(panel).url for panel in PANELS], "model": "other"}, "there is no model 'other'"),
+        ({"images": [encode(panel).url for panel in PANELS], "min": 0.7}, "min"),
+        ({}, "images"),
+    ],
+)
+def test_a_set_that_cannot_be_scored_is_told_why(url: str, fields: dict[str, Any], message: str) -> None:
+    status, answer = post(f"{url}/v1/consistency", fields)
+    assert status == (404 if "model" in fields else 400)
+    assert message in answer["error"]["message"]
+
+
+def test_a_set_of_images_that_the_judge_does_not_know_is_declined() -> None:
+    with serving({"tiny": LocalJudge.from_pretrained("tiny", decline=True)}) as url:
+        panels, flat = PANELS[:2], [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+        assert post(f"{url}/v1/consistency", {"images": [encode(panel).url for panel in panels]})[0] == 200
+        status, answer = post(f"{url}/v1/consistency", {"images": [encode(image).url for image in flat]})
+    assert (status, answer["error"]["type"]) == (422, "declined")

@@ -312,13 +312,26 @@ def export(
     step.perform("exporting", partial(run, rule=rule, question=question))
 
 
+@app.command()
+def tasks(
+    folder: Path = FOLDER,
+    *,
+    out: Path = typer.Option(..., help="A folder, the root of Label Studio's local storage."),
+    output: JsonOption,
+) -> None:
+    """Write what is to be ranked, and the rankings so far, as tasks of Label Studio."""
+    from pacorl.dataset.label_studio import write_tasks
+
+    print_counts(write_tasks(folder, out), as_json=output.as_json)
+
+
 @app.command("import")
 def import_(
     folder: Path = FOLDER,
     source: Path = typer.Argument(help="A folder that was published, unpacked; or your rankings, a .csv or .jsonl."),
     *,
     kind: str = typer.Option(
-        ..., help="rankings (your own), sharegpt (PaCo-Dataset), consistency_rank, or sharegpt_4o_image."
+        ..., help="rankings (your own), label_studio, sharegpt (PaCo-Dataset), consistency_rank, sharegpt_4o_image."
     ),
     name: str = typer.Option("", help="What it is called here; the source's name unless given."),
     step: StepOptions,

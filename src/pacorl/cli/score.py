@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from pacorl.cli.shared import INCOMPLETE, OnlyJudge, echo_errors, print_json
+from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo_errors, print_json
 from pacorl.config.options import option
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class ReportOptions:
     report: Path | None = option(None, "Write a self-contained page.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
     keep_going: bool = option(False, "Leave out what cannot be used; exit with code 3.")
+    least: float | None = option(None, "Exit with code 4 if the mean of all pairs is below.", flags=("--min",))
+
+    def __post_init__(self) -> None:
+        if self.least is not None and not 0 <= self.least <= 1:
+            raise ValueError(f"--min {self.least:g}: P(Yes) is between 0 and 1, e.g. --min 0.7")
 
 
 def score(
@@ -93,6 +98,9 @@ def score(
         echo_errors(f"page: {output.report}")
     if refused or scores.missing:
         raise typer.Exit(INCOMPLETE)
+    if output.least is not None and scores.mean is not None and scores.mean < output.least:
+        echo_errors(f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min {output.least:g}")
+        raise typer.Exit(BELOW)
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:

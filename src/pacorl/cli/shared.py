@@ -23,6 +23,8 @@ from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
 
 INCOMPLETE = 3
 """Exit code if something has no judgement, or was left out because the user allowed it."""
+BELOW = 4
+"""Exit code if a score is below what was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

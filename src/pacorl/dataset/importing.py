@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pacorl.core import questions
 from pacorl.data.comparisons import IMAGE_TAG, load_sharegpt, sharegpt_files, sharegpt_names
 from pacorl.data.rankings import Ranking, load_rankings
 from pacorl.dataset.export import link_or_copy
+from pacorl.dataset.label_studio import load_label_studio
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, write_records
 from pacorl.dataset.rules import pair_key, question_suffix
@@ -143,17 +145,19 @@ def _required(row: Any, key: str) -> Any:
     return row[key]
 
 
-def import_rankings(bundle: Import) -> Iterator[Answer]:
-    """A CSV or JSONL of one's own rankings (`data/rankings.py`).
+def import_rankings(
+    bundle: Import, *, load: Callable[[Path], list[Ranking]] = load_rankings, form: str = ".csv or .jsonl"
+) -> Iterator[Answer]:
+    """One's own rankings: a CSV or JSONL (`data/rankings.py`), or what `load` reads.
 
     Rankings of one reference are a group, unless the file says what a group is. Copies of an image count as that image,
     so that no split can part them.
     """
     if not bundle.source.is_file():
         fault = "is a folder" if bundle.source.is_dir() else "is missing"
-        raise ValueError(f"{bundle.source} {fault}; rankings come from a .csv or .jsonl file above its images: name it")
+        raise ValueError(f"{bundle.source} {fault}; rankings come from a {form} file above its images: name it")
     bundle.inputs.append(bundle.source)
-    rankings = load_rankings(bundle.source)
+    rankings = load(bundle.source)
     stored = _stored_images(bundle, rankings)
     instances: dict[object, str] = {}
     lines: dict[tuple[str, str], int] = {}
@@ -227,6 +231,7 @@ SOURCES: dict[str, Callable[[Import], Iterator[Any]]] = {
     "sharegpt": import_sharegpt,
     "sharegpt_4o_image": import_sharegpt_4o,
     "rankings": import_rankings,
+    "label_studio": partial(import_rankings, load=load_label_studio, form=".json"),
 }
 
 

@@ -1,8 +1,8 @@
 """The built-in server: `pacorl serve CHECKPOINT --backend builtin`.
 
 FastAPI over `LocalJudge`, for a laptop, a small judge, or tests; vLLM is the one for production. `/v1/models`,
-`/v1/chat/completions`, `/tokenize`, `/version`, `/health` and `/metrics`. First-token questions of all callers are
-batched together; longer answers are generated one at a time on the same thread.
+`/v1/chat/completions`, `/v1/consistency`, `/tokenize`, `/version`, `/health` and `/metrics`. First-token questions of
+all callers are batched together; sets are scored and longer answers generated one at a time on the same thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +29,15 @@ from pacorl.judges.http.client import DECLINE_HEADER, DECLINED
 from pacorl.judges.http.endpoints import Server
 from pacorl.judges.http.messages import FLOOR_LOGPROB
 from pacorl.judges.local import LocalJudge, placement
+from pacorl.score.scores import check_count
 from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel, check_length
-from pacorl.serve.schema import ChatRequest, TokenizeRequest, fetch_image
+from pacorl.serve.schema import ChatRequest, ConsistencyRequest, TokenizeRequest, asking, fetch_image
 from pacorl.web.connections import run
 from pacorl.web.guard import Guard, RefusedError
 from pacorl.web.site import listening, validation_message
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
     from pacorl.judges.prompting import ChatPrompt
@@ -99,6 +101,17 @@ def create_app(
             metrics.images += len(prompt.images)
             return JSONResponse(completion(request, continuation, model.tokenizer))
 
+    @app.post("/v1/consistency")
+    async def consistency(request: ConsistencyRequest) -> dict[str, Any]:
+        model = _model_of(models, request.model or next(iter(models)))
+        with metrics.request(model.name):
+            with _asking():
+                images = await _images(request.images, limits, allow_urls)
+                await asyncio.to_thread(_check_set, model, request, images, limits)
+            scores = await model.score(request, images)
+            metrics.images += len(images)
+            return {"model": model.name, **scores.to_dict()}
+
     return app
 
 
@@ -137,21 +150,39 @@ def _model_of(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     return models[name]
 
 
-async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allow_urls: bool) -> ChatPrompt:
-    urls = request.image_urls
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Within the block a fault of what was sent is the caller's."""
+    try:
+        yield
+    except (ValueError, OSError) as fault:
+        raise RefusedError(str(fault), status=400) from None
+
+
+async def _images(urls: Sequence[str], limits: Limits, allow_urls: bool) -> list[Image]:
     if len(urls) > limits.images:
         raise RefusedError(f"{len(urls)} images in one request; at most {limits.images} are taken", status=400)
+    load = partial(fetch_image, max_pixels=limits.pixels, max_bytes=limits.body_bytes, allow_urls=allow_urls)
+    # On other threads: the event loop answers everybody.
+    return [await asyncio.to_thread(load, url, name=f"image {i + 1}") for i, url in enumerate(urls)]
+
+
+def _check_set(model: ServedModel, request: ConsistencyRequest, images: Sequence[Image], limits: Limits) -> None:
+    """Raises ValueError if there is nothing to compare, or if a question about the two largest images is too long."""
+    check_count(len(images), ranking=request.ranking)
+    largest = sorted(images, key=lambda image: image.width * image.height)[-2:]
+    for question in request.questions:
+        model.prompt([asking(question.text, images=2)], largest, most_tokens=limits.prompt_tokens)
+
+
+async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allow_urls: bool) -> ChatPrompt:
     if request.new_tokens > limits.new_tokens:
         raise RefusedError(f"max_tokens {request.new_tokens} is above this server's {limits.new_tokens}", status=400)
     if beyond := [i for i in request.logprob_token_ids if i >= model.vocabulary]:
         raise RefusedError(f"logprob_token_ids {beyond} are beyond the {model.vocabulary} tokens", status=400)
-    load = partial(fetch_image, max_pixels=limits.pixels, max_bytes=limits.body_bytes, allow_urls=allow_urls)
-    try:
-        images = [await asyncio.to_thread(load, url, name=f"image {i + 1}") for i, url in enumerate(urls)]
-        # On other threads: the event loop answers everybody.
+    with _asking():
+        images = await _images(request.image_urls, limits, allow_urls)
         return await asyncio.to_thread(model.prompt, request.messages, images, most_tokens=limits.prompt_tokens)
-    except (ValueError, OSError) as fault:
-        raise RefusedError(str(fault), status=400) from None
 
 
 def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 from pacorl.judges.judge import text_fault
 from pacorl.judges.local import LocalJudge, log_softmax
 from pacorl.judges.prompting import ChatPrompt, DistinctImage
-from pacorl.serve.schema import ChatRequest, ImagePart, Message, TextPart
+from pacorl.score.scores import Scores, score_set
+from pacorl.serve.schema import ChatRequest, ConsistencyRequest, ImagePart, Message, TextPart
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -156,6 +158,21 @@ class ServedModel:
             token = pick_token(row, temperature=request.temperature, top_p=request.top_p, seed=request.seed)
             return Continuation((token,), row[None], stopped=token in self.end_ids)
         return await asyncio.get_running_loop().run_in_executor(self.executor, self._generate, request, prompt)
+
+    async def score(self, request: ConsistencyRequest, images: Sequence[Image]) -> Scores:
+        """Every pair of a set; raises DeclinedError if the judge knows none of its images."""
+        ask = partial(
+            score_set,
+            self.judge,
+            images,
+            questions=request.questions,
+            ranking=request.ranking,
+            symmetric=request.symmetric,
+        )
+        scores = await asyncio.get_running_loop().run_in_executor(self.executor, ask)
+        if all(pair.declined for pair in scores.pairs):
+            raise DeclinedError(scores.pairs[0].error)
+        return scores
 
     def _generate(self, request: ChatRequest, prompt: ChatPrompt) -> Continuation:
         sampling: dict[str, Any] = {"do_sample": False}

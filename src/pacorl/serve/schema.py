@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pacorl.io import net, remote
 from pacorl.io.decoder import open_upload
 from pacorl.io.images import ImageError
+from pacorl.score.scores import QuestionSpec, questions_about
 from pacorl.web.site import Text
 
 if TYPE_CHECKING:
@@ -100,6 +101,32 @@ class ChatRequest(_Strict):
     @property
     def new_tokens(self) -> int:
         return self.max_completion_tokens or self.max_tokens or 512
+
+
+class ConsistencyRequest(_Strict):
+    """A set of images to score, as `pacorl score` does."""
+
+    model: Text = ""
+    """The judge's name; the first that is served if it is left out."""
+    images: list[Text]
+    """Data URLs (or http ones, if the server was told to fetch)."""
+    theme: Text = ""
+    criteria: dict[Text, Text] = {}
+    """Label → criterion in words."""
+    ranking: bool = False
+    """Whether the first image is compared with each of the others, instead of all with all."""
+    symmetric: bool = False
+
+    @property
+    def questions(self) -> tuple[QuestionSpec, ...]:
+        """What is asked about each pair."""
+        return questions_about(self.theme, self.criteria)
+
+
+def asking(text: str, *, images: int) -> Message:
+    """The turn that shows so many images and asks a question about them."""
+    image = ImagePart(type="image_url", image_url=ImageUrl(url=""))
+    return Message(role="user", content=[*[image] * images, TextPart(type="text", text=text)])
 
 
 class TokenizeRequest(_Strict):

@@ -1,0 +1,126 @@
+"""Rankings to and from Label Studio: its Ranker orders a List of candidates beside the reference.
+
+    pacorl dataset tasks SET --out tasks                                     tasks.json, config.xml and the images
+    pacorl dataset import SET export.json --kind label_studio                what people ranked there
+
+Label Studio shows the images from its local storage, whose root is the folder of the tasks. An item's id is its image's
+path, so that an export (JSON; JSON_MIN is not enough) says which image came where.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pacorl.data.rankings import Ranking
+from pacorl.dataset.export import link_or_copy
+from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
+from pacorl.io.documents import blamed_on, read_json
+from pacorl.io.files import inside, write_atomic
+
+LOCAL = "/data/local-files/?d="
+"""What Label Studio's local storage is reached by."""
+RANKER, LIST = "rank", "candidates"
+CONFIG = f"""<View>
+  <Header value="$theme"/>
+  <Image name="reference" value="$reference"/>
+  <List name="{LIST}" value="$items" title="The most consistent first"/>
+  <Ranker name="{RANKER}" toName="{LIST}"/>
+</View>
+"""
+"""The labelling interface of these tasks."""
+
+
+def write_tasks(folder: Path, out: Path) -> dict[str, int]:
+    """Writes what a dataset folder has to rank, and how it was ranked, as Label Studio's tasks.
+
+    Returns:
+        How many tasks, rankings and images there are, and how many rankings are left out since the Ranker has no ties.
+
+    Raises:
+        ValueError: if the folder has neither instances nor rankings, or an image is missing.
+    """
+    path = folder / "instances.jsonl"
+    instances = {one.id: one for one in (read_instances(path) if path.is_file() else []) if not one.is_control}
+    answers = collect_answers(folder, dry_run=True)
+    answers += [one for file in sorted(folder.glob("imported/*/rankings.jsonl")) for one in read_answers(file)]
+    for one in answers:
+        # By name, since the order of a ranking would show in the order of the candidates.
+        shown = Instance(one.instance, one.group, one.reference, tuple(sorted(one.candidates)), one.theme, one.category)
+        instances.setdefault(one.instance, shown)
+    if not instances:
+        raise ValueError(f"{folder} has nothing to rank; make instances.jsonl with `pacorl dataset pair` first")
+    images = {name for one in instances.values() for name in (one.reference, *one.candidates)}
+    for name in sorted(images):
+        link_or_copy(inside(folder, name), out / name)
+    untied = [one for one in answers if not one.ranks]
+    tasks = [_task(one, [answer for answer in untied if answer.instance == one.id]) for one in instances.values()]
+    write_atomic(out / "tasks.json", json.dumps(tasks, indent=1, ensure_ascii=False) + "\n")
+    write_atomic(out / "config.xml", CONFIG)
+    counts = {"tasks": len(tasks), "rankings": len(untied), "images": len(images)}
+    return counts | {"left out as tied": len(answers) - len(untied)}
+
+
+def _task(instance: Instance, answers: list[Answer]) -> dict[str, Any]:
+    items = [
+        {"id": name, "title": f"{number}", "html": f'<img src="{html.escape(LOCAL + name)}" width="256">'}
+        for number, name in enumerate(instance.candidates, 1)
+    ]
+    texts = {"theme": instance.theme, "group": instance.group, "category": instance.category}
+    data = {"id": instance.id, "reference": LOCAL + instance.reference, "items": items, **texts}
+    return {"data": data, "annotations": [_annotation(answer) for answer in answers]}
+
+
+def _annotation(answer: Answer) -> dict[str, Any]:
+    value = {"ranker": {RANKER: list(answer.candidates)}}
+    result = {"from_name": RANKER, "to_name": LIST, "type": "ranker", "value": value}
+    return {"completed_by": {"email": answer.annotator}, "result": [result]}
+
+
+def load_label_studio(path: Path) -> list[Ranking]:
+    """The rankings of an export (JSON) of tasks that `write_tasks` wrote, or that have their form.
+
+    Raises:
+        ValueError: that names file, task, fault and fix.
+    """
+    tasks = read_json(path)
+    if not isinstance(tasks, list):
+        raise ValueError(f"{path} is not a list of tasks; export the project from Label Studio as JSON")
+    rankings: list[Ranking] = []
+    for number, task in enumerate(tasks, 1):
+        with blamed_on(f"{path}, task {number}"):
+            rankings += _rankings_of(task, number)
+    if not rankings:
+        raise ValueError(f"{path} holds no rankings: none of its {len(tasks)} tasks has an annotation by a Ranker")
+    return rankings
+
+
+def _rankings_of(task: Mapping[str, Any], number: int) -> Iterator[Ranking]:
+    if not isinstance(task, dict) or not isinstance(task.get("data"), dict) or "annotations" not in task:
+        raise ValueError("has no 'data' and 'annotations'; export the project as JSON, not as JSON_MIN")
+    data = task["data"]
+    for annotation in task["annotations"]:
+        orders = [row["value"]["ranker"] for row in annotation["result"] if row.get("type") == "ranker"]
+        if annotation.get("was_cancelled") or not orders:
+            continue
+        # A Ranker without buckets saves one list, under its own name or bare.
+        lists = list(orders[0].values()) if isinstance(orders[0], dict) else [orders[0]]
+        if len(lists) != 1:
+            raise ValueError(
+                f"sorts into buckets {', '.join(orders[0])}; a ranking is one list, a Ranker without Bucket"
+            )
+        if "reference" not in data:
+            raise ValueError("its data name no 'reference', the path of the image that candidates are compared with")
+        person = annotation.get("completed_by", "")
+        yield Ranking(
+            line=number,
+            reference=str(data["reference"]).removeprefix(LOCAL),
+            tiers=tuple((str(name),) for name in lists[0]),
+            annotator=str(person.get("email") or person.get("id") if isinstance(person, dict) else person),
+            theme=str(data.get("theme") or ""),
+            group=str(data.get("group") or ""),
+            category=str(data.get("category") or ""),
+        )
