@@ -20,7 +20,7 @@ from pacorl.config.policy_run import PolicyRun
 from pacorl.data.characters import character_prompts
 from pacorl.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.plan import components, memory, sources
-from pacorl.plan.plan import Plan, plan_policy, print_plan
+from pacorl.plan.plan import CARD_MARGIN, Plan, decided, plan_policy, print_plan
 from pacorl.policies import POLICIES
 from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.policies.pipeline import PipelinePolicy
@@ -128,6 +128,24 @@ def test_the_training_rows_are_within_a_fifth_of_the_measured_peak(checkpoints: 
     )
     assert bytes_of(plan, "training a batch") > planned / 2  # else weights alone would decide
     assert planned == pytest.approx(measured_peak(run), rel=0.2)
+
+
+def test_auto_checkpoints_only_if_the_run_does_not_fit_the_card_without(checkpoints: Path) -> None:
+    config = tiny_run(checkpoints, "model.gradient_checkpointing=auto")
+    peaks = {
+        choice: plan_policy(tiny_run(checkpoints, f"model.gradient_checkpointing={choice}")).peak_bytes
+        for choice in (True, False)
+    }
+    assert peaks[True] < peaks[False]
+    for card_bytes, checkpointed in (
+        (peaks[False] + CARD_MARGIN, False),
+        (peaks[False] + CARD_MARGIN - 1, True),
+        (None, False),  # a CPU, to which memory is no card's
+    ):
+        decision = decided(config, card_bytes=card_bytes)
+        assert decision.model.gradient_checkpointing is checkpointed
+        assert plan_policy(decision).peak_bytes == peaks[checkpointed]
+    assert plan_policy(config).peak_bytes == peaks[False]
 
 
 def test_a_sampling_forward_is_within_a_fifth_of_the_measured_peak(checkpoints: Path, policy: FluxPolicy) -> None:

@@ -83,6 +83,10 @@ def train_policy(
     from pacorl.train import trainer
 
     use_cores()
+    if run.model.gradient_checkpointing == AUTO:
+        from pacorl.plan.plan import decided, device
+
+        run = decided(run, card_bytes=device()[1])
     folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say
         typer.echo(f"done: {write_report(folder)}")

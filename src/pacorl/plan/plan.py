@@ -33,6 +33,11 @@ from pacorl.types import Prompt, Size
 if TYPE_CHECKING:
     from rich.console import Console
 
+AUTO = "auto"
+CARD_MARGIN = 2 * 2**30
+"""Bytes of a card that a decision leaves free: CUDA's context, kernels' scratch space and the allocator's fragments
+take about half of it, and the plan counts none of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -86,6 +91,7 @@ def plan_policy(config: PolicyRun) -> Plan:
         ConfigError: A size or the number of samples does not divide.
         ValueError: A reward is unknown, or a prompt is bad (with file and line) or lacks what a reward needs.
     """
+    config = decided(config, card_bytes=device()[1])
     # Cheapest first: what the config alone can say, then the prompts, then models on meta tensors.
     work = _checked_work(config)
     check_trackers(config.trackers)
@@ -121,10 +127,27 @@ def plan_policy(config: PolicyRun) -> Plan:
         prompts=[*train, *evaluation],
     )
     checkpoints = (generator, judge, held_out_judge)
-    plan = Plan(needed, sources.all_absences(config, checkpoints), (), *_device(), work.forwards_per_image)
+    plan = Plan(needed, sources.all_absences(config, checkpoints), (), *device(), work.forwards_per_image)
     warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints)]
     warnings += [card_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(filter(None, warnings)))
+
+
+def decided(config: PolicyRun, *, card_bytes: int | None) -> PolicyRun:
+    """The config with `model.gradient_checkpointing: auto` decided: off without a card, or if the run then fits it.
+
+    Raises:
+        ValueError: As `plan_policy` does.
+    """
+    if config.model.gradient_checkpointing != AUTO:
+        return config
+
+    def checkpointed(choice: bool) -> PolicyRun:
+        return config.model_copy(update={"model": config.model.model_copy(update={"gradient_checkpointing": choice})})
+
+    without = checkpointed(False)
+    fits = card_bytes is None or plan_policy(without).peak_bytes + CARD_MARGIN <= card_bytes
+    return checkpointed(not fits)
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -199,7 +222,8 @@ def _prompts(config: PolicyRun, source: str, *, limit: int | None = None) -> Seq
 # --- this machine ----------------------------------------------------------------------------------------------
 
 
-def _device() -> tuple[str, int | None]:
+def device() -> tuple[str, int | None]:
+    """The card's name and its bytes, which are None without CUDA."""
     if not torch.cuda.is_available():
         return "CPU (no CUDA here)", None
     card = torch.cuda.get_device_properties(0)

@@ -111,8 +111,9 @@ class PolicyOptions(Section):
     quantize: Quantization = NONE
     """Whether the frozen weights of the transformer's blocks are kept in 8 or 4 bits, in sampling and in training
     alike: `int8`, `fp8`, or `nf4`, which needs `pip install 'pacorl[nf4]'`."""
-    gradient_checkpointing: bool = True
-    """Whether activations are computed again in the backward, for less memory."""
+    gradient_checkpointing: bool | Literal["auto"] = True
+    """Whether activations are computed again in the backward: less memory for a third more work in training. `auto` is
+    off if the plan of `--dry-run` fits this machine's card without, and on in runs that no command plans."""
 
     @property
     def negative_text(self) -> str | None:
