@@ -136,6 +136,43 @@ def test_a_single_block_of_flux_is_split_at_its_width(tmp_path: Path, prefix: st
         assert torch.equal(added[module], 2 * (rows @ down))
 
 
+FLUX2_BLOCK = {
+    "single_blocks.3.linear1": ("single_transformer_blocks.3.attn.to_qkv_mlp_proj", 27648, 3072),
+    "single_blocks.3.linear2": ("single_transformer_blocks.3.attn.to_out", 3072, 12288),
+    "double_blocks.1.img_mlp.0": ("transformer_blocks.1.ff.linear_in", 18432, 3072),
+    "double_blocks.1.txt_mlp.2": ("transformer_blocks.1.ff_context.linear_out", 3072, 9216),
+    "double_blocks.1.txt_attn.proj": ("transformer_blocks.1.attn.to_add_out", 3072, 3072),
+}
+"""Its authors' name → diffusers' name, rows and columns at FLUX.2-klein's width."""
+
+
+@pytest.mark.parametrize("form", ["lora_unet_", "diffusion_model.", ""])
+def test_a_file_of_flux_2_is_told_by_its_shapes(tmp_path: Path, form: str) -> None:
+    """Its layers have FLUX.1's names, and a fused MLP of another width."""
+    torch.manual_seed(0)
+    tensors, true = {}, {}
+    for name, (module, rows, columns) in FLUX2_BLOCK.items():
+        up, down = torch.randn(rows, 2), torch.randn(2, columns)
+        key = form + (name.replace(".", "_") if form == "lora_unet_" else name)
+        sides = ("up", "down") if form == "lora_unet_" else ("B", "A")
+        tensors |= {f"{key}.lora_{side}.weight": value for side, value in zip(sides, (up, down), strict=True)}
+        tensors |= {f"{key}.alpha": torch.tensor(4.0)}
+        true[module] = 2 * (up @ down)
+    added = changes(read_lora(saved(tmp_path / "flux2.safetensors", tensors)))
+    assert added.keys() == true.keys()
+    assert all(torch.equal(added[module], true[module]) for module in true)
+
+
+def test_a_layer_of_flux_2_that_would_be_left_out_is_named(tmp_path: Path) -> None:
+    layers = {"double_blocks.0.img_mlp.2": (3072, 9216), "double_stream_modulation_img.lin": (18432, 3072)}
+    tensors = {}
+    for name, (rows, columns) in layers.items():
+        tensors |= {f"diffusion_model.{name}.lora_B.weight": torch.randn(rows, 2)}
+        tensors |= {f"diffusion_model.{name}.lora_A.weight": torch.randn(2, columns)}
+    with pytest.raises(ValueError, match=r"FLUX\.2 does not know lora_unet_double_stream_modulation_img_lin"):
+        read_lora(saved(tmp_path / "flux2.safetensors", tensors))
+
+
 def test_xlabs_names_are_read(tmp_path: Path) -> None:
     """`double_blocks.0.processor.qkv_lora1.down.weight`, α the rank."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""How ComfyUI puts a LoRA file on FLUX.1 and Qwen-Image, in small: which names it knows, and the scale it takes.
+"""How ComfyUI puts a LoRA file on FLUX and Qwen-Image, in small: which names it knows, and the scale it takes.
 
 After comfy/lora.py (`model_lora_keys_unet`), comfy/utils.py (`flux_to_diffusers`) and comfy/weight_adapter/lora.py of
 ComfyUI. Its models keep the names of their authors, in which q, k and v of FLUX are rows of one matrix; a map leads
@@ -11,10 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from diffusers import FluxTransformer2DModel
+from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+FLUX = (FluxTransformer2DModel, Flux2Transformer2DModel)
+"""Models whose authors' names ComfyUI keeps."""
 Target = tuple[str, slice]
 """A weight of ComfyUI's model, and the rows of it that one diffusers module is."""
 
@@ -35,14 +37,20 @@ DOUBLE = {
     "ff.net.2": "img_mlp.2",
     "ff_context.net.0.proj": "txt_mlp.0",
     "ff_context.net.2": "txt_mlp.2",
+    # FLUX.2's
+    "ff.linear_in": "img_mlp.0",
+    "ff.linear_out": "img_mlp.2",
+    "ff_context.linear_in": "txt_mlp.0",
+    "ff_context.linear_out": "txt_mlp.2",
 }
 
 
 def targets_of(transformer: nn.Module) -> dict[str, Target]:
     """Which rows of which weight in ComfyUI's model each linear layer of a diffusers model is."""
-    if not isinstance(transformer, FluxTransformer2DModel):
+    linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    if not isinstance(transformer, FLUX):
         # ComfyUI's Qwen-Image has diffusers' names.
-        return {name: (name, WHOLE) for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+        return {name: (name, WHOLE) for name in linear}
     targets: dict[str, Target] = {}
     width = transformer.inner_dim
     thirds = [slice(start * width, (start + 1) * width) for start in range(3)]
@@ -58,7 +66,10 @@ def targets_of(transformer: nn.Module) -> dict[str, Target]:
             targets[f"{ours}.attn.to_{letter}"] = (f"{theirs}.linear1", rows)
         targets[f"{ours}.proj_mlp"] = (f"{theirs}.linear1", slice(3 * width, 7 * width))
         targets[f"{ours}.proj_out"] = (f"{theirs}.linear2", WHOLE)
-    return targets
+        # FLUX.2's
+        targets[f"{ours}.attn.to_qkv_mlp_proj"] = (f"{theirs}.linear1", WHOLE)
+        targets[f"{ours}.attn.to_out"] = (f"{theirs}.linear2", WHOLE)
+    return {name: target for name, target in targets.items() if name in linear}
 
 
 def key_map(transformer: nn.Module) -> dict[str, Target]:
@@ -68,11 +79,11 @@ def key_map(transformer: nn.Module) -> dict[str, Target]:
     for weight in {weight for weight, _ in targets.values()}:
         keys[f"lora_unet_{weight.replace('.', '_')}"] = (weight, WHOLE)
         keys[f"diffusion_model.{weight}"] = (weight, WHOLE)
-    flat = ("lycoris_", "lora_transformer_") if isinstance(transformer, FluxTransformer2DModel) else ("lycoris_",)
+    flat = ("lycoris_", "lora_transformer_") if isinstance(transformer, FLUX) else ("lycoris_",)
     for name, target in targets.items():
         keys[f"transformer.{name}"] = target
         keys |= {prefix + name.replace(".", "_"): target for prefix in flat}
-        if not isinstance(transformer, FluxTransformer2DModel):
+        if not isinstance(transformer, FLUX):
             keys[name] = target
     return keys
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comfy import targets_of
-from diffusers import FluxTransformer2DModel
+from comfy import FLUX, targets_of
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -46,7 +45,7 @@ class Adapter:
 
     @property
     def is_flux(self) -> bool:
-        return isinstance(self.base, FluxTransformer2DModel)
+        return isinstance(self.base, FLUX)
 
     def modules(self) -> list[str]:
         return [name.removesuffix(".lora_A.weight") for name in self.state if name.endswith(".lora_A.weight")]

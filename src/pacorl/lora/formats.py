@@ -52,6 +52,8 @@ FLUX_NAMES = re.compile(
     r"|^(diffusion_model\.|base_model\.model\.)?(double|single)_blocks\."
 )
 QWEN_NAMES = re.compile(r"^lora_unet_transformer_blocks_")
+FLUX2_SHAPES = {"linear1": (9, 1), "linear2": (1, 4), "mlp_0": (6, 1), "mlp_2": (1, 3)}
+"""Rows to columns of the layers that FLUX.2 has by the names of FLUX.1 (7:1, 1:5, 4:1 and 1:4 there)."""
 FLUX_LINEAR1 = 21504
 """Rows of linear1 in a single block of FLUX.1: q, k, v of 3072 each and 12288 of the MLP. diffusers splits no other."""
 TEXT_ENCODER = re.compile(r"^(lora_te\d?_|text_encoders?\b)")
@@ -245,6 +247,8 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin, QwenImageLoraLoaderMixin
 
     loader = QwenImageLoraLoaderMixin
+    if _is_flux2(tensors):
+        return _flux2_converted(file, tensors)
     if any(map(FLUX_NAMES.search, tensors)):
         loader = FluxLoraLoaderMixin
         # The converter would cut another width at FLUX.1's places without a word.
@@ -263,6 +267,36 @@ def _converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     except (ValueError, KeyError, AssertionError, AttributeError, NotImplementedError) as error:
         reason = str(error).strip() or type(error).__name__
         raise ValueError(f"{file}: diffusers' converter of {loader.__name__} cannot read it: {reason}") from None
+    return state
+
+
+def _is_flux2(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether layers have FLUX.2's shapes; attention alone is shaped and named alike in both, and converted alike."""
+    sides: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if weight := WEIGHT.fullmatch(name):
+            sides.setdefault(weight["module"].replace(".", "_"), {})[SIDES[weight["side"]]] = value
+    return any(
+        module.endswith(layer) and len(pair) == 2 and len(pair["B"]) * columns == pair["A"].shape[1] * rows
+        for module, pair in sides.items()
+        for layer, (rows, columns) in FLUX2_SHAPES.items()
+    )
+
+
+def _flux2_converted(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As `_converted`, by kohya's names: of those alone diffusers reads the α of FLUX.2's files."""
+    from diffusers.loaders.lora_pipeline import Flux2LoraLoaderMixin
+
+    renamed: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        plain = name.removeprefix(PEFT_PREFIX).removeprefix("diffusion_model.").removeprefix("lora_unet_")
+        weight = WEIGHT.fullmatch(plain)
+        module = weight["module"] if weight else plain.removesuffix(".alpha")
+        ending = {"A": "lora_down.weight", "B": "lora_up.weight"}[SIDES[weight["side"]]] if weight else "alpha"
+        renamed[f"lora_unet_{module.replace('.', '_')}.{ending}"] = value
+    state: dict[str, Tensor] = Flux2LoraLoaderMixin.lora_state_dict(renamed)
+    if renamed:  # the converter takes out what it knows, and would leave out the rest with a warning
+        raise ValueError(f"{file}: diffusers' converter of FLUX.2 does not know {min(renamed)}; merge it into its base")
     return state
 
 
