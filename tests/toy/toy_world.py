@@ -142,6 +142,9 @@ class ToyPolicy:
     def free_encoders(self) -> None:
         """There are none."""
 
+    def place_transformer(self, device: str | torch.device) -> None:
+        self.transformer.to(device)
+
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         texts = torch.cat([conditioning.tensors["text"] for conditioning in conditionings])
         return Conditioning({"text": texts.to(next(self.transformer.parameters()).device)})
@@ -220,7 +223,7 @@ def _generator(text: str) -> torch.Generator:
 class ToySpec(PolicySpec):
     """FLUX's options over the toy generator."""
 
-    def load(self, options: PolicyOptions, *, device: str | torch.device = "cpu", record_sizes: bool = False) -> Any:
+    def load(self, options: PolicyOptions, *, device: str | torch.device = "cpu", **flags: bool) -> Any:
         """The one toy generator; neither a checkpoint's name nor guidance, which configs give, changes it."""
         return ToyPolicy(dtype=getattr(torch, options.dtype), device=device)
 

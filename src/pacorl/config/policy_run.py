@@ -17,6 +17,7 @@ from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
 from pacorl.judges import JudgeSection, default_judge
+from pacorl.judges.judge import InProcessOptions
 from pacorl.policies import DEFAULT_KIND, POLICIES, default_options
 from pacorl.policies.policy import PolicyOptions, PolicySpec
 from pacorl.types import TINY, Prompt, Size
@@ -245,6 +246,23 @@ class OptimizerConfig(Section):
     """Optimizer steps between updates of the average."""
 
 
+LOW_MEMORY: Mapping[str, Mapping[str, Any]] = {
+    "model": {"quantize": "int8", "gradient_checkpointing": True},
+    "judge": {"quantize": "int8"},
+    "sampling": {"fuse_lora": False},
+}
+"""Section → what its keys are with `memory: low`, unless they are given."""
+
+
+def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's document with the keys of `LOW_MEMORY`."""
+    filled = dict(document)
+    for section, keys in LOW_MEMORY.items():
+        if isinstance(given := document.get(section, {}), Mapping):  # not `judge: none`
+            filled[section] = {**keys, **given}
+    return filled
+
+
 class PolicyRun(Section):
     """A PaCo-GRPO run; what is left out has the paper's value.
 
@@ -276,6 +294,11 @@ class PolicyRun(Section):
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 
+    memory: Literal["normal", "low"] = "normal"
+    """low: for a card of 16 to 24 GB. The generator's and the judge's frozen weights are `int8` unless their `quantize`
+    says otherwise; generator and judge take turns on the device, so that scores are not computed while samples are
+    drawn; and gradient checkpointing is on."""
+
     # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
     model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default=DEFAULT_KIND)] = Field(
         default_factory=default_options
@@ -299,8 +322,21 @@ class PolicyRun(Section):
     """What is minimised: the options of one of `core.objectives.OBJECTIVES`."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _low_memory(cls, document: Any) -> Any:
+        """What `memory: low` means for keys that are left out."""
+        return (
+            with_low_memory(document) if isinstance(document, Mapping) and document.get("memory") == "low" else document
+        )
+
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyRun:
+        if self.memory == "low" and isinstance(self.judge, InProcessOptions) and self.judge.overlap is True:
+            raise ValueError(
+                "memory low and judge.overlap true: the judge would lie on the device beside the generator; leave "
+                "overlap out, or take memory: normal"
+            )
         if not self.rewards:
             raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")
         for key, rewards in (("rewards", self.rewards), ("evaluation.rewards", self.evaluation.rewards)):

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Literal
 
 import torch
@@ -31,14 +31,22 @@ SENDERS = 16
 class Scorer:
     """Scores rollouts in the order in which they are submitted. Use as a context manager."""
 
-    def __init__(self, rewards: Mapping[str, Reward], *, overlap: bool, max_missing: float = math.inf) -> None:
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward],
+        *,
+        overlap: bool,
+        max_missing: float = math.inf,
+        scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """
         Args:
             rewards: by name.
             overlap: whether scoring begins at once, or when the results are asked for.
             max_missing: if more scores than this are missing, no further ones are waited for.
+            scoring: what is entered while results are waited for, such as `Turns.scoring`.
         """
-        self.rewards, self.overlap, self.max_missing = rewards, overlap, max_missing
+        self.rewards, self.overlap, self.max_missing, self.scoring = rewards, overlap, max_missing, scoring
         self.abandoned = 0
         """Samples whose scores were not waited for."""
         self.busy_seconds = 0.0
@@ -71,6 +79,10 @@ class Scorer:
         Raises:
             Exception: what a reward raised.
         """
+        with self.scoring():
+            return self._results()
+
+    def _results(self) -> dict[int, Scores]:
         scores_of_row: dict[int, Scores] = {}
         missing = 0
         for rollout, waits in self._submitted:

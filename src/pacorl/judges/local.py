@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from pacorl.judges.domain import Domain
 from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec, text_fault
@@ -144,6 +144,10 @@ class LocalJudge:
         (prompt,) = self.prompting.chat_prompts([question])
         answer = self.generate(prompt, max_new_tokens=max_new_tokens, do_sample=False).sequences[0]
         return str(self.processor.tokenizer.decode(answer, skip_special_tokens=True)).strip()
+
+    def models(self) -> list[nn.Module]:
+        """What computes on the device."""
+        return [self.model]
 
     def facts(self) -> JudgeFacts:
         """The ids of Yes and No, and the size of the weights."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
@@ -21,6 +22,8 @@ from pacorl.plan.sources import clip_encoders, clip_parts
 from pacorl.plan.work import Work
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import Parts
+from pacorl.quantize import NONE
+from pacorl.quantize.linear import parameter_count, weight_bytes
 from pacorl.twins import META, model_on_meta
 from pacorl.types import Grid, Prompt, Size
 
@@ -104,13 +107,12 @@ def rows(
 
 
 def _generator_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
-    pipeline, width = policy.pipeline, getattr(torch, config.model.dtype).itemsize
-    counts = {name: memory.count(getattr(pipeline, attribute)) for attribute, name in policy.encoders.items()}
+    pipeline, model = policy.pipeline, config.model
+    encoders = {name: getattr(pipeline, attribute) for attribute, name in policy.encoders.items()}
     return [
-        _weights("transformer", memory.count(pipeline.transformer), width, note=config.model.dtype),
-        *(_weights(name, n, width, phases=("encode",), note="then in main memory") for name, n in counts.items()),
-        _weights("VAE", memory.count(pipeline.vae), width, note=config.model.dtype),
-        Row("text encoders, after encoding", sum(counts.values()) * width, place="host"),
+        _weights("transformer", pipeline.transformer, note=_form(model.dtype, model.quantize)),
+        *(_weights(name, encoder, phases=("encode",), note="then gone") for name, encoder in encoders.items()),
+        _weights("VAE", pipeline.vae, note=model.dtype),
     ]
 
 
@@ -127,10 +129,12 @@ def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid:
         dtype = getattr(torch, options.dtype)
         tokens = 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
         batch = max(1, options.batch_tokens // tokens)
-        needs = memory.judge_memory(json.dumps(configs["model"]), dtype=dtype, questions=batch, tokens=tokens)
-        (parameters, peak), note = needs, f"{options.dtype}, in every process"
+        parameters, size, peak = memory.judge_memory(
+            json.dumps(configs["model"]), dtype=dtype, quantize=options.quantize, questions=batch, tokens=tokens
+        )
+        note = f"{_form(options.dtype, options.quantize)}, in every process"
         # A judge is loaded when the text encoders have left.
-        weights.append(_weights(component, parameters, dtype.itemsize, phases=AFTER_ENCODING, note=note))
+        weights.append(Row(component, size, parameters, phases=AFTER_ENCODING, note=note))
         working.append(
             Row(f"{component} at work", peak, phases=("score",), note=f"{batch} questions of {tokens} tokens")
         )
@@ -141,9 +145,11 @@ def _reward_rows(config: PolicyRun) -> Iterator[Row]:
     """The encoders of rewards, each once; they load after the text encoders have left."""
     # Rewards of one checkpoint share an encoder, which is named after the last of them.
     for key, encoder in {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}.values():
-        parameters = memory.count(model_on_meta(clip_parts(encoder), dtype=torch.float32))
-        width, note = getattr(torch, encoder.dtype).itemsize, f"{encoder.dtype}, in every process"
-        yield _weights(f"CLIP of {key.split('.')[-3]}", parameters, width, phases=AFTER_ENCODING, note=note)
+        model, note = (
+            model_on_meta(clip_parts(encoder), dtype=getattr(torch, encoder.dtype)),
+            f"{encoder.dtype}, in every process",
+        )
+        yield _weights(f"CLIP of {key.split('.')[-3]}", model, phases=AFTER_ENCODING, note=note)
 
 
 def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
@@ -157,7 +163,7 @@ def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     parameters = _adapter_count(policy)
     size = parameters * FP32
     rows = [
-        _weights("adapter", parameters, FP32, note=f"float32, rank {config.adapter.rank}"),
+        Row("adapter", size, parameters, note=f"float32, rank {config.adapter.rank}"),
         Row("adapter's moving average", size),
         Row("adapter's gradients", size, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
         Row("AdamW's moments", 2 * size, phases=AFTER_ENCODING),
@@ -223,8 +229,12 @@ def _disk_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     ]
 
 
-def _weights(component: str, parameters: int, width: int, **more: Any) -> Row:
-    return Row(component, parameters * width, parameters, **more)
+def _weights(component: str, module: nn.Module, **more: Any) -> Row:
+    return Row(component, weight_bytes(module), parameter_count(module), **more)
+
+
+def _form(dtype: str, quantize: str) -> str:
+    return dtype if quantize == NONE else f"{quantize} blocks, else {dtype}"
 
 
 def _adapter_count(policy: PipelinePolicy) -> int:

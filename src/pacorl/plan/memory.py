@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacorl.core.sampling import Sampler
@@ -25,6 +25,7 @@ from pacorl.engine.rollout import transition_at
 from pacorl.io.documents import parse_json
 from pacorl.lora.adapters import adapter_off
 from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.quantize.linear import parameter_count, quantize_model, weight_bytes
 from pacorl.twins import META, model_on_meta
 from pacorl.types import Size
 
@@ -112,11 +113,6 @@ def measured() -> Iterator[MemoryLedger]:
         yield ledger
 
 
-def count(module: nn.Module) -> int:
-    """Parameters of a module."""
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
 # --- peaks above the resident weights, in bytes ----------------------------------------------------------------
 
 
@@ -175,13 +171,16 @@ def encoding_peak(policy: PipelinePolicy, *, size: Size) -> int:
 
 
 @cache
-def judge_memory(config: str, *, dtype: torch.dtype, questions: int, tokens: int) -> tuple[int, int]:
-    """(parameters, peak) of a judge by its config in JSON; a run and its evaluation often name the same one.
+def judge_memory(
+    config: str, *, dtype: torch.dtype, quantize: str, questions: int, tokens: int
+) -> tuple[int, int, int]:
+    """(parameters, bytes, peak) of a judge by its config in JSON; a run and its evaluation often name the same one.
 
     The peak is of `questions` of `tokens` tokens through the language model, the largest part of a forward.
     """
     judge: Any = model_on_meta(parse_json(config), dtype=dtype)
+    quantize_model(judge, quantize, device=META)
     language, positions = judge.model.language_model, torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
     embedded = torch.empty(questions, tokens, language.config.hidden_size, device=META, dtype=judge.dtype)
     peak = _forward_peak(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
-    return count(judge), peak
+    return parameter_count(judge), weight_bytes(judge), peak

@@ -30,9 +30,11 @@ POLICIES: Table[PolicySpec] = Table(
 DEFAULT_KIND = next(iter(POLICIES))
 
 
-def build_policy(options: PolicyOptions, *, device: str | torch.device, record_sizes: bool = False) -> Policy:
+def build_policy(
+    options: PolicyOptions, *, device: str | torch.device, record_sizes: bool = False, staged: bool = False
+) -> Policy:
     """The configured generator; see `PolicySpec.load`."""
-    return POLICIES[options.kind].load(options, device=device, record_sizes=record_sizes)
+    return POLICIES[options.kind].load(options, device=device, record_sizes=record_sizes, staged=staged)
 
 
 def default_options() -> PolicyOptions:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pacorl.core.caches import CACHES
 from pacorl.io.quiet import quiet
+from pacorl.quantize.linear import quantize_model
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -218,10 +219,21 @@ class PipelinePolicy:
         codes = vae.encode(pixels_BCHW).latent_dist.mode()
         return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
 
+    def place_encoders(self, device: str | torch.device) -> None:
+        """Move everything but the transformer to a device."""
+        for name, component in self.pipeline.components.items():
+            if isinstance(component, nn.Module) and name != "transformer":
+                component.to(device)
+
+    def place_transformer(self, device: str | torch.device) -> None:
+        quantize_model(self.transformer, self.options.quantize, device=device)
+        self.transformer.to(device)
+
     def free_encoders(self) -> None:
-        # The VAE stays on the device: it decodes.
+        # Dropped and not parked: nothing reads them again, and seven processes would park 64 GiB of FLUX's. The VAE
+        # stays: it decodes.
         for name in self.encoders:
-            getattr(self.pipeline, name).to("cpu")
+            setattr(self.pipeline, name, None)
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         names = conditionings[0].tensors

@@ -78,7 +78,10 @@ class Policy(Protocol):
         """One conditioning per prompt, on the CPU; edits encode their sources here."""
 
     def free_encoders(self) -> None:
-        """Move what only `encode` needs off the device."""
+        """Drop the text encoders, after which nothing can be encoded."""
+
+    def place_transformer(self, device: str | torch.device) -> None:
+        """Move the transformer to a device, its frozen weights packed as `model.quantize` says."""
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         """One batch, on the device."""
@@ -234,11 +237,22 @@ class PolicySpec:
         return self.tiny
 
     def load(
-        self, options: PolicyOptions, *, device: str | torch.device = "cpu", record_sizes: bool = False
+        self,
+        options: PolicyOptions,
+        *,
+        device: str | torch.device = "cpu",
+        record_sizes: bool = False,
+        staged: bool = False,
     ) -> PipelinePolicy:
         """Load the weights that `options` name.
 
-        With `record_sizes` sets are generated at their records' own sizes; edits take the shape of their source.
+        Args:
+            options: Of this kind.
+            device: Where the weights are put.
+            record_sizes: Whether sets are generated at their records' own sizes; edits take the shape of their source.
+            staged: Whether the transformer waits for `place_transformer`, so that it and the text encoders never lie on
+                the device together. Until then its weights are pages of the checkpoint's files, which the processes of
+                a machine share.
 
         Raises:
             ValueError: The checkpoint is another pipeline, or what `quantize` needs is not installed.
@@ -247,7 +261,7 @@ class PolicySpec:
         import diffusers
         import torch
 
-        from pacorl.quantize.linear import check_quantization, quantize_model
+        from pacorl.quantize.linear import check_quantization
 
         check_quantization(options.quantize)
         source = str(self.committed.folder) if options.checkpoint == TINY else options.checkpoint
@@ -264,8 +278,11 @@ class PolicySpec:
             pipeline = getattr(diffusers, self.pipeline).from_pretrained(
                 source, dtype=getattr(torch, options.dtype), **components
             )
-        quantize_model(pipeline.transformer, options.quantize, device=device)
-        return self.policy(pipeline.to(device), options, record_sizes=record_sizes)
+        policy = self.policy(pipeline, options, record_sizes=record_sizes)
+        policy.place_encoders(device)
+        if not staged:
+            policy.place_transformer(device)
+        return policy
 
     def from_pretrained(
         self,

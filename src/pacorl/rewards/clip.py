@@ -115,6 +115,10 @@ class ClipReward:
     def load(self) -> object:
         return self.clip.load()
 
+    def models(self) -> list[nn.Module]:
+        """What computes on the device."""
+        return [self.clip.load()[0]]
+
 
 class PanelClipText(ClipReward):
     """CLIP-T: the cosine of a panel and its own text, mean over panels (the paper's prompt reward for sets)."""

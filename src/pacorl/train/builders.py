@@ -143,12 +143,15 @@ def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> N
 
 
 def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:
-    """The policy with a trainable adapter, which starts from `adapter.start` if that is given."""
+    """The policy with a trainable adapter, which starts from `adapter.start` if that is given.
+
+    Its transformer is not on the device yet: `encode_prompts` and then `place_transformer` follow.
+    """
     # The adapter's first weights are drawn next. Nothing here draws from the other two; a user's reward may.
     torch.manual_seed(config.seed)
     random.seed(config.seed)
     np.random.seed(config.seed % 2**32)
-    policy = build_policy(config.model, device=device, record_sizes=config.prompts.record_sizes)
+    policy = build_policy(config.model, device=device, record_sizes=config.prompts.record_sizes, staged=True)
     for size in (*config.sampling.sizes, config.evaluation.size):
         policy.check_size(Size(*size))
     if config.model.gradient_checkpointing:
@@ -168,10 +171,10 @@ def adapter_targets(config: PolicyRun, policy: Policy) -> tuple[str, ...]:
 def encode_prompts(
     config: PolicyRun, policy: Policy, train_prompts: Sequence[Prompt], evaluation_prompts: Sequence[Prompt]
 ) -> ConditioningCache:
-    """Every prompt at every size that it will be sampled at, encoded once; then the encoders leave the device.
+    """Every prompt at every size that it will be sampled at, encoded once; then the encoders are dropped.
 
     Raises:
-        ValueError: if batches would mix sizes, or the adapter changes nothing.
+        ValueError: if batches would mix sizes.
     """
     cache = ConditioningCache(policy)
     for size in (Size(*size) for size in config.sampling.sizes):
@@ -181,10 +184,21 @@ def encode_prompts(
         if config.evaluation.compare_sizes:
             cache.prepare(evaluation_prompts, size)
     cache.prepare(evaluation_prompts, Size(*config.evaluation.size))
-    size = policy.size_of(train_prompts[0], Size(*config.sampling.size))
-    check_adapter(policy, cache.batch(train_prompts[:1], size), size, targets=adapter_targets(config, policy))
-    policy.free_encoders()  # before a judge is loaded, so that both never lie on the device together
+    policy.free_encoders()  # before transformer and judge come, so that they never lie on the device together
     return cache
+
+
+def place_transformer(
+    config: PolicyRun, policy: Policy, cache: ConditioningCache, prompt: Prompt, *, device: torch.device
+) -> None:
+    """Put the adapted transformer on the device, and check with a prompt that its adapter matters.
+
+    Raises:
+        ValueError: if the adapter changes nothing.
+    """
+    policy.place_transformer(device)
+    size = policy.size_of(prompt, Size(*config.sampling.size))
+    check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
 
 
 def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, targets: tuple[str, ...]) -> list[str]:

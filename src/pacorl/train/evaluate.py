@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from statistics import StatisticsError, correlation, fmean
 from typing import TYPE_CHECKING, Any
@@ -125,6 +125,8 @@ class Evaluator:
     judge: Judge | None
     average: MovingAverage
     bars: ProgressBars
+    scoring: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What is entered while images are scored, such as `Turns.scoring`."""
 
     @torch.no_grad()
     def evaluate(self, small: Size, *, epoch: int, trained_differs: bool) -> Evaluation:
@@ -221,7 +223,8 @@ class Evaluator:
             runtime.check_stop()  # as often as the ranks that have a batch more
 
         def measure() -> dict[int, EvaluatedSample]:
-            measured = self._measure(own_jobs, images, everything=everything)
+            with self.scoring():
+                measured = self._measure(own_jobs, images, everything=everything)
             return {row: s for row, s in zip(rows, measured, strict=True) if row >= 0}
 
         return list(runtime.gather_rows(measure).values())

@@ -21,6 +21,7 @@ from pacorl.engine.rollout import Draw, collect
 from pacorl.engine.rows import Row, assign_rows
 from pacorl.engine.runtime import Runtime, SharedFault
 from pacorl.engine.scoring import Scorer, Scores, overlaps, reward_table
+from pacorl.engine.turns import Turns
 from pacorl.judges import JUDGES
 from pacorl.lora.adapters import OldPolicy
 from pacorl.lora.layers import fuse_lora
@@ -60,6 +61,8 @@ class EpochSampler:
     """From 0."""
     clock: PhaseClock
     bars: ProgressBars
+    turns: Turns | None = None
+    """Of generator and scoring models on the device."""
 
     def score_samples(self, rows: Sequence[Row], *, scouts: Scouts | None = None) -> ScoredSamples:
         """Sample rows, score them, and compare each with its group.
@@ -74,7 +77,9 @@ class EpochSampler:
         config, waited = self.config, self.clock.seconds["reward"]
         # Of the whole epoch: what one process misses says nothing of the others, so each stops at this number alone.
         max_missing = config.advantages.max_missing * len(rows) * len(self.rewards)
-        with Scorer(self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing) as scorer:
+        with Scorer(
+            self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing, scoring=self._scoring
+        ) as scorer:
             samples = self.sample(rows, scorer, scouts=scouts)
             scores = self.gather_scores(scorer)
             values = self._advantages(scores, rows, Selection() if scouts else config.selection)
@@ -118,7 +123,9 @@ class EpochSampler:
         with self._sampling_weights():
             draw = self._draw(self.sampler)
             with self.clock.timed("suffix_check"):
-                full = full_scores(draw, group, scored.samples, rewards=self.rewards, runtime=self.runtime)
+                full = full_scores(
+                    draw, group, scored.samples, rewards=self.rewards, runtime=self.runtime, scoring=self._scoring
+                )
         by_all_steps = self._advantages({**scored.scores, **full}, rows, config.selection)
         agreement = advantage_correlation(scored.advantages, by_all_steps, group)
         return {} if agreement is None else {SUFFIX_CORRELATION: agreement}
@@ -173,7 +180,12 @@ class EpochSampler:
         values = advantages(table, options, weights=weights, nodes=self.sampler.tree.nodes(numbers))
         return by_row(drop_alike_groups(values, table, selection, weights=weights), numbers)
 
+    def _scoring(self) -> AbstractContextManager[None]:
+        return self.turns.scoring() if self.turns else nullcontext()
+
     def _scoring_overlaps(self) -> bool:
+        if self.turns:  # the models that score are not on the device while samples are drawn
+            return False
         judge = self.config.judge
         in_process = judge is None or JUDGES[judge.backend].in_process
         return overlaps(judge.overlap if judge else "auto", in_process=in_process, device=self.runtime.device)

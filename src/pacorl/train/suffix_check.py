@@ -6,7 +6,8 @@ step with, and judged again. What matters of a reward is its order within a grou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import StatisticsError, correlation
 from typing import TYPE_CHECKING
@@ -30,7 +31,13 @@ LEAST_CORRELATION = 0.9
 
 
 def full_scores(
-    draw: Draw, group: Sequence[Row], samples: Sequence[Samples], *, rewards: Mapping[str, Reward], runtime: Runtime
+    draw: Draw,
+    group: Sequence[Row],
+    samples: Sequence[Samples],
+    *,
+    rewards: Mapping[str, Reward],
+    runtime: Runtime,
+    scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[int, Scores]:
     """The scores of a group's samples, had they been finished by all steps. Every rank calls it.
 
@@ -40,6 +47,7 @@ def full_scores(
         samples: of this rank.
         rewards: by name.
         runtime: among whose ranks the batches are shared, since each must make as many forwards if they are sharded.
+        scoring: what is entered while they are scored.
 
     Returns:
         Global row → one score per reward, on every rank.
@@ -51,7 +59,7 @@ def full_scores(
     trunk = Trunk(draw, group)
     latents = runtime.gather_rows(lambda: _suffix_latents(trunk, samples))
     batches = [group[start : start + draw.batch] for start in range(0, len(group), draw.batch)]
-    with Scorer(rewards, overlap=False) as scorer:
+    with Scorer(rewards, overlap=False, scoring=scoring) as scorer:
         for number, batch in runtime.shard(batches):
             x_BNC = torch.stack([latents[row.number] for row in batch]).to(runtime.device)
             rollout = trunk.finish(batch, x_BNC)

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -40,6 +40,7 @@ from pacorl.engine.monitor import (
 )
 from pacorl.engine.rows import Row, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault
+from pacorl.engine.turns import Turns
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
 from pacorl.judges.judge import Judge, counts_of
@@ -142,6 +143,8 @@ class PolicyTrainer:
         self.runtime = Runtime()
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
+        self.turns: Turns | None = None
+        """Of generator and scoring models on the device, with `memory: low`."""
         self._judges, self._folder = builders.RunJudges(), ExitStack()
         with ExitStack() as on_fault:
             on_fault.callback(self._judges.close)
@@ -165,6 +168,31 @@ class PolicyTrainer:
         self._judges.open(config, in_process=False, device=device, processes=processes)
         self.policy = builders.build_adapted_policy(config, device=device)
         self.cache = builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts)
+        builders.place_transformer(config, self.policy, self.cache, self.train_prompts[0], device=device)
+        if config.memory == "low":
+            self.turns = Turns(self.policy.transformer, device=device)
+        with self.scoring():
+            self._load_scorers(functions)
+            if self.turns:
+                judges = (self._judges.rewards, self._judges.held_out)
+                self.turns.add([*judges, *self.rewards.values(), *self.held_out.values()])
+        if self.turns and not self.turns.scorers:  # all scores come from elsewhere
+            self.turns = None
+        # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
+        self.policy.transformer.train()
+        self.policy.transformer, self.optimizer = self.runtime.prepare(
+            self.policy.transformer,
+            builders.build_optimizer(config, self.policy),
+            batch=config.sampling.batch,
+            max_norm=config.optimizer.max_grad_norm,
+        )
+        # Copies are made of what the launcher left: its weights may be sharded now.
+        averaging = config.optimizer
+        self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
+        self.old = OldPolicy(self.transformer) if self.objective.needs == "endpoint" else None
+
+    def _load_scorers(self, functions: Mapping[str, RewardFunction]) -> None:
+        config, device, processes = self.config, self.runtime.device, self.runtime.world
         self._judges.open(config, in_process=True, device=device, processes=processes)
         self.rewards = builders.build_run_rewards(
             config.rewards,
@@ -184,18 +212,6 @@ class PolicyTrainer:
             tried=self.evaluation_prompts,
             size=config.evaluation.size,
         )
-        # Gradient checkpointing acts in train mode only; there is no dropout, so nothing else changes with it.
-        self.policy.transformer.train()
-        self.policy.transformer, self.optimizer = self.runtime.prepare(
-            self.policy.transformer,
-            builders.build_optimizer(config, self.policy),
-            batch=config.sampling.batch,
-            max_norm=config.optimizer.max_grad_norm,
-        )
-        # Copies are made of what the launcher left: its weights may be sharded now.
-        averaging = config.optimizer
-        self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
-        self.old = OldPolicy(self.transformer) if self.objective.needs == "endpoint" else None
 
     def _build_records(self, start: Path | None, changes: Mapping[str, Sequence[Any]]) -> None:
         config, is_main = self.config, self.runtime.is_main
@@ -305,6 +321,10 @@ class PolicyTrainer:
         redone = set(best_and_worst(values, drawn=scouts.per_prompt, keep=self.config.group_size))
         return [row for row in rows if row.number in redone], values
 
+    def scoring(self) -> AbstractContextManager[None]:
+        """Within the block the models that score are on the device."""
+        return self.turns.scoring() if self.turns else nullcontext()
+
     @property
     def epoch_sampler(self) -> EpochSampler:
         """Who samples and scores the epoch that comes next."""
@@ -319,6 +339,7 @@ class PolicyTrainer:
             epoch=self.epoch,
             clock=self.clock,
             bars=self.bars,
+            turns=self.turns,
         )
 
     def _judge_counts(self, *, since: Mapping[str, int]) -> dict[str, float]:
@@ -476,6 +497,7 @@ class PolicyTrainer:
                 judge=self.judge,
                 average=self.average,
                 bars=self.bars,
+                scoring=self.scoring,
             )
             evaluation = evaluator.evaluate(small, epoch=self.epoch, trained_differs=self.step > 0)
         evaluation.keep(self.logbook, f"evaluation-{self.epoch:06d}")

@@ -1,0 +1,84 @@
+"""Generator and scoring models take turns on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import metrics, tiny_run
+from torch import nn
+
+from pacorl.config.base import ConfigError, load
+from pacorl.config.policy_run import PolicyRun
+from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.engine.turns import Turns
+from pacorl.train.trainer import PolicyTrainer
+from pacorl.twins import META
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 4)
+
+    def models(self) -> list[nn.Module]:
+        return [self.model]
+
+
+def devices(*modules: nn.Module) -> list[str]:
+    return [parameter.device.type for module in modules for parameter in module.parameters()]
+
+
+def test_scoring_models_are_on_the_device_only_while_they_score() -> None:
+    # The meta device stands for a card; nothing comes back from it, so that one way is seen.
+    generator, holder = nn.Linear(4, 4).requires_grad_(False), Holder()
+    turns = Turns(generator, device=META)
+    turns.add([holder, holder, lambda prompts, images: [0.0]])
+    assert turns.scorers == [holder.model]
+    block = turns.scoring()
+    block.__enter__()
+    assert devices(holder.model) == ["meta", "meta"]
+    assert devices(generator) == ["cpu", "cpu"]
+    with pytest.raises(NotImplementedError, match="meta"):  # leaving copies the models back
+        block.__exit__(None, None, None)
+
+
+def test_what_is_trained_and_where_it_lies_stays() -> None:
+    generator = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    before = [(parameter, parameter.data_ptr(), parameter.clone()) for parameter in generator.parameters()]
+    turns = Turns(generator, device=torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="judge"), turns.scoring():
+        raise RuntimeError("judge")
+    for (old, pointer, value), new in zip(before, generator.parameters(), strict=True):
+        assert old is new
+        assert torch.equal(value, new)
+        assert pointer == new.data_ptr()
+
+
+def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp_path: Path) -> None:
+    config = tiny_run(
+        [
+            *("memory=low", "epochs=1", "prompts_per_epoch=2", "group_size=4", "save_every=1", "trackers=[]"),
+            *("prompts.train=tiny:train:3", "prompts.evaluation=tiny:dev:2", "sampling.steps=3", "sampling.batch=4"),
+            *("evaluation.size=[64,64]", "evaluation.steps=2", f"out={tmp_path / 'run'}"),
+        ]
+    )
+    assert config.model.quantize == config.judge.quantize == "int8"
+    trainer = PolicyTrainer(config)
+    assert trainer.turns is not None
+    assert trainer.turns.scorers == [trainer.judge.model]
+    assert not trainer.epoch_sampler._scoring_overlaps()
+    assert trainer.policy.pipeline.text_encoder_2 is None
+    (line,) = metrics(trainer.run(), "epoch")
+    deviations = {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)}
+    assert deviations == {0.0}
+
+
+def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> None:
+    run = load(PolicyRun, None, ["memory=low", "model.quantize=none", "judge.quantize=fp8"])
+    assert (run.model.quantize, run.judge.quantize, run.sampling.fuse_lora) == ("none", "fp8", False)
+    with pytest.raises(ConfigError, match=r"memory low and judge\.overlap true.*leave overlap out"):
+        load(PolicyRun, None, ["memory=low", "judge.overlap=true"])
+    served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
+    assert load(PolicyRun, None, ["memory=low", *served]).judge.overlap is True
+    assert load(PolicyRun, None, ["memory=low", "judge=none"]).judge is None
