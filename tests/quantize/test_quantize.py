@@ -17,7 +17,8 @@ from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.judges.local import LocalJudge
-from pacorl.lora.adapters import add_lora, can_fuse_lora
+from pacorl.lora.adapters import add_lora
+from pacorl.lora.layers import fuse_lora
 from pacorl.policies.flux import FLUX, tiny_flux
 from pacorl.quantize import QUANTIZERS
 from pacorl.quantize.linear import QuantizedLinear, parameter_count, quantize_model, weight_bytes
@@ -112,7 +113,7 @@ def test_adapters_lie_on_a_packed_base_and_are_never_added_to_it(name: str) -> N
     assert len(packed) > 40
 
     add_lora(transformer, rank=4, alpha=8, targets=["attn.to_q", "ff.net.2"])
-    assert not can_fuse_lora(transformer)
+    assert fuse_lora(transformer, enabled=True) is None
     trained = {name for name, parameter in transformer.named_parameters() if parameter.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
