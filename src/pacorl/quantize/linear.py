@@ -50,14 +50,14 @@ class _FrozenProduct(torch.autograd.Function):
 
 
 def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.device) -> None:
-    """Pack the frozen weights of a model's blocks, each on `device`, so that no more than one lies there unpacked.
+    """Pack the weights of a model's blocks, each on `device`, so that no more than one lies there unpacked.
 
     An adapter that lies on them stays what it is. Only linear layers of the repeated blocks are packed. What leads in
     and out of them (embedders, the last projection, a language model's vocabulary) is small, or decides too much by
     itself.
 
     Args:
-        model: whose frozen layers are replaced.
+        model: whose layers are replaced; they do not learn from then on.
         quantization: `none`, or one of `QUANTIZERS`.
         device: where the packed layers are put.
 
@@ -69,7 +69,7 @@ def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.d
     quantizer = QUANTIZERS.named(quantization)
     for name, layer in list(model.named_modules()):
         in_block = any(part.isdigit() for part in name.split("."))
-        if type(layer) is nn.Linear and in_block and not layer.weight.requires_grad:
+        if type(layer) is nn.Linear and in_block and "lora_" not in name:
             bias = layer.bias if layer.bias is None else nn.Parameter(layer.bias.to(device), False)
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, QuantizedLinear(layer.weight.to(device), bias, quantizer))
