@@ -155,6 +155,12 @@ def test_a_config_names_it_and_keeps_its_settings(name: str, tmp_path: Path) -> 
     assert load(PolicyRun, path).sampling.suffix.cache == by_name
 
 
+def test_what_a_cache_extrapolates_from_is_single_precision() -> None:
+    """A bfloat16 model's differences of neighbouring steps would be rounding alone."""
+    spec = CACHES["taylor"]
+    assert spec.hooks(spec.options(name="taylor"), torch.bfloat16).taylor_factors_dtype == torch.float32
+
+
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_that_a_sharded_transformer_breaks_is_refused_there(name: str) -> None:
     """FSDP2 makes new classes of a transformer's blocks, and some hooks know the blocks by their class."""

@@ -77,6 +77,33 @@ def test_gdpo_ignores_a_rewards_scale() -> None:
     assert float(large.value_B.std(correction=0)) == pytest.approx(1.0, abs=1e-3)
 
 
+def test_gdpo_divides_the_sum_by_its_std_over_the_epoch() -> None:
+    """A group whose rewards agree weighs more than one whose rewards half cancel."""
+    groups, unit = [0, 0, 1, 1, 1], math.sqrt(1.5)
+    found = advantages(table([[0, 1, 0, 1, 2], [0, 1, 1, 0, 2]], groups), weights=[1, 1], aggregate="gdpo")
+    sums = [-2, 2, -unit, -unit, 2 * unit]
+    std = math.sqrt(sum(value**2 for value in sums) / 5)
+    assert found.value_B.tolist() == pytest.approx([value / std for value in sums])
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATES)
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 3.0)])
+def test_weights_decide_between_rewards_that_disagree(aggregate: str, weights: tuple[float, float]) -> None:
+    found = advantages(table([[1.0, 1.1], [1.1, 1.0]], [0, 0]), weights=weights, aggregate=aggregate)
+    assert found.value_B.tolist() == pytest.approx([-1.0, 1.0] if weights[0] > weights[1] else [1.0, -1.0])
+
+
+def test_rewards_below_zero_vary_as_their_opposites_do() -> None:
+    assert coefficient_of_variation(torch.tensor([[-1.0, -3.0]])).tolist() == pytest.approx([0.5])
+
+
+def test_a_missing_score_makes_no_reward_vary() -> None:
+    """It is held as 0 among scores near 1, which log_tamed must not see."""
+    scores = table([[1.0, 1.1, 1.3, NAN]], [0] * 4)
+    tamed, plain = (advantages(scores, weights=[1.0], aggregate=name) for name in ("log_tamed", "weighted_sum"))
+    assert tamed.value_B.tolist() == plain.value_B.tolist()
+
+
 def test_a_missing_reward_is_masked_and_not_zero() -> None:
     found = advantages(table([[1, 3, NAN, 5, 7, 9]], [0, 0, 0, 1, 1, 1]), weights=[1.0], aggregate="weighted_sum")
     assert found.used_B.tolist() == [True, True, False, True, True, True]

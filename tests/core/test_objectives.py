@@ -133,6 +133,22 @@ def test_nft_moves_towards_good_endpoints_and_away_from_bad_ones() -> None:
         assert metrics == {"velocity_change": 0.0}
 
 
+def test_nfts_weight_has_no_gradient() -> None:
+    """Of one number the loss is A_max·|gap|/β, and its gradient that of gap²/|gap| whose divisor is held: twice."""
+    velocity = torch.zeros(1, 1, 1, requires_grad=True)
+    x0, x, old, best = torch.zeros(1, 1, 1), torch.ones(1, 1, 1), torch.zeros(1, 1, 1), torch.tensor([5.0])
+    loss, _ = diffusion_nft(Endpoint(x0, x, 0.6, velocity, old, best, 5.0, EVERY[:1]), DiffusionNft(beta=0.1))
+    loss.backward()
+    assert velocity.grad is not None
+    assert velocity.grad.item() == pytest.approx(-2 * 5 * 0.6)
+
+
+def test_nfts_sampling_policy_lags_up_to_a_half() -> None:
+    lag = OBJECTIVES["diffusion_nft"].lag
+    assert lag is not None
+    assert [lag(0), lag(100), lag(500), lag(9000)] == [0.0, 0.1, 0.5, 0.5]
+
+
 def test_nft_leaves_out_what_was_not_judged() -> None:
     velocity = V.clone().requires_grad_()
     used = torch.tensor([True, False, True])

@@ -75,6 +75,13 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     assert 180 <= hits <= 199  # 95 % of 200, and percentile intervals of 40 values are a little narrow
 
 
+def test_an_interval_leaves_half_of_what_it_may_miss_at_each_end() -> None:
+    """Of 100 halves it is the normal one: .5 ± 1.96·.05."""
+    values = np.repeat([0.0, 1.0], 50)
+    (found,) = bootstrap(range(100), lambda chosen: np.array([values[chosen].mean()]))
+    assert (found.low, found.high) == (pytest.approx(0.402, abs=0.012), pytest.approx(0.598, abs=0.012))
+
+
 def test_groups_are_drawn_whole() -> None:
     values = np.repeat([0.0, 1.0, 2.0, 3.0], 50)
     single = bootstrap(range(200), lambda chosen: np.array([values[chosen].mean()]))[0]

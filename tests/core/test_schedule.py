@@ -1,8 +1,13 @@
-"""The learning rate by hand-worked numbers."""
+"""The learning rate by hand-worked numbers, and what seeds and windows an epoch draws."""
 
 import pytest
 
-from pacorl.core.schedule import NoiseWindow, learning_rate, stage_size
+from pacorl.core.schedule import NoiseWindow, learning_rate, seed_of, stage_size
+
+
+def test_seeds_tell_apart_what_reads_alike_in_a_row() -> None:
+    """Epoch 1 of row 11, epoch 11 of row 1, and the text of a number."""
+    assert len({seed_of(0, 1, 11), seed_of(0, 11, 1), seed_of(0, 111), seed_of(0, "1", 11)}) == 4
 
 
 def test_a_constant_rate_after_a_rise() -> None:

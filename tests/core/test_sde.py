@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pacorl.core.sde import Transition, kl
-from pacorl.core.sde.cps import cps
+from pacorl.core.sde.cps import check_steps, cps
 from pacorl.core.sde.flow_sde import flow_sde
 from pacorl.core.solvers import euler
 
@@ -73,6 +73,12 @@ def test_kl_is_torchs() -> None:
         torch.distributions.Normal(X.double(), 0.4), torch.distributions.Normal(V.double(), 0.4)
     )
     torch.testing.assert_close(kl(first, second).double(), reference.mean((1, 2)), rtol=1e-5, atol=1e-6)
+
+
+def test_cps_refuses_a_config_whose_last_step_is_stochastic() -> None:
+    check_steps([3, 8], steps=10, noise_level=0.7)
+    with pytest.raises(ValueError, match="no noise at the last step"):
+        check_steps([3, 9], steps=10, noise_level=0.7)
 
 
 def test_cps_refuses_a_step_without_noise() -> None:

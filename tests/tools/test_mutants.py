@@ -1,0 +1,83 @@
+"""Every mutant still applies to the code, and the tool tells those that a test sees from those that none sees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools.mutants import ROOT, SOURCE, Mutant, read_mutants
+
+MUTANTS = read_mutants(ROOT / "tools" / "mutants.yaml")
+FILES = {
+    "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow', 'campaign', 'vllm']\n",
+    "src/pacorl/__init__.py": "",
+    "src/pacorl/sums.py": (
+        "def total(numbers):\n    result = 0\n    for number in numbers:\n        result += number\n    return result\n\n\n"
+        "def mean(numbers):\n    return total(numbers) / len(numbers)\n"
+    ),
+    "tests/sums/test_sums.py": (
+        "from pacorl.sums import mean, total\n\n\n"
+        "def test_total():\n    assert total([1, 2]) == 3\n\n\ndef test_mean():\n    assert mean([0]) == 0\n"
+    ),
+    "tools/mutants.yaml": (
+        "- {name: minus, file: sums.py, old: result += number, new: result -= number, why: a sign}\n"
+        "- {name: undivided, file: sums.py, old: ' / len(numbers)', new: '', why: the sum is enough}\n"
+        "- {name: forever, file: sums.py, old: '    return result', new: '        numbers.append(1)', why: an indent}\n"
+    ),
+    "docs/page.md": "# Bugs\n\n<!-- What follows is written by tools/mutants.py. -->\n\nold\n",
+}
+
+
+@pytest.mark.parametrize("file", sorted({mutant.file for mutant in MUTANTS}))
+def test_every_mutant_changes_a_function(file: str) -> None:
+    source = (ROOT / SOURCE / file).read_text(encoding="utf-8")
+    for mutant in MUTANTS:
+        if mutant.file == file:
+            assert mutant.changes(source)
+
+
+def test_a_mutant_that_no_longer_applies_is_named() -> None:
+    mutant = Mutant("sign", "sums.py", old="a + b", new="a - b", why="a sign")
+    with pytest.raises(ValueError, match=r"mutant sign: its old text occurs 2 times in src/pacorl/sums\.py"):
+        mutant.changes("def f(a, b):\n    return a + b + (a + b)\n")
+    with pytest.raises(ValueError, match=r"mutant sign changes no function of src/pacorl/sums\.py"):
+        mutant.changes("def f(a, b):\n    return a  # a + b\n")
+
+
+def test_names_are_told_apart(tmp_path: Path) -> None:
+    entry = "- {name: minus, file: sums.py, old: a, new: b, why: c}\n"
+    (tmp_path / "mutants.yaml").write_text(2 * entry)
+    with pytest.raises(ValueError, match="minus stands twice"):
+        read_mutants(tmp_path / "mutants.yaml")
+
+
+def test_it_says_which_test_sees_which_bug(tmp_path: Path) -> None:
+    """A package of two functions, one of whose tests sees less than it should."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    code = "import sys; from pathlib import Path; from tools import mutants; mutants.PATIENCE = 2.0\n"
+    code += "mutants.main(['--json', 'known.json', '--page', 'docs/page.md'], root=Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    for _ in range(2):  # the second time all is known
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (run.returncode, run.stderr) == (1, "survives without a reason, or is seen and has one: undivided\n")
+        known = json.loads((tmp_path / "known.json").read_text())["results"]
+        assert known["minus"]["seen_by"] == "tests/sums/test_sums.py::test_total"
+        assert {name: bool(result["seen_by"]) for name, result in known.items()} == {
+            "minus": True,
+            "undivided": False,
+            "forever": True,
+        }
+        assert [name for name, result in known.items() if result["hangs"]] == ["forever"]
+        page = (tmp_path / "docs" / "page.md").read_text()
+        assert page.startswith("# Bugs\n\n<!--")
+        assert "2 of 3 bugs are seen." in page
+        assert "| minus | `sums.py` | a sign | `sums/test_sums.py`: `test_total` |" in page
+        assert "old" not in page
+    assert "what do the tests" not in run.stdout
+    assert (tmp_path / "src" / "pacorl" / "sums.py").read_text() == FILES["src/pacorl/sums.py"]
