@@ -238,6 +238,7 @@ def test_the_merged_adapter_paints_the_same_and_leaves_no_trace(policy: FluxPoli
     plain = finals(drawn(policy, rows(), cache=cache))
     fused = finals(drawn(policy, rows(), cache=cache, fused=FusedLora(policy.transformer)))
     torch.testing.assert_close(fused, plain, rtol=0, atol=1e-5)
+    assert not torch.equal(fused, plain), "one product rounds otherwise than three"
     after = policy.transformer.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
