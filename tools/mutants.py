@@ -142,7 +142,7 @@ class Recorder:
         """
         self.failed = False
         self._events, self._seconds, self._source = path.open("w"), seconds, source
-        self._nowhere = Path(os.devnull).open("w")
+        self._nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - as long as the fork lives
         self._codes: dict[int, CodeType] = {}
         self._started = 0.0
 

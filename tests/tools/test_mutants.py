@@ -15,7 +15,8 @@ FILES = {
     "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow', 'campaign', 'vllm']\n",
     "src/pacorl/__init__.py": "",
     "src/pacorl/sums.py": (
-        "def total(numbers):\n    result = 0\n    for number in numbers:\n        result += number\n    return result\n\n\n"
+        "def total(numbers):\n    result = 0\n    for number in numbers:\n        result += number\n"
+        "    return result\n\n\n"
         "def mean(numbers):\n    return total(numbers) / len(numbers)\n"
     ),
     "tests/sums/test_sums.py": (
