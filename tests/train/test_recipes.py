@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from edit_twins import kontext_pipeline, qwen_pipeline
+from edit_twins import drawn, kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 
 from pacorl.config import base as configs
@@ -16,12 +16,15 @@ from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import vocabulary
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES
+from pacorl.policies.klein import tiny_klein
 from pacorl.train.trainer import train_policy
 from tools import hardware
 
 FOLDER = Path(__file__).parents[2] / "configs"
 SETS, EDITS = ("flux_t2is",), ("kontext_edit", "qwen_edit")
-RECIPES = [*(f"{name}{cards}" for name in (*SETS, *EDITS) for cards in ("", "_1gpu")), "flux_t2is_fast"]
+ON_ONE_CARD = ("_1gpu", "_16gb")
+KLEIN = ("klein_t2is_16gb", "klein_edit_16gb")
+RECIPES = [*(f"{name}{cards}" for name in (*SETS, *EDITS) for cards in ("", "_1gpu")), "flux_t2is_fast", *KLEIN]
 JUDGE = "PaCo-Reward-7B"
 
 
@@ -35,7 +38,9 @@ PAPER = {
     "qwen_edit": ("qwen_edit", 384, 10, 1.0, (1, 2, 3, 4), {"edit_consistency"}),
 }
 """Kind, training size, steps, a, stochastic steps and rewards (arXiv 2512.04784, §7; steps of edits from the code)."""
-PAPER["flux_t2is_fast"] = PAPER["flux_t2is"]  # ours differs in the engine's settings only
+# Ours differ in the engine's settings, and in the generator.
+PAPER["flux_t2is_fast"] = PAPER["flux_t2is"]
+PAPER |= {ours: ("klein", *PAPER[name][1:]) for ours, name in zip(KLEIN, ("flux_t2is", "kontext_edit"), strict=True)}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -50,7 +55,7 @@ def test_a_recipe_is_the_papers(name: str) -> None:
     assert (run.advantages.std, run.advantages.clip, run.prompts.leaks) == ("group", 5.0, "refuse")
     assert run.out == Path("runs") / name
     if kind != "qwen_edit":
-        assert run.model.guidance_scale == {"flux": 3.5, "kontext": 2.5}[kind]
+        assert run.model.guidance_scale == {"flux": 3.5, "kontext": 2.5, "klein": 4.0}[kind]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -65,7 +70,7 @@ def test_a_recipes_average_holds_little_of_an_evaluation_ago(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_divides_among_its_cards(name: str) -> None:
-    run, cards = recipe(name), 1 if name.endswith("_1gpu") else 7
+    run, cards = recipe(name), 1 if name.endswith(ON_ONE_CARD) else 7
     samples = run.prompts_per_epoch * run.group_size
     assert samples % (run.sampling.batch * run.optimizer.updates_per_epoch * cards) == 0
     assert run.judge.backend == ("local" if cards == 1 else "http")
@@ -77,6 +82,17 @@ def test_the_fast_recipe_is_the_papers_with_the_engines_settings() -> None:
     assert {key for key in paper if paper[key] != fast[key]} == {"out", "sampling"}
     changed = {key for key in paper["sampling"] if paper["sampling"][key] != fast["sampling"][key]}
     assert changed == {"tree", "suffix", "batch"}
+
+
+@pytest.mark.parametrize(("name", "other"), [("t2is", "flux_t2is_fast"), ("edit", "kontext_edit_1gpu")])
+def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: str) -> None:
+    ours, theirs = (recipe(each).model_dump() for each in (f"klein_{name}_16gb", other))
+    for section in ("rewards", "advantages", "objective", "optimizer", "evaluation", "group_size"):
+        assert ours[section] == theirs[section]
+    assert {key for key in ours["sampling"] if ours["sampling"][key] != theirs["sampling"][key]} <= {
+        *(() if name == "t2is" else ("tree", "suffix", "batch"))
+    }
+    assert ours["prompts"] == {**theirs["prompts"], "evaluation_limit": 32}
 
 
 @pytest.mark.slow
@@ -102,6 +118,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts")
     kontext_pipeline().save_pretrained(folder / "kontext")
     qwen_pipeline().save_pretrained(folder / "qwen_edit")
+    drawn(tiny_klein(vocabulary())).save_pretrained(folder / "klein")
     save_clip(folder / "clip")
     for split in ("train", "dev"):
         write_edits(folder, character_edits(split, 2), name=split)
@@ -135,7 +152,7 @@ def served() -> Iterator[str]:
 
 def twin(name: str, parts: Path, out: Path, url: str) -> PolicyRun:
     """The recipe with everything small: one epoch of two groups of two at 64 pixels."""
-    kind = PAPER[name.removesuffix("_1gpu")][0]
+    kind, edits = PAPER[name.removesuffix("_1gpu")][0], "edit" in name
     small: dict[str, Any] = {
         "out": out,
         "epochs": 1,
@@ -146,8 +163,8 @@ def twin(name: str, parts: Path, out: Path, url: str) -> PolicyRun:
         "model.dtype": "float32",
         "adapter.rank": 2,
         "adapter.alpha": 4,
-        "prompts.train": "tiny:train:2" if kind == "flux" else parts / "train.jsonl",
-        "prompts.evaluation": "tiny:dev:2" if kind == "flux" else parts / "dev.jsonl",
+        "prompts.train": parts / "train.jsonl" if edits else "tiny:train:2",
+        "prompts.evaluation": parts / "dev.jsonl" if edits else "tiny:dev:2",
         "sampling.size": "[64,64]",
         "sampling.batch": 1,
         "evaluation.size": "[96,96]",
@@ -155,11 +172,11 @@ def twin(name: str, parts: Path, out: Path, url: str) -> PolicyRun:
         "evaluation.compare_sizes": "false",
     }
     if kind != "qwen_edit":
-        small["model.max_sequence_length"] = 48
-    if kind == "flux":
+        small["model.max_sequence_length"] = 144 if kind == "klein" else 48
+    if not edits:
         clip = f"{{name: panel_clip_text, weight: 0.8, args: {{checkpoint: {parts / 'clip'}}}}}"
         small["rewards"] = f"[{{name: consistency, weight: 0.2}}, {clip}]"
-    if name.endswith("_1gpu"):
+    if name.endswith(ON_ONE_CARD):
         small |= {"judge.checkpoint": "tiny", "judge.dtype": "float32"}
     else:
         small["judge.checkpoint"] = url

@@ -242,4 +242,5 @@ KLEIN = PolicySpec(
     twin=tiny_klein,
     steps=50,
     licence=("apache-2.0", ""),
+    edit_data="GEdit-Bench/data:en",  # what its makers show is English
 )
