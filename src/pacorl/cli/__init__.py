@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from pacorl import __version__
-from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train
+from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train, verify
 from pacorl.cli.shared import Commands
 
 app = Commands(
@@ -25,6 +25,7 @@ app.command("quickstart")(train.quickstart)
 app.command("train-policy", cls=train.ResumableCommand)(train.train_policy)
 app.command("probe")(probe.probe)
 app.command("report")(train.report)
+app.command("verify")(verify.verify)
 app.command("train-reward", cls=train.ResumableCommand)(train.train_reward)
 app.command("score")(score.score)
 app.command("publish")(train.publish)

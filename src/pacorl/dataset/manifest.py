@@ -6,15 +6,14 @@ it wrote. Versions are recorded and not compared: a new release does not undo fi
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pacorl.io.documents import as_read_back, read_object, write_json
 from pacorl.io.files import digest, sweep
+from pacorl.io.versions import versions
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -77,7 +76,7 @@ class DatasetStep:
             "plan": self.plan(),
             "outputs": {self._name(path): digest(path) for path in outputs},
             "counts": dict(counts),
-            "versions": versions(),
+            "versions": versions(RECORDED),
         }
         write_json(self.path, manifest)
         sweep(self.folder)
@@ -95,14 +94,3 @@ class DatasetStep:
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix() if path.is_relative_to(self.folder) else str(path)
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result may depend on."""
-    recorded = {"python": platform.python_version()}
-    for package in RECORDED:
-        try:
-            recorded[package] = version(package)
-        except PackageNotFoundError:  # run from a source tree, or an extra that is not installed
-            recorded[package] = "not installed"
-    return recorded

@@ -80,7 +80,7 @@ class Logbook:
         if self.folder and (self.folder / "metrics.jsonl").exists():
             write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
 
-    def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
+    def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> dict[str, Any]:
         """Append one line, and give its values to the trackers; a value that is not finite is written as null.
 
         Args:
@@ -88,17 +88,21 @@ class Logbook:
             epoch: finished epochs.
             step: optimizer steps taken.
             values: the metrics.
+
+        Returns:
+            The line.
         """
-        if not self.folder:
-            return
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         # The nulls first: `finite` overwrites its own names in place, so that the line keeps the order of `values`.
         line = {"kind": kind, "epoch": epoch, "step": step, **dict.fromkeys(values), **finite}
+        if not self.folder:
+            return line
         append_jsonl(self.folder / "metrics.jsonl", line)
         series = finite if kind == "epoch" else {f"{kind}/{name}": value for name, value in finite.items()}
         with disk_errors(self.folder):
             for tracker in self._trackers:
                 tracker.log(series, step={"epoch": epoch, "step": step}[self.axis])
+        return line
 
     def note_changes(self, changes: Mapping[str, Sequence[Any]], *, epoch: int, step: int) -> None:
         """Append one line of kind "changes": key of the config → its value so far, and from here on."""

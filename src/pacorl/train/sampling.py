@@ -25,6 +25,7 @@ from pacorl.engine.turns import Turns
 from pacorl.judges import JUDGES
 from pacorl.lora.adapters import OldPolicy
 from pacorl.lora.layers import fuse_lora
+from pacorl.train.ledger import Ledger
 from pacorl.train.suffix_check import advantage_correlation, full_scores
 from pacorl.types import Advantages, Rollout, Samples
 
@@ -61,8 +62,11 @@ class EpochSampler:
     """From 0."""
     clock: PhaseClock
     bars: ProgressBars
+    ledger: Ledger
     turns: Turns | None = None
     """Of generator and scoring models on the device."""
+    scorer: Callable[..., Scorer] = Scorer
+    """Who scores."""
 
     def score_samples(self, rows: Sequence[Row], *, scouts: Scouts | None = None) -> ScoredSamples:
         """Sample rows, score them, and compare each with its group.
@@ -77,7 +81,7 @@ class EpochSampler:
         config, waited = self.config, self.clock.seconds["reward"]
         # Of the whole epoch: what one process misses says nothing of the others, so each stops at this number alone.
         max_missing = config.advantages.max_missing * len(rows) * len(self.rewards)
-        with Scorer(
+        with self.scorer(
             self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing, scoring=self._scoring
         ) as scorer:
             samples = self.sample(rows, scorer, scouts=scouts)
@@ -85,6 +89,9 @@ class EpochSampler:
             values = self._advantages(scores, rows, Selection() if scouts else config.selection)
             metrics = {**values.stats, "samples/not_finite": _share_not_finite(scores)}
             self._check_failure_budget(metrics, scorer)
+        with self.clock.timed("hashes"):
+            self.ledger.note_samples(stage := "scouts/" if scouts else "", samples, scores)
+            self.ledger.note_advantages(stage, values)
         if scorer.overlap:
             idle = self.clock.seconds["reward"] - waited
             self.clock.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - idle)

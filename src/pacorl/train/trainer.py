@@ -50,6 +50,7 @@ from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
 from pacorl.train.checkpoint import Resume, TrainedWeights, changes_since, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
+from pacorl.train.ledger import Ledger, start_facts
 from pacorl.train.sampling import EpochSampler
 from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation
 from pacorl.train.update import PolicyLoss, gather_metrics, update_policy
@@ -227,6 +228,9 @@ class PolicyTrainer:
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
         if is_main:
             write_atomic(config.out / "config.yaml", configs.dump(config))
+        self.ledger = Ledger(config.out if is_main else None, self.runtime)
+        facts = start_facts(config, start, self.rewards)
+        self.ledger.start(self._weights(), epoch=self.epoch, step=self.step, **facts)
 
     # --- the run -----------------------------------------------------------------------------------------------
 
@@ -300,10 +304,13 @@ class PolicyTrainer:
         self._warn_of_suffix(metrics)
         metrics |= self._judge_counts(since=judge_before)
         metrics |= self._sampling_metrics() | self.learn(samples, epoch_advantages)
+        with self.clock.timed("hashes"):
+            self.ledger.note_weights(self._weights())
         metrics |= self.clock.since(seconds_before)
         metrics |= self._monitor_samples(samples, metrics)
         self.epoch += 1
-        self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
+        line = self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
+        self.ledger.write(epoch=self.epoch, step=self.step, line=line)
         if self.epoch % config.save_every == 0 or self.epoch == 1:
             self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])
         return metrics
@@ -340,6 +347,7 @@ class PolicyTrainer:
             clock=self.clock,
             bars=self.bars,
             turns=self.turns,
+            ledger=self.ledger,
         )
 
     def _judge_counts(self, *, since: Mapping[str, int]) -> dict[str, float]:

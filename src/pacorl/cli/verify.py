@@ -1,0 +1,73 @@
+"""`pacorl verify`: is a run what it recorded, and does an epoch come out again?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from pacorl.cli.shared import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from pacorl.train.audit import Finding
+    from pacorl.train.verify import Comparison, Quantity
+
+
+def verify(
+    run: Path = typer.Argument(help="A policy run's folder."),
+    *,
+    epoch: int | None = typer.Option(
+        None, min=1, help="Make this epoch again from the checkpoint before it, and compare."
+    ),
+    output: JsonOption,
+) -> None:
+    """Hold a run to its ledger; with --epoch, compute an epoch again. Exit code 1: something differs."""
+    fine = _recompute(run, epoch, as_json=output.as_json) if epoch else _check(run, as_json=output.as_json)
+    raise typer.Exit(0 if fine else 1)
+
+
+def _check(run: Path, *, as_json: bool) -> bool:
+    from pacorl.train.audit import audit, ranges
+
+    report = audit(run)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        typer.echo("\n".join(_findings(report.findings)))
+        typer.echo(f"hashing took {report.overhead:.1%} of the epochs' time; --epoch may be {ranges(report.epochs)}")
+    return report.fine
+
+
+def _findings(findings: list[Finding]) -> list[str]:
+    return [f"{'ok' if finding.fine else 'ERROR':<6}{finding.topic:<13}{finding.text}" for finding in findings]
+
+
+def _recompute(run: Path, epoch: int, *, as_json: bool) -> bool:
+    from pacorl.engine.runtime import destroy_process_group
+    from pacorl.train.verify import recompute
+
+    comparison = recompute(run, epoch)
+    destroy_process_group()
+    if comparison is None:  # not the main process, which speaks
+        return True
+    if as_json:
+        print_json(comparison.to_dict())
+    else:
+        typer.echo("\n".join(_lines(comparison)))
+    return comparison.answer != "differs"
+
+
+def _lines(comparison: Comparison) -> list[str]:
+    lines = [f"{quantity.name:<19}{_said(quantity)}" for quantity in comparison.quantities]
+    first = f": {comparison.first.name} first" if comparison.first else ""
+    changes = [f"{name} was {then} and is {now}" for name, (then, now) in comparison.environment.items()]
+    same = comparison.answer == "equal bits"
+    reason = f"{'although' if same else 'perhaps since'} {', '.join(changes)}" if changes else "in the same environment"
+    return [*lines, f"epoch {comparison.epoch} {comparison.answer}{first}; {reason}"]
+
+
+def _said(quantity: Quantity) -> str:
+    if quantity.equal:
+        return "equal bits"
+    return f"{quantity.difference:.1e} apart, and the tolerance is {quantity.tolerance:.0e}"

@@ -1,0 +1,18 @@
+"""The versions of what is installed."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Python's version and those of packages, by name."""
+    installed = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            installed[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree, or an extra that is not installed
+            installed[package] = "not installed"
+    return installed

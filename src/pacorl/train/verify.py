@@ -1,0 +1,275 @@
+"""Does an epoch of a run come out again? `pacorl verify RUN --epoch K`.
+
+The epoch is made again by the trainer itself, from the checkpoint before it and with the scores that the run recorded,
+in a folder of its own. What it sampled, scored and learned is then compared, by the ledgers of both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pacorl.config import base as configs
+from pacorl.config.policy_run import PolicyRun, RewardConfig
+from pacorl.engine.runtime import Runtime
+from pacorl.engine.scoring import Scorer, Scores
+from pacorl.io.documents import dump_yaml, read_object, read_text
+from pacorl.io.files import write_atomic
+from pacorl.rewards import build_rewards
+from pacorl.rewards.reward import Reward, RewardFunction
+from pacorl.train.audit import ranges, repeatable_epochs
+from pacorl.train.checkpoint import checkpoints
+from pacorl.train.ledger import Record, read_ledger, sha256
+from pacorl.train.sampling import EpochSampler
+from pacorl.train.trainer import PolicyTrainer
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Answer = Literal["equal bits", "equal within the stated tolerance", "differs"]
+
+TOLERANCE = {"start": 1e-6, "samples": 1e-4, "scores": 1e-3, "advantages": 1e-3, "weights": 1e-2}
+"""The largest difference that other processes, threads, devices or versions may make.
+
+Of samples and advantages it is the norm of the difference over the norm, of weights over the norm of what the epoch
+changed, of scores the largest absolute one.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One thing that an epoch came to, then and now."""
+
+    name: str
+    equal: bool
+    """Bit for bit."""
+    difference: float
+    """As `TOLERANCE` has it."""
+    tolerance: float
+
+    @property
+    def close(self) -> bool:
+        """Whether it is equal, or within the tolerance."""
+        return self.equal or self.difference <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An epoch, recorded and made again."""
+
+    epoch: int
+    quantities: list[Quantity]
+    """In the order in which they come about."""
+    environment: dict[str, list[Any]]
+    """What was another one then: name → [then, now]."""
+
+    @property
+    def answer(self) -> Answer:
+        """The worst of all quantities."""
+        if all(quantity.equal for quantity in self.quantities):
+            return "equal bits"
+        return "equal within the stated tolerance" if self.first is None else "differs"
+
+    @property
+    def first(self) -> Quantity | None:
+        """The first quantity that differs by more than its tolerance."""
+        return next((quantity for quantity in self.quantities if not quantity.close), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs; a difference that is not finite is None."""
+        quantities = [asdict(q) | {"difference": _finite(q.difference)} for q in self.quantities]
+        first = self.first.name if self.first else None
+        return {"epoch": self.epoch, "answer": self.answer, "first": first} | {
+            "quantities": quantities,
+            "environment": self.environment,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+class ReplayingScorer(Scorer):
+    """Scores with what the run recorded, but for rewards that need no judge."""
+
+    def __init__(
+        self, rewards: Mapping[str, Reward], *, own: Sequence[str], table: list[list[Any]], **options: Any
+    ) -> None:
+        """
+        Args:
+            rewards: all of the run, by name.
+            own: those of them that score again.
+            table: row and recorded score of each reward, by sample.
+            options: of `Scorer`.
+        """
+        super().__init__({name: rewards[name] for name in own}, **options)
+        self.names, self.recorded = list(rewards), {row: scores for row, *scores in table}
+
+    def results(self) -> dict[int, Scores]:
+        """As of `Scorer`. Rows that the run did not score have no scores."""
+        merged: dict[int, Scores] = {}
+        for row, scores in super().results().items():
+            recorded = dict(zip(self.names, self.recorded.get(row, [None] * len(self.names)), strict=True))
+            merged[row] = [*(recorded | dict(zip(self.rewards, scores, strict=True))).values()]
+        return merged
+
+
+class Recomputation(PolicyTrainer):
+    """A run that makes one epoch again in a folder of its own, and asks no judge."""
+
+    def __init__(
+        self, config: PolicyRun, *, folder: Path, checkpoint: Path | None, start: Record, epoch: Record
+    ) -> None:
+        """
+        Args:
+            config: of the run.
+            folder: to work in.
+            checkpoint: after the epoch before; None to begin from the seed.
+            start: the record of the start that made the epoch.
+            epoch: the record of the epoch.
+        """
+        self._own, self._tables = list(start["recomputed"]), iter(epoch["scores"].values())
+        own = [reward for reward in config.rewards if reward.key in self._own]
+        functions: dict[str, RewardFunction] = {reward.key: _stand_in for reward in config.rewards}
+        functions |= build_rewards(own, judge=None, device=Runtime().device)
+        super().__init__(
+            _replay_config(config, folder), resume=checkpoint or False, allow_changes=True, rewards=functions
+        )
+
+    @property
+    def epoch_sampler(self) -> EpochSampler:
+        def scorer(rewards: Mapping[str, Reward], **options: Any) -> Scorer:
+            return ReplayingScorer(rewards, own=self._own, table=next(self._tables), **options)
+
+        return replace(super().epoch_sampler, scorer=scorer)
+
+
+def _stand_in(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]:
+    """Scores the trial image that a run shows its rewards; `ReplayingScorer` asks it nothing."""
+    return [0.0] * len(images)
+
+
+def _replay_config(config: PolicyRun, folder: Path) -> PolicyRun:
+    """A config of the same samples and updates, without all that only measures them."""
+    rewards = tuple(RewardConfig(name=reward.key, weight=reward.weight) for reward in config.rewards)
+    suffix = config.sampling.suffix.model_copy(update={"check_every": 0})
+    sections: dict[str, dict[str, Any]] = {
+        "prompts": {"evaluation_limit": 1, "leaks": "off", "benchmarks": ()},
+        "evaluation": {"judge": None, "rewards": (), "compare_sizes": False},
+        "sampling": {"suffix": suffix},
+        "advantages": {"max_missing": 1.0},
+    }
+    changed = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
+    plain = {"out": folder, "trackers": (), "judge": None, "best_by": "", "rewards": rewards}
+    return config.model_copy(update=changed | plain)
+
+
+def recompute(run: Path, epoch: int) -> Comparison | None:
+    """Make an epoch again from the checkpoint before it, and compare. All ranks call it.
+
+    Returns:
+        The comparison, on the main process.
+
+    Raises:
+        ValueError: if the ledger is damaged or lacks the epoch, or if a checkpoint or config that it takes is missing.
+    """
+    records = read_ledger(run)
+    index = next((i for i, r in enumerate(records) if r["kind"] == "epoch" and r["epoch"] == epoch), None)
+    if index is None:
+        epochs = [record["epoch"] for record in records if record["kind"] == "epoch"]
+        raise ValueError(f"{run} has no record of epoch {epoch}; it has {ranges(epochs)}")
+    start = next(record for record in reversed(records[:index]) if record["kind"] == "start")
+    checkpoint_before = repeatable_epochs(run, records)
+    if epoch not in checkpoint_before:
+        raise ValueError(
+            f"epoch {epoch} is made again from the checkpoint after epoch {epoch - 1}, which "
+            f"{run / 'checkpoints'} does not have; --epoch may be {ranges(list(checkpoint_before))}"
+        )
+    # As many as the run had: how a sum is cut among threads changes its last bits.
+    torch.set_num_threads(start["environment"]["threads"])
+    with TemporaryDirectory() as folder:
+        config = _config_of(run, start, Path(folder) / "recorded.yaml")
+        again = Recomputation(
+            config,
+            folder=Path(folder) / "run",
+            checkpoint=checkpoint_before[epoch],
+            start=start,
+            epoch=records[index],
+        )
+        try:
+            again.run_epoch()
+        finally:
+            again.close()
+    if not again.ledger.records:
+        return None
+    return compare(start, records[index - 1 : index + 1], again.ledger.records)
+
+
+def _config_of(run: Path, start: Record, copy: Path) -> PolicyRun:
+    """The config that a start had: config.yaml's, or if the run changed it since, one that a checkpoint has."""
+    texts = [read_text(run / "config.yaml")]
+    states = (read_object(path / "state.json") for path in checkpoints(run / "checkpoints"))
+    texts += [dump_yaml(state["config"]) for state in states if "config" in state]
+    for text in texts:
+        if sha256(text) == start["config"]:
+            write_atomic(copy, text)
+            return configs.load(PolicyRun, copy)
+    raise ValueError(
+        f"the config of the start after epoch {start['epoch']} is neither in {run / 'config.yaml'} nor in a "
+        "checkpoint: it was changed by hand, or its checkpoints are gone"
+    )
+
+
+def compare(start: Record, recorded: Sequence[Record], again: Sequence[Record]) -> Comparison:
+    """Hold an epoch that was made again to the run's.
+
+    Args:
+        start: the record of the run's start that made the epoch.
+        recorded: of the run, what comes before the epoch, and the epoch.
+        again: the start and the epoch that was made again.
+    """
+    then, now = start["environment"], again[0]["environment"]
+    differing = {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
+    return Comparison(recorded[1]["epoch"], list(_quantities(recorded, again)), differing)
+
+
+def _quantities(recorded: Sequence[Record], again: Sequence[Record]) -> Iterator[Quantity]:
+    (before, epoch), (before_again, epoch_again) = recorded, again
+    equal = before["hashes"]["weights"] == before_again["hashes"]["weights"]
+    started = [_sketch(record, "weights") for record in (before, before_again)]
+    yield Quantity("start", equal, _apart(*started, scale=started[1]), TOLERANCE["start"])
+    for name, sha in epoch["hashes"].items():
+        kind = name.rpartition("/")[2]
+        if kind == "scores":
+            difference = _scores_apart(epoch["scores"][name], epoch_again["scores"][name])
+        else:
+            then, now = _sketch(epoch, name), _sketch(epoch_again, name)
+            # What an epoch adds to the weights is small beside them, and is what it is held to.
+            difference = _apart(then, now, scale=now - started[1] if kind == "weights" else now)
+        yield Quantity(name, sha == epoch_again["hashes"][name], difference, TOLERANCE[kind])
+
+
+def _sketch(record: Record, name: str) -> NDArray[np.float64]:
+    return np.array(record["sketches"][name], dtype=np.float64)  # null, which stands for NaN, becomes NaN
+
+
+def _apart(then: NDArray[np.float64], now: NDArray[np.float64], *, scale: NDArray[np.float64]) -> float:
+    difference, size = float(np.linalg.norm(then - now)), float(np.linalg.norm(scale))
+    return difference / size if size else math.inf if difference else 0.0
+
+
+def _scores_apart(then: list[list[Any]], now: list[list[Any]]) -> float:
+    """The largest difference of two scores; infinite if only one of them is missing."""
+    before, after = (np.array(table, dtype=np.float64) for table in (then, now))
+    if before.shape != after.shape or (np.isnan(before) != np.isnan(after)).any():
+        return math.inf
+    return float(np.nanmax(np.abs(before - after)))

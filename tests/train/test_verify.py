@@ -1,0 +1,396 @@
+"""A run can be held to its ledger, and an epoch of it made again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from toy_world import ToyJudge, ToyPolicy, toy_config, toy_world
+from typer.testing import CliRunner
+
+from pacorl import PolicyTrainer
+from pacorl.cli import app
+from pacorl.engine.runtime import Interrupted
+from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.files import digests
+from pacorl.rewards.jpeg import JpegSize
+from pacorl.train.audit import audit, ranges
+from pacorl.train.ledger import LEDGER, Record, chained, projection, read_ledger, summary, tensor_items
+from pacorl.train.trainer import train_policy
+from pacorl.train.verify import Comparison, recompute
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SETTINGS = ["epochs=3", "keep_checkpoints=9", "evaluation.every=0", "prompts.evaluation=tiny:dev:1"]
+
+
+@pytest.fixture(autouse=True)
+def toy() -> Iterator[None]:
+    with toy_world():
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with toy_world():
+        return train_policy(toy_config(tmp_path_factory.mktemp("verify") / "run", *SETTINGS))
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A run to spoil: all that is checked holds in another folder too."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def made_again(run: Path, epoch: int) -> Comparison:
+    comparison = recompute(run, epoch)
+    assert comparison is not None
+    return comparison
+
+
+def rewritten(run: Path, change: Callable[[Record], None]) -> None:
+    """Change the ledger's records, and chain them anew."""
+    chain, records = "", read_ledger(run)
+    for record in records:
+        change(record)
+        chain = record["chain"] = chained(chain, record)
+    write_jsonl(run / LEDGER, records)
+
+
+# --- without computing again ----------------------------------------------------------------------------------------
+
+
+def test_a_run_fits_its_ledger(run: Path) -> None:
+    report = audit(run)
+    assert report.fine, report.findings
+    assert [finding.topic for finding in report.findings] == ["ledger", "config", "log", "checkpoints", "adapter"]
+    assert "step-000002 (epoch 1), step-000004 (epoch 2), step-000006 (epoch 3)" in report.findings[3].text
+    assert report.epochs == [1, 2, 3]
+    assert 0 < report.overhead < 0.5
+
+
+def other_config(run: Path) -> None:
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 42", "seed: 43"))
+
+
+def other_line(run: Path) -> None:
+    lines = read_jsonl(run / "metrics.jsonl")
+    next(line for line in lines if line["kind"] == "epoch" and line["epoch"] == 2)["loss"] = 0.5
+    write_jsonl(run / "metrics.jsonl", lines)
+
+
+def no_line(run: Path) -> None:
+    lines = read_jsonl(run / "metrics.jsonl")
+    write_jsonl(run / "metrics.jsonl", [line for line in lines if line["epoch"] != 2])
+
+
+def other_weights(run: Path) -> None:
+    """Whoever changes a checkpoint knows to change its own digests too."""
+    checkpoint = run / "checkpoints" / "step-000004"
+    tensors = load_file(checkpoint / "average.safetensors")
+    next(iter(tensors.values())).add_(1e-7)
+    save_file(tensors, checkpoint / "average.safetensors")
+    (checkpoint / "state.json").write_text(
+        json.dumps(json.loads((checkpoint / "state.json").read_text()) | {"files": whole(checkpoint)})
+    )
+
+
+def whole(checkpoint: Path) -> dict[str, str]:
+    return {name: sha for name, sha in digests(checkpoint).items() if name != "state.json"}
+
+
+def cut_checkpoint(run: Path) -> None:
+    path = run / "checkpoints" / "step-000004" / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def other_adapter(run: Path) -> None:
+    file = next((run / "adapter").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+
+
+def other_start(run: Path) -> None:
+    train_policy(toy_config(run, *SETTINGS), resume=run / "checkpoints" / "step-000004")
+
+    def change(record: Record) -> None:
+        if record["kind"] == "start" and record["epoch"]:
+            record["hashes"]["weights"] = "0" * 64
+
+    rewritten(run, change)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "topic", "text"),
+    [
+        (other_config, "config", "config.yaml is not the config that the newest start had"),
+        (other_line, "log", "has another line than the run wrote for epoch 2"),
+        (no_line, "log", "lacks epoch 2"),
+        (other_weights, "checkpoints", "step-000004 has other weights than epoch 2 left"),
+        (cut_checkpoint, "checkpoints", "optimizer.safetensors is damaged"),
+        (other_adapter, "adapter", "is damaged"),
+        (other_start, "ledger", "the start after epoch 2 had other weights than that epoch left"),
+    ],
+)
+def test_what_does_not_fit_is_named(run: Path, tamper: Callable[[Path], None], topic: str, text: str) -> None:
+    tamper(run)
+    report = audit(run)
+    assert [finding.topic for finding in report.findings if not finding.fine] == [topic]
+    assert text in next(finding.text for finding in report.findings if finding.topic == topic)
+    result = CliRunner().invoke(app, ["verify", str(run)])
+    assert (result.exit_code, "ERROR" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("line", [1, 2, 3, 4])
+def test_a_record_that_was_changed_breaks_the_chain(run: Path, line: int) -> None:
+    records = read_jsonl(run / LEDGER)
+    records[line - 1]["step"] += 1
+    write_jsonl(run / LEDGER, records)
+    with pytest.raises(ValueError, match=rf"ledger.jsonl:{line}: this record"):
+        audit(run)
+
+
+def test_a_record_that_is_gone_breaks_the_chain(run: Path) -> None:
+    records = read_jsonl(run / LEDGER)
+    write_jsonl(run / LEDGER, [*records[:1], *records[2:]])
+    with pytest.raises(ValueError, match=r"ledger.jsonl:2: this record"):
+        audit(run)
+
+
+def test_a_folder_without_a_ledger(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no ledger.jsonl: it is no policy run, or one of an earlier version"):
+        audit(tmp_path)
+
+
+# --- what a run records ---------------------------------------------------------------------------------------------
+
+
+def epochs_of(run: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.items() if k != "chain"} for r in read_ledger(run) if r["kind"] == "epoch"]
+
+
+def test_equal_runs_write_equal_records_and_other_seeds_others(run: Path, tmp_path: Path) -> None:
+    twin = train_policy(toy_config(tmp_path / "twin", *SETTINGS))
+    assert epochs_of(twin) == epochs_of(run)
+    other = train_policy(toy_config(tmp_path / "other", *SETTINGS, "seed=43"))
+    for mine, own in zip(epochs_of(other), epochs_of(run), strict=True):
+        assert not set(mine["hashes"].values()) & set(own["hashes"].values())
+
+
+def test_what_comes_after_a_checkpoint_is_recorded_anew(run: Path) -> None:
+    before = epochs_of(run)
+    with (run / LEDGER).open("a") as file:
+        file.write('{"kind": "epo')  # a crash within a line
+    for _ in range(2):  # a start that led to nothing leaves no record
+        PolicyTrainer(toy_config(run, *SETTINGS), resume=run / "checkpoints" / "step-000002").close()
+    train_policy(toy_config(run, *SETTINGS), resume=run / "checkpoints" / "step-000002")
+    kinds = [(record["kind"], record["epoch"]) for record in read_ledger(run)]
+    assert kinds == [("start", 0), ("epoch", 1), ("start", 1), ("epoch", 2), ("epoch", 3)]
+    assert epochs_of(run) == before
+
+
+def test_a_start_says_what_bits_depend_on(run: Path) -> None:
+    environment = read_ledger(run)[0]["environment"]
+    assert environment["torch"] == torch.__version__
+    assert (environment["processes"], environment["threads"]) == (1, torch.get_num_threads())
+    assert environment.keys() >= {"python", "pacorl", "source", "diffusers", "transformers", "peft", "device"}
+
+
+def test_a_sketch_says_how_far_two_states_lie_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = {f"layer {n}": torch.randn(7 + 31 * n, 5, generator=generator) for n in range(90)}
+    moved = {name: value + 1e-3 * torch.randn(value.shape, generator=generator) for name, value in state.items()}
+    sketches = [np.array(summary(tensor_items(tensors))[1]) for tensors in (state, moved)]
+    assert np.linalg.norm(sketches[1] - sketches[0]) / np.linalg.norm(sketches[0]) == pytest.approx(1e-3, rel=0.5)
+    assert projection(np.zeros(0)) == 0
+
+
+# --- an epoch again -------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "grpo_clip": ["sampling.tree={seeds: 2}"],
+    "grpo_guard": ["objective.name=grpo_guard", "advantages.aggregate=gdpo"],
+    "diffusion_nft": ["objective.name=diffusion_nft"],
+    "awm": ["objective={name: awm, inner_epochs: 2}"],
+    "suffix": ["sampling.steps=5", "sampling.suffix={solver: ab2, steps: 2, check_every: 1}"],
+    "scouts": [
+        *("sampling.steps=5", "sampling.batch=1", "selection.min_std=0.001"),
+        "selection.scouts={per_prompt: 8, suffix: {steps: 1}}",
+    ],
+    "two labels": ["rewards=[{name: consistency, label: a}, {name: jpeg_size}, {name: consistency, label: b}]"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_comes_out_again_and_no_judge_is_asked(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "best_by=''", *KINDS[kind]))
+    monkeypatch.setattr(ToyJudge, "verdicts", lambda *_: pytest.fail("the judge was asked"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for epoch in (1, 3):
+        comparison = made_again(run, epoch)
+        assert comparison.answer == "equal bits", comparison
+        assert comparison.environment == {}
+    names = [quantity.name for quantity in comparison.quantities]
+    assert names[-4:] == ["samples", "scores", "advantages", "weights"]
+    assert ("scouts/samples" in names) == (kind == "scouts")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "the run was written to"
+
+
+def test_a_function_s_scores_are_replayed(tmp_path: Path) -> None:
+    def red(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [image.getpixel((0, 0))[0] / 255 for image in images]
+
+    config = toy_config(tmp_path / "run", *SETTINGS, "best_by=''", "judge=none", RED)
+    run = PolicyTrainer(config, rewards={"red": red}).run()
+    assert made_again(run, 2).answer == "equal bits"
+
+
+RED = "rewards=[{name: red, weight: 0.3}]"
+
+
+def test_missing_scores_are_replayed_as_missing(tmp_path: Path) -> None:
+    def gaps(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [None if image.getpixel((0, 0))[0] % 3 == 0 else image.getpixel((0, 0))[0] / 255 for image in images]
+
+    config = toy_config(tmp_path / "run", *SETTINGS, "best_by=''", "judge=none", RED, "advantages.max_missing=1")
+    run = PolicyTrainer(config, rewards={"red": gaps}).run()
+    assert any(score is None for record in epochs_of(run) for _, score in record["scores"]["scores"])
+    assert made_again(run, 2).answer == "equal bits"
+
+
+def louder_noise(patch: pytest.MonkeyPatch) -> None:
+    noise = ToyPolicy.noise
+    patch.setattr(ToyPolicy, "noise", lambda *args: 1.01 * noise(*args))
+
+
+def other_scores(patch: pytest.MonkeyPatch) -> None:
+    score = JpegSize.__call__
+    patch.setattr(JpegSize, "__call__", lambda *args: [value + 0.01 for value in score(*args)])
+
+
+def slower_learning(patch: pytest.MonkeyPatch) -> None:
+    rate = PolicyTrainer._set_learning_rate
+
+    def halved(trainer: PolicyTrainer) -> float:
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = rate(trainer) / 2
+        return 0.0
+
+    patch.setattr(PolicyTrainer, "_set_learning_rate", halved)
+
+
+def rounding(patch: pytest.MonkeyPatch) -> None:
+    velocity = ToyPolicy.velocity
+    patch.setattr(ToyPolicy, "velocity", lambda *args: velocity(*args) * (1 + 1e-7))
+
+
+@pytest.mark.parametrize(
+    ("change", "answer", "first"),
+    [
+        (louder_noise, "differs", "samples"),
+        (other_scores, "differs", "scores"),
+        (slower_learning, "differs", "weights"),
+        (rounding, "equal within the stated tolerance", None),
+    ],
+)
+def test_the_first_quantity_that_differs_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], None],
+    answer: str,
+    first: str,
+) -> None:
+    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "rewards=[{name: jpeg_size}]"))
+    change(monkeypatch)
+    comparison = made_again(run, 2)
+    assert comparison.answer == answer, comparison
+    assert (comparison.first and comparison.first.name) == first
+    # What comes before the first is equal; what follows is at least measured.
+    assert all(np.isfinite(quantity.difference) for quantity in comparison.quantities)
+    assert not all(quantity.equal for quantity in comparison.quantities)
+
+
+def test_half_the_learning_rate_is_half_a_step_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "optimizer.updates_per_epoch=1", "epochs=1"))
+    slower_learning(monkeypatch)
+    *_, weights = made_again(run, 1).quantities
+    assert weights.difference == pytest.approx(1.0, rel=0.3)  # of what the second time changed, which is half
+
+
+def test_another_environment_is_named(run: Path) -> None:
+    rewritten(run, lambda record: record.get("environment", {}).update(torch="1.0", processes=8))
+    comparison = made_again(run, 2)
+    assert comparison.environment == {"torch": ["1.0", torch.__version__], "processes": [8, 1]}
+    result = CliRunner().invoke(app, ["verify", str(run), "--epoch", "2"])
+    assert result.exit_code == 0
+    assert "epoch 2 equal bits; although torch was 1.0 and is" in result.output
+
+
+def test_a_checkpoint_that_is_gone_is_named_with_those_that_are_here(tmp_path: Path) -> None:
+    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "epochs=5", "keep_checkpoints=2", "best_by=''"))
+    with pytest.raises(ValueError, match=r"epoch 3 is made again from the checkpoint after epoch 2, .*may be 1, 5$"):
+        recompute(run, 3)
+    with pytest.raises(ValueError, match=r"has no record of epoch 6; it has 1–5"):
+        recompute(run, 6)
+
+
+def test_an_epoch_is_made_again_with_the_config_that_it_had(run: Path) -> None:
+    changed = toy_config(run, *SETTINGS, "optimizer.lr=0.5", "epochs=4")
+    train_policy(changed, resume="auto", allow_changes=True)
+    assert [made_again(run, epoch).answer for epoch in (3, 4)] == ["equal bits"] * 2
+    assert audit(run).fine
+    for path in (run / "checkpoints").iterdir():
+        if path.is_dir() and path.name != "step-000008":
+            state = json.loads((path / "state.json").read_text())
+            (path / "state.json").write_text(json.dumps(state | {"config": {}}))
+    with pytest.raises(ValueError, match=r"the config of the start after epoch 0 is neither in .* nor in a checkpoint"):
+        recompute(run, 3)
+
+
+def test_a_run_that_goes_on_from_another_run(run: Path, tmp_path: Path) -> None:
+    other = toy_config(tmp_path / "other", *SETTINGS, "epochs=4")
+    train_policy(other, resume=run / "checkpoints" / "step-000004")
+    assert audit(other.out).epochs == [3, 4]
+    assert made_again(other.out, 3).answer == "equal bits"
+    assert epochs_of(other.out)[0]["hashes"] == epochs_of(run)[2]["hashes"]
+
+
+def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train_policy(toy_config(tmp_path / "whole", *SETTINGS))
+    trainer = PolicyTrainer(toy_config(tmp_path / "run", *SETTINGS))
+
+    def stop() -> None:
+        if trainer.epoch == 1:
+            raise Interrupted("told to stop")
+
+    monkeypatch.setattr(trainer.runtime, "check_stop", stop)
+    with pytest.raises(Interrupted):
+        trainer.run()
+    train_policy(toy_config(tmp_path / "run", *SETTINGS), resume="auto")
+    assert epochs_of(tmp_path / "run") == epochs_of(whole)
+    assert audit(tmp_path / "run").fine
+
+
+def test_json_of_both_forms(run: Path) -> None:
+    result = CliRunner().invoke(app, ["verify", str(run), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["fine"]) == (0, True)
+    result = CliRunner().invoke(app, ["verify", str(run), "--epoch", "1", "--json"])
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["answer"], document["first"]) == (0, "equal bits", None)
+    assert document["quantities"][0]["name"] == "start"
+
+
+def test_numbers_in_a_row_are_a_range() -> None:
+    assert ranges([1, 2, 3, 5, 7, 8]) == "1–3, 5, 7–8"
+    assert ranges([]) == "none"
