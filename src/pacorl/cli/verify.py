@@ -45,8 +45,10 @@ def _findings(findings: list[Finding]) -> list[str]:
 
 def _recompute(run: Path, epoch: int, *, as_json: bool) -> bool:
     from pacorl.engine.runtime import destroy_process_group
+    from pacorl.io.quiet import quiet_loading
     from pacorl.train.verify import recompute
 
+    quiet_loading()
     comparison = recompute(run, epoch)
     destroy_process_group()
     if comparison is None:  # not the main process, which speaks

@@ -76,7 +76,7 @@ def _check_ledger(run: Path, records: Sequence[Record]) -> str:
         if goes_on and record["hashes"]["weights"] != before["hashes"]["weights"]:
             raise ValueError(f"the start after epoch {record['epoch']} had other weights than that epoch left")
     starts = sum(record["kind"] == "start" for record in records)
-    return f"{len(records) - starts} epochs and {starts} starts, and their chain is whole"
+    return f"epochs: {len(records) - starts}, starts: {starts}; their chain is whole"
 
 
 def _check_config(run: Path, records: Sequence[Record]) -> str:
