@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from pacorl.config.base import ConfigError, dump, load
 from pacorl.config.policy_run import PolicyRun
+from pacorl.types import Prompt
 
 
 def written(folder: Path, text: str) -> Path:
@@ -311,3 +312,16 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 def test_the_learning_rate_as_people_write_it() -> None:
     assert load(PolicyRun, None, ["optimizer.lr=1e-4"]).optimizer.lr == 1e-4
+
+
+def test_what_edits_rule_out_is_refused_with_the_prompts_of_a_kind_that_does_both(tmp_path: Path) -> None:
+    """An editor's config is refused as such; of FLUX.2-klein the prompts say whether a run is one of edits."""
+    edits = [Prompt(0, "Add a hat.", sources=(tmp_path / "a.png",))]
+    for setting, fault in {
+        "prompts.record_sizes=true": "record_sizes says nothing to edits by kind klein",
+        "judge.symmetric=true": "judge.symmetric with edits by kind klein",
+    }.items():
+        run = load(PolicyRun, None, ["model.kind=klein", setting])
+        run.check_prompts([Prompt(0, "A cat.")])
+        with pytest.raises(ValueError, match=fault):
+            run.check_prompts(edits)

@@ -23,6 +23,8 @@ from typer.testing import CliRunner, Result
 
 from pacorl.bench.gedit import SUBSETS, read_edits
 from pacorl.bench.rating import RUBRIC, UnreadableError, read_rubric, read_scores
+from pacorl.bench.sources import image_source
+from pacorl.bench.table import GeneratorBenchmarkOptions
 from pacorl.cli.benchmark import app
 from pacorl.cli.shared import INCOMPLETE
 from pacorl.io.documents import read_jsonl
@@ -249,3 +251,6 @@ def test_who_rates_must_be_named(gedit_folder: Path, edits: Path) -> None:
 def test_a_generator_of_sets_edits_nothing(gedit_folder: Path, tmp_path: Path) -> None:
     done = command(gedit_folder, "--model", "black-forest-labs/FLUX.1-dev", "--paint-only", "--out", tmp_path)
     assert "is of kind 'flux', which makes sets" in str(done.exception)
+    for edits in (False, True):  # a kind that does both is taken for either
+        options = GeneratorBenchmarkOptions(model="black-forest-labs/FLUX.2-klein-base-4B")
+        assert image_source(options, edits=edits).generator["kind"] == "klein"

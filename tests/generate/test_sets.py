@@ -23,6 +23,7 @@ from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import save_lora
 from pacorl.policies import kind_of
 from pacorl.policies.flux import FLUX, LORA_TARGETS, tiny_flux
+from pacorl.policies.klein import KLEIN, tiny_klein
 from pacorl.policies.kontext import KONTEXT, tiny_kontext
 from pacorl.types import Prompt, Question, Size, Verdict
 
@@ -124,6 +125,21 @@ def test_criteria_are_asked_for_where_wanted(painter, prompts):
     (made,) = generate_sets(painter, prompts[:1], judge=judge, ask="criteria", size=SIZE, steps=STEPS)
     assert judge.asked == 6 * 4  # the tiny world's criteria: colour, shape, hat, palette
     assert made.judged.score == pytest.approx(score_of(made.image, prompts[0]))
+
+
+def test_one_generator_makes_sets_and_edits(prompts, tmp_path):
+    """FLUX.2-klein: a prompt with a source is an edit, judged as one; the next may be a set."""
+    source = tmp_path / "a.png"
+    Image.new("RGB", (96, 64), "red").save(source)
+    torch.manual_seed(0)
+    policy = KLEIN.over(tiny_klein(vocabulary()), max_sequence_length=144)
+    both, judge = Generator(policy, model="klein", kind="klein"), Brightness()
+    asked = [prompts[0], Prompt(id=1, text="Give it a hat.", sources=(source,))]
+    made = generate_sets(both, asked, best_of=2, judge=judge, size=SIZE, steps=2)
+    assert [(one.image.height, one.image.width) for one in made] == [(64, 64), (48, 72)]
+    assert judge.asked == 2 * (6 + 2)
+    assert [bool(one.judged.matrix) for one in made] == [True, False]
+    assert [[name for name, _ in one.judged.parts] for one in made] == [[], ["kept", "followed"]]
 
 
 def test_every_step_is_told_and_may_stop_the_painting(painter, prompts):

@@ -266,6 +266,7 @@ def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> Non
     [
         ("kontext", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out data/edits`"),
         ("qwen_edit", "`pacorl prompts split GEdit-Bench/data --test 128 --out data/edits`"),
+        ("klein", "`pacorl prompts split GEdit-Bench/data:en --test 128 --out data/edits`"),
     ],
 )
 def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
@@ -275,13 +276,35 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     prompts = (
         "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit-Bench/data]}"
     )
-    config = load(PolicyRun, None, [f"model.kind={kind}", prompts])
+    config = load(PolicyRun, None, [f"model.kind={kind}", prompts, "rewards=[{name: edit_consistency}]"])
     absences = [absence for absence in sources.all_absences(config, ()) if absence.key.startswith("prompts.")]
     assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
     for absence in absences:
         assert "T2IS" not in absence.remedy
         assert "`hf download --repo-type dataset stepfun-ai/GEdit-Bench --local-dir GEdit-Bench`" in absence.remedy
     assert split in absences[0].remedy
+
+
+def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> None:
+    """Before they are here, for sets unless a reward is about edits; then for as many sources as a prompt has."""
+    sets, edits = (
+        load(PolicyRun, None, ["model.kind=klein", f"rewards=[{{name: {name}}}]"])
+        for name in ("consistency", "edit_consistency")
+    )
+    assert "T2IS" in sources.all_absences(sets, ())[0].remedy
+    prompt = Prompt(0, "Join them.", sources=(tmp_path / "a.png", tmp_path / "b.png"))
+    assert [sources.planned_sources(config) for config in (sets, edits)] == [0, 1]
+    assert [sources.planned_sources(sets, prompts) for prompts in ([Prompt(0, "a cat")], [prompt])] == [0, 2]
+    policy = POLICIES["klein"].on_meta(sets.model)
+    peaks = []
+    for count in (0, 1, 2):
+        policy.planned_sources = count
+        planned = policy.conditioning_on_meta(Size(64, 64), batch=1).tensors
+        assert [planned[name].shape[1] for name in ("source", "source_ids") if name in planned] == [16 * count] * 2 * (
+            count > 0
+        )
+        peaks.append(memory.sampling_peak(policy, size=Size(512, 512), batch=1))
+    assert peaks[0] < peaks[1] < peaks[2]
 
 
 def test_a_local_checkpoint_is_read_and_its_missing_weights_are_named(checkpoints: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from toy_world import ToyPolicy, toy_config, toy_world
 
+from pacorl.config.base import load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.engine.conditioning import ConditioningCache
@@ -106,6 +107,22 @@ def test_the_forwards_of_an_epoch(
     images = 2 * config.group_size
     assert {phase: counted.count[phase] / images for phase in expected} == pytest.approx(expected)
     assert counted.count["backwards"] == counted.count["trained forwards"]
+
+
+@pytest.mark.parametrize(
+    ("model", "passes"),
+    [
+        ("{kind: sd3}", 2),
+        ("{kind: sd3, guidance_scale: 1}", 1),
+        ("{kind: flux, guidance_scale: 3.5}", 1),
+        ("{kind: flux, true_cfg_scale: 2}", 2),
+    ],
+)
+def test_classifier_free_guidance_takes_two_forwards(tmp_path: Path, model: str, passes: int) -> None:
+    config = config_of(tmp_path, *PAPER, ONE_START, "objective.kl_weight=0.1")
+    guided = config.model_copy(update={"model": load(PolicyRun, None, [f"model={model}"]).model})
+    plain, counted = (work_of(each, world=1).forwards_per_image for each in (config, guided))
+    assert counted == {phase: passes * count for phase, count in plain.items()}
 
 
 @pytest.mark.parametrize(("world", "sampling", "training"), [(1, 8 + 2 / 16, 1 / 16), (2, 8 + 4 / 16, 2 / 16)])

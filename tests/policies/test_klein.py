@@ -11,10 +11,10 @@ from PIL import Image
 
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.lora.adapters import adapter_state, add_lora
-from pacorl.plan.memory import count
 from pacorl.policies import kind_of
 from pacorl.policies.klein import KLEIN, KleinPolicy, tiny_klein
 from pacorl.policies.pipeline import pack
+from pacorl.quantize.linear import parameter_count
 from pacorl.twins import META, model_on_meta
 from pacorl.types import Prompt, Size
 
@@ -190,7 +190,7 @@ def test_the_published_architecture_has_the_published_number_of_parameters() -> 
     models = {
         name: model_on_meta(KLEIN.parts[name], dtype=torch.float32) for name in ("transformer", "vae", "text_encoder")
     }
-    assert {name: count(model) for name, model in models.items()} == {
+    assert {name: parameter_count(model) for name, model in models.items()} == {
         "transformer": 3_875_544_576,
         "vae": 84_046_115,
         "text_encoder": 4_022_468_096,

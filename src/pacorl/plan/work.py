@@ -71,6 +71,7 @@ def work_of(config: PolicyRun, *, world: int) -> Work:
         # Without a lag the policy that sampled is the trained one until the epoch's first optimizer step.
         updates = config.objective.inner_epochs * config.optimizer.updates_per_epoch
         others += trained if spec.lag else trained * (1 - 1 / updates)
+    passes = 1 if config.model.negative_text is None else 2  # guided by a forward of the negative prompt
     return Work(
         sampler,
         samples,
@@ -78,9 +79,9 @@ def work_of(config: PolicyRun, *, world: int) -> Work:
         node_batch=max(1, config.sampling.batch // tree.leaves(len(levels) - 2)) if tree.branches else 0,
         suffix_steps=suffix_steps,
         forwards_per_image={
-            "sampling": (scouted + sampled(nodes, sampler.suffix)) / samples,
-            "training": trained / samples,
-            "other_policies": others / samples,
+            "sampling": passes * (scouted + sampled(nodes, sampler.suffix)) / samples,
+            "training": passes * trained / samples,
+            "other_policies": passes * others / samples,
         },
     )
 
