@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pacorl.config.base import Positive, Section, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
+from pacorl.core.caches import CACHES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
 from pacorl.core.sampling import Sampler, SamplingSteps, Suffix, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
@@ -395,10 +396,11 @@ class PolicyRun(Section):
             )
 
     def _check_suffix(self, suffix: Suffix, *, is_path: bool) -> None:
-        if suffix.cache and not self.generator.caches:
+        if suffix.cache and not self.generator.takes_cache(suffix.cache.name):
+            taken = next((f"{name} alone" for name in CACHES if self.generator.takes_cache(name)), "no cache")
             raise ValueError(
-                f"sampling.suffix.cache {suffix.cache.name} and kind {self.model.kind}, whose transformer takes no "
-                "cache; leave it out, or take fewer sampling.suffix.steps by solver ab2"
+                f"sampling.suffix.cache {suffix.cache.name} and kind {self.model.kind}, whose transformer takes "
+                f"{taken}; leave it out, or take fewer sampling.suffix.steps by solver ab2"
             )
         for last in self.sampling.sde_steps[self.sampling.stochastic_steps - 1 :] if is_path else [-1]:
             suffix.grid(last + 1, self.sampling.steps)

@@ -37,6 +37,8 @@ class CacheSpec:
     options: type[CacheOptions]
     hooks: Callable[[Any, torch.dtype], Any]
     """From its options and the transformer's dtype to what `enable_cache` takes."""
+    between_blocks: bool = False
+    """Whether its hooks keep what the blocks between the first and the last one add."""
     shardable: bool = True
     """Whether the hooks know the classes that FSDP2 makes of a transformer's blocks."""
 
@@ -90,7 +92,7 @@ def taylor(options: TaylorOptions, dtype: torch.dtype) -> Any:
     )
 
 
-FIRST_BLOCK = CacheSpec(FirstBlockOptions, first_block, shardable=False)
+FIRST_BLOCK = CacheSpec(FirstBlockOptions, first_block, between_blocks=True, shardable=False)
 TAYLOR = CacheSpec(TaylorOptions, taylor)
 
 CACHES: Table[CacheSpec] = Table(

@@ -242,5 +242,6 @@ KLEIN = PolicySpec(
     twin=tiny_klein,
     steps=50,
     licence=("apache-2.0", ""),
+    uniform_blocks=False,  # a single-stream one returns text and image in one tensor
     edit_data="GEdit-Bench/data:en",  # what its makers show is English
 )

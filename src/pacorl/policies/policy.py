@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import Field
 
 from pacorl.config.base import Section, validated
+from pacorl.core.caches import CACHES
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
 from pacorl.quantize import NONE, Quantization
@@ -185,6 +186,12 @@ class PolicySpec:
     """For edits: the records that its recipe is trained on."""
     caches: bool = True
     """Whether its transformer takes diffusers' cache hooks (`CacheMixin`), on which `core.caches` stands."""
+    uniform_blocks: bool = True
+    """Whether its last block returns what its first does, as diffusers' cache of what lies between them needs."""
+
+    def takes_cache(self, name: str) -> bool:
+        """Whether its transformer takes that cache of `core.caches`."""
+        return self.caches and (self.uniform_blocks or not CACHES[name].between_blocks)
 
     @property
     def kind(self) -> str:
