@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -118,10 +118,6 @@ class Conditioning:
 
     tensors: Mapping[str, Tensor]
     """Each with a leading batch dimension."""
-
-    def to(self, device: Any) -> Conditioning:
-        """The same on a device."""
-        return Conditioning({name: tensor.to(device) for name, tensor in self.tensors.items()})
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))

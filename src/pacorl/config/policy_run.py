@@ -292,6 +292,9 @@ class PolicyRun(Section):
     best_by: str = "reward"
     """The evaluation's measure that says which checkpoint is best: a reward's name, `p_yes`, or `reward` for the
     weighted sum of the rewards; empty to keep none for it."""
+    tf32: bool = True
+    """Whether a card multiplies what is left in fp32, such as a reward's CLIP, by TF32: of 10 bits, at about eight
+    times the rate. It acts with `model.dtype: bfloat16` alone, where it changes no log-probability."""
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 

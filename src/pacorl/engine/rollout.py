@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob
 from pacorl.core.solvers import SOLVERS, Past
+from pacorl.core.transfer import to_device
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rows import Row, one_size_batches
 from pacorl.lora.layers import FusedLora
@@ -75,7 +76,21 @@ def collect(draw: Draw, rows: Sequence[Row], on_rollout: Callable[[Rollout], Non
         batch = rows[start : start + draw.batch]
         rollouts.append(trunk.finish(batch, torch.stack([latents[row.number] for row in batch])))
         on_rollout(rollouts[-1])
-    return Samples(rollouts, nodes)
+    # Not at each step, which would wait for the card there.
+    return Samples(rollouts, [nodes_on_cpu(batch) for batch in nodes])
+
+
+def nodes_on_cpu(nodes: NodeBatch) -> NodeBatch:
+    """A batch of nodes as it is kept for training."""
+    return replace(
+        nodes,
+        latents_VNC=nodes.latents_VNC.cpu(),
+        next_latents_ENC=nodes.next_latents_ENC.cpu(),
+        node_B=nodes.node_B.cpu(),
+        child_B=nodes.child_B.cpu(),
+        log_prob_B=nodes.log_prob_B.cpu(),
+        mean_VNC=None if nodes.mean_VNC is None else nodes.mean_VNC.cpu(),
+    )
 
 
 class Trunk:
@@ -165,18 +180,18 @@ class Trunk:
 
     def _branch(self, nodes: Sequence[int], level: int, x_VNC: Tensor) -> tuple[NodeBatch, dict[int, Tensor]]:
         """The stochastic step of some nodes, and the latents of their children by node."""
-        draw, tree, step = self.draw, self.tree, self.draw.sampler.sde_steps[level]
+        draw, tree, step, device = self.draw, self.tree, self.draw.sampler.sde_steps[level], x_VNC.device
         velocity = velocity_at(draw.policy, x_VNC, self.sigmas[step], self._conditioning(nodes), self.size)
         transition = transition_at(draw.sampler, self.sigmas, step, x_VNC, velocity)
         rows = [row.number for row in self.rows if tree.node_of(row.number, level) in nodes]
         children = list(dict.fromkeys(tree.node_of(row, level + 1) for row in rows))
-        parent_E = torch.tensor([nodes.index(tree.node_of(child, level)) for child in children])
+        parent_E = to_device(torch.tensor([nodes.index(tree.node_of(child, level)) for child in children]), device)
         draws, signs = zip(*(tree.noise_of(child, level) for child in children), strict=True)
         noise = draw.noise(("step", step), draws, self.size)
-        noise = noise * noise.new_tensor(signs)[:, None, None]
+        noise = noise * to_device(torch.tensor(signs), device)[:, None, None].to(noise.dtype)
         x_ENC = transition.mean_BNC[parent_E] + transition.std * noise
-        node_B = torch.tensor([nodes.index(tree.node_of(row, level)) for row in rows])
-        child_B = torch.tensor([children.index(tree.node_of(row, level + 1)) for row in rows])
+        node_B = to_device(torch.tensor([nodes.index(tree.node_of(row, level)) for row in rows]), device)
+        child_B = to_device(torch.tensor([children.index(tree.node_of(row, level + 1)) for row in rows]), device)
         log_prob_B = log_prob(x_ENC[child_B], Transition(transition.mean_BNC[node_B], transition.std))
         batch = NodeBatch(
             step=step,
@@ -184,13 +199,13 @@ class Trunk:
             prompts=[self.prompts[node] for node in nodes],
             size=self.size,
             sigmas_T=self.sigmas,
-            latents_VNC=x_VNC.cpu(),
-            next_latents_ENC=x_ENC.cpu(),
+            latents_VNC=x_VNC,
+            next_latents_ENC=x_ENC,
             row_B=rows,
             node_B=node_B,
             child_B=child_B,
-            log_prob_B=log_prob_B.cpu(),
-            mean_VNC=transition.mean_BNC.cpu() if draw.sampler.keeps_means else None,
+            log_prob_B=log_prob_B,
+            mean_VNC=transition.mean_BNC if draw.sampler.keeps_means else None,
         )
         return batch, dict(zip(children, x_ENC, strict=True))
 
@@ -242,7 +257,7 @@ def transition_at(sampler: Sampler, sigmas: Tensor, step: int, x_BNC: Tensor, ve
 
 def velocity_at(policy: Policy, x_BNC: Tensor, sigma: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
     """The policy's velocity of a batch that is at one sigma."""
-    return policy.velocity(x_BNC, sigma.to(x_BNC.device).expand(len(x_BNC)), conditioning, size)
+    return policy.velocity(x_BNC, to_device(sigma, x_BNC.device).expand(len(x_BNC)), conditioning, size)
 
 
 def integrate(
@@ -258,10 +273,10 @@ def integrate(
     fused: FusedLora | None = None,
 ) -> Tensor:
     """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`, with one of `CACHES` if any."""
-    step, past = SOLVERS[solver].step, None
+    step, past, sigma_T = SOLVERS[solver].step, None, to_device(sigmas, x_BNC.device)
     with fused.swapped_in() if fused else nullcontext(), policy.cached(cache) if cache else nullcontext():
         for here, following in pairwise(grid):
-            velocity_BNC = velocity_at(policy, x_BNC, sigmas[here], conditioning, size)
+            velocity_BNC = velocity_at(policy, x_BNC, sigma_T[here], conditioning, size)
             length = float(sigmas[following]) - float(sigmas[here])
             x_BNC, past = step(x_BNC, velocity_BNC, length, past), Past(velocity_BNC, length)
     return x_BNC

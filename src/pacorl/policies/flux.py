@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pacorl import twins
 from pacorl.config.base import Positive
+from pacorl.core.transfer import to_device
 from pacorl.data.tiny_words import check_tiny, tiny_prompt
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
 from pacorl.policies.policy import PolicyOptions, PolicySpec, TinyCheckpoint, TrueGuidance
@@ -65,7 +67,11 @@ class FluxPolicy(PipelinePolicy):
         return {"tokens": tokens, "pooled": pooled}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
-        return self.forward(x_BNC, sigma_B, conditioning, ids_N3=image_ids(*self.token_grid(size)))
+        return self.forward(x_BNC, sigma_B, conditioning, ids_N3=self.position_ids(size))
+
+    def position_ids(self, size: Size) -> Tensor:
+        """(N, 3) of the image's tokens and, behind them, of each source's, on the device."""
+        return _ids_on(self.device, *self.token_grid(size), images=1 + self.references)
 
     def forward(self, hidden_BMC: Tensor, sigma_B: Tensor, conditioning: Conditioning, *, ids_N3: Tensor) -> Tensor:
         """The transformer's guided output in fp32 for tokens at the positions `ids_N3`."""
@@ -87,6 +93,12 @@ class FluxPolicy(PipelinePolicy):
             )
 
         return guided(read, scale=self.options.true_cfg_scale)
+
+
+@lru_cache(maxsize=32)
+def _ids_on(device: torch.device, rows: int, cols: int, *, images: int) -> Tensor:
+    """Sent once per size, and not with every forward."""
+    return to_device(torch.cat([image_ids(rows, cols, image=image) for image in range(images)]), device)
 
 
 def image_ids(rows: int, cols: int, *, image: int = 0) -> Tensor:

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl import twins
+from pacorl.core.transfer import to_device
 from pacorl.io.images import open_image, upright_size
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, guided, pack, unpack
 from pacorl.policies.policy import PolicyOptions, PolicySpec
@@ -160,7 +161,7 @@ class KleinPolicy(PipelinePolicy):
         # Drawn in patches, unlike the other kinds': codes of the same seed would be other noise.
         shape = (4 * self.latent_channels, *self.token_grid(size))
         patches = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return rearrange(torch.stack(patches), "b c h w -> b (h w) c").to(self.device)
+        return to_device(rearrange(torch.stack(patches), "b c h w -> b (h w) c"), self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         tensors, hidden_BMC = conditioning.tensors, x_BNC

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pacorl.data.tiny_words import check_tiny_edit
 from pacorl.io.images import open_image, upright_size
-from pacorl.policies.flux import DEV_LICENCE, TRAINED_WITH, DistilledOptions, FluxPolicy, image_ids, tiny_flux
+from pacorl.policies.flux import DEV_LICENCE, TRAINED_WITH, DistilledOptions, FluxPolicy, tiny_flux
 from pacorl.policies.policy import PolicySpec, TinyCheckpoint
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -68,12 +68,11 @@ class KontextPolicy(FluxPolicy):
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         # The generated tokens come first, so that the source's velocity, which nothing reads, is cut off behind them.
-        grid = self.token_grid(size)
         predicted = self.forward(
             torch.cat([x_BNC, conditioning.tensors["source"].to(x_BNC.dtype)], 1),
             sigma_B,
             conditioning,
-            ids_N3=torch.cat([image_ids(*grid), image_ids(*grid, image=1)]),
+            ids_N3=self.position_ids(size),
         )
         return predicted[:, : x_BNC.shape[1]]
 

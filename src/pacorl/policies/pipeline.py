@@ -20,6 +20,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from pacorl.core.caches import CACHES
+from pacorl.core.transfer import to_device
 from pacorl.io.quiet import quiet
 from pacorl.quantize.linear import quantize_model
 from pacorl.types import Conditioning, Prompt, Size
@@ -240,8 +241,11 @@ class PipelinePolicy:
 
     def collate(self, conditionings: Sequence[Conditioning]) -> Conditioning:
         names = conditionings[0].tensors
-        batch = Conditioning({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names})
-        return batch.to(self.device)
+        return self.on_device({name: torch.cat([c.tensors[name] for c in conditionings]) for name in names})
+
+    def on_device(self, tensors: Mapping[str, Tensor]) -> Conditioning:
+        """A batch that was put together on the CPU."""
+        return Conditioning({name: to_device(tensor, self.device) for name, tensor in tensors.items()})
 
     def sigmas(self, num_steps: int, size: Size) -> Tensor:
         """(T+1,) fp32 on the CPU: spaced and shifted as the pipeline and its scheduler's config do it."""
@@ -273,7 +277,7 @@ class PipelinePolicy:
         shape = (self.latent_channels, size.height // factor, size.width // factor)
         # Codes are drawn and then packed, as the pipelines do: tokens of the same seed would be other noise.
         codes = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return pack(torch.stack(codes)).to(self.device)
+        return to_device(pack(torch.stack(codes)), self.device)
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         raise NotImplementedError

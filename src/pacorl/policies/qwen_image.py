@@ -164,7 +164,9 @@ class QwenEditPolicy(PipelinePolicy):
                 if min(lengths) < max(lengths):  # the pipelines too drop a mask that hides nothing
                     batch[f"{name}_mask"] = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
             batch[name] = torch.cat(rows)
-        return Conditioning(batch).to(self.device)
+        # Numbers that Python reads in every forward stay here: reading them off a card would wait for it.
+        grids_here = {name: batch.pop(name) for name in ["source_grid"] if name in batch}
+        return Conditioning({**self.on_device(batch).tensors, **grids_here})
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         tensors = conditioning.tensors

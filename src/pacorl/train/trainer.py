@@ -39,7 +39,7 @@ from pacorl.engine.monitor import (
     panel_statistics,
 )
 from pacorl.engine.rows import Row, epoch_rows
-from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault
+from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32
 from pacorl.engine.turns import Turns
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
@@ -142,6 +142,7 @@ class PolicyTrainer:
         # The order is from cheap to dear: a config that cannot work fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
         self.runtime = Runtime()
+        allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
         self.turns: Turns | None = None

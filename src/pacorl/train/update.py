@@ -16,6 +16,7 @@ from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, Object
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import Transition, kl, log_prob
+from pacorl.core.transfer import to_device
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import transition_at, velocity_at
 from pacorl.engine.runtime import Runtime
@@ -23,7 +24,7 @@ from pacorl.lora.adapters import AdapterCopy, adapter_off
 from pacorl.types import Advantages, Conditioning, NodeBatch, Rollout, Samples
 
 if TYPE_CHECKING:
-    from pacorl.core.objectives import Loss
+    from pacorl.core.objectives import Loss, Metric
     from pacorl.policies.policy import Policy
 
 
@@ -123,9 +124,21 @@ def update_policy(
         with runtime.accumulating(policy_loss.policy.transformer, last=last):
             loss, metrics = term.loss()
             runtime.backward(loss / (total / term.samples) if term.samples else 0 * loss, last=last)
-        results.append((term.samples, metrics | {"loss": float(loss.detach())}))
+        results.append((term.samples, metrics | {"loss": loss.detach()}))
+    numbers = _read(results)
     # Where all are kept, processes have equal shares, and the caller takes their mean.
-    return _summary(results if values.kept_B is None else [*chain(*runtime.gather(results))])
+    return _summary(numbers if values.kept_B is None else [*chain(*runtime.gather(numbers))])
+
+
+def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int, dict[str, float]]]:
+    """The metrics of all terms as numbers, in one copy: reading each would wait for the card as often."""
+    tensors = [value for _, metrics in results for value in metrics.values() if isinstance(value, Tensor)]
+    # fp64 holds every number of a narrower type.
+    numbers = iter(torch.stack([tensor.detach().double() for tensor in tensors]).tolist() if tensors else ())
+    return [
+        (samples, {name: next(numbers) if isinstance(v, Tensor) else v for name, v in metrics.items()})
+        for samples, metrics in results
+    ]
 
 
 def keep_samples(samples: Samples, kept_B: Tensor) -> Samples:
@@ -196,7 +209,8 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     """The objective at the nodes of one forward, for every sample below them."""
     device, options = policy_loss.device, policy_loss.options
     step, conditioning = nodes.step, policy_loss.cache.batch(nodes.prompts, nodes.size)
-    x_VNC, node_B = nodes.latents_VNC.to(device), nodes.node_B.to(device)
+    x_VNC, node_B = to_device(nodes.latents_VNC, device), to_device(nodes.node_B, device)
+    next_latents_ENC, child_B = to_device(nodes.next_latents_ENC, device), to_device(nodes.child_B, device)
 
     def transition_of(velocity_VNC: Tensor) -> Transition:
         """What each sample's step is drawn from: its node's transition."""
@@ -207,12 +221,12 @@ def _path_loss(policy_loss: PolicyLoss, nodes: NodeBatch, values: Advantages) ->
     loss, metrics = policy_loss.objective.loss(
         Step(
             transition,
-            log_prob_B=log_prob(nodes.next_latents_ENC.to(device)[nodes.child_B.to(device)], transition),
-            old_log_prob_B=nodes.log_prob_B.to(device),
-            old_mean_BNC=None if nodes.mean_VNC is None else nodes.mean_VNC.to(device)[node_B],
+            log_prob_B=log_prob(next_latents_ENC[child_B], transition),
+            old_log_prob_B=to_device(nodes.log_prob_B, device),
+            old_mean_BNC=None if nodes.mean_VNC is None else to_device(nodes.mean_VNC, device)[node_B],
             dt=float(nodes.sigmas_T[step + 1] - nodes.sigmas_T[step]),
             noise_weight=policy_loss.noise_weight(transition, nodes.sigmas_T),
-            advantage_B=values.at(nodes.level)[nodes.row_B].to(device, torch.float32),
+            advantage_B=to_device(values.at(nodes.level)[nodes.row_B].float(), device),
         ),
         options,
     )
@@ -233,7 +247,7 @@ def _endpoint_loss(
     """
     device, options = policy_loss.device, policy_loss.options
     conditioning = policy_loss.cache.batch(rollout.prompts, rollout.size)
-    sigma, clean = float(rollout.sigmas_T[step]), rollout.final_BNC.to(device)
+    sigma, clean = float(rollout.sigmas_T[step]), to_device(rollout.final_BNC, device)
     noise = policy_loss.policy.noise([seed_of(*draw, "noised", step, row) for row in rollout.row_B], rollout.size)
     noisy = (1 - sigma) * clean + sigma * noise
     # The other policies' forwards come first: they change weights in place, which the trained policy's graph must not
@@ -248,9 +262,9 @@ def _endpoint_loss(
             sigma=sigma,
             velocity_BNC=velocity,
             old_velocity_BNC=velocity.detach() if old is None else old,
-            advantage_B=values.value_B[rollout.row_B].to(device, torch.float32),
+            advantage_B=to_device(values.value_B[rollout.row_B].float(), device),
             advantage_clip=policy_loss.advantage_clip,
-            used_B=values.used_B[rollout.row_B].to(device),
+            used_B=to_device(values.used_B[rollout.row_B], device),
         ),
         options,
     )
@@ -260,10 +274,10 @@ def _endpoint_loss(
     return loss, metrics
 
 
-def _of_step(metrics: dict[str, float], step: int) -> dict[str, float]:
+def _of_step(metrics: Mapping[str, Metric], step: int) -> dict[str, Metric]:
     """A ratio's deviation under its step's name, since a late step may be off when an early one is not."""
     return {f"{name}/{step}" if name == RATIO_DEVIATION else name: value for name, value in metrics.items()}
 
 
-def _with_kl(loss: Tensor, metrics: dict[str, float], divergence: Tensor, *, weight: float) -> Loss:
-    return loss + weight * divergence, metrics | {"kl": float(divergence.detach())}
+def _with_kl(loss: Tensor, metrics: dict[str, Metric], divergence: Tensor, *, weight: float) -> Loss:
+    return loss + weight * divergence, metrics | {"kl": divergence}

@@ -1,6 +1,7 @@
 """The objectives that a policy is trained by, each in its own file, and what they are given.
 
-An objective is one function from a batch to (loss, metrics), after the equation of its paper. It sees either the path
+An objective is one function from a batch to (loss, metrics), after the equation of its paper. A metric may stay a
+tensor of one number: all of an update are read together, so that no batch waits for the card. It sees either the path
 that a sample took, one stochastic step at a time (`Step`), or the sample's endpoint alone (`Endpoint`). Losses are
 means over the batch; samples that must not be trained on weigh nothing.
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from pacorl.core.sde import Transition
 
-    Loss = tuple[Tensor, dict[str, float]]
+    Metric = float | Tensor
+    Loss = tuple[Tensor, dict[str, Metric]]
 
 RATIO_DEVIATION = "ratio_deviation"
 """The metric of objectives that clip a ratio: how far it lies from 1 at most. It is logged per step."""

@@ -60,7 +60,7 @@ def awm(end: Endpoint, options: Awm) -> Loss:
     ratio_B = (lower_bound(end.velocity_BNC) - lower_bound(end.old_velocity_BNC)).exp()
     loss, metrics = clipped(ratio_B, end.advantage_B, clip_range=options.clip_range)
     moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
-    return loss, metrics | {"velocity_change": float((moved**2).mean())}
+    return loss, metrics | {"velocity_change": (moved**2).mean()}
 
 
 AWM = ObjectiveSpec(Awm, awm, needs="endpoint")

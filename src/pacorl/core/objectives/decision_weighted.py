@@ -9,10 +9,10 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pacorl.core.objectives import Loss
 
-
-def decision_weighted(log_prob_BL: Tensor, answer_BL: Tensor, *, alpha: float | None) -> Loss:
+def decision_weighted(
+    log_prob_BL: Tensor, answer_BL: Tensor, *, alpha: float | None
+) -> tuple[Tensor, dict[str, float]]:
     """PaCo-Reward's weighted likelihood (arXiv 2512.04784, §3.2), normalised per sample, mean over the batch.
 
     −[α log p(y₀) + (1−α)/(n−1) Σᵢ log p(yᵢ)] over the n tokens of an answer, the first of which is the decision. If

@@ -40,7 +40,7 @@ def diffusion_nft(end: Endpoint, options: DiffusionNft) -> Loss:
     towards_B, away_B = (_distance(end.noisy_BNC - end.sigma * v, end.clean_BNC) for v in (towards, away))
     loss_B = limit * (good_B * towards_B + (1 - good_B) * away_B) / beta * end.used_B
     moved = (end.velocity_BNC - end.old_velocity_BNC).detach()
-    return loss_B.mean(), {"velocity_change": float((moved**2).mean())}
+    return loss_B.mean(), {"velocity_change": (moved**2).mean()}
 
 
 def _distance(guess_BNC: Tensor, clean_BNC: Tensor) -> Tensor:

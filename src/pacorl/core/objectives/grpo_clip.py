@@ -63,8 +63,8 @@ def clipped(ratio_B: Tensor, advantage_B: Tensor, *, clip_range: float) -> Loss:
     loss = -(ratio_B * advantage_B).minimum(clipped_B * advantage_B).mean()
     deviation_B = (ratio_B.detach() - 1).abs()
     return loss, {
-        RATIO_DEVIATION: float(deviation_B.max()),
-        "clip_fraction": float((deviation_B > clip_range).double().mean()),
+        RATIO_DEVIATION: deviation_B.max(),
+        "clip_fraction": (deviation_B > clip_range).double().mean(),
     }
 
 
