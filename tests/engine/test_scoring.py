@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pacorl.engine.monitor import panel_statistics
 from pacorl.engine.scoring import Scorer, overlaps
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt, Rollout, Size
@@ -137,3 +138,32 @@ def test_overlap_leaves_cores_to_sampling(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     assert overlaps("auto", in_process=True, device=cpu)
     assert not overlaps(False, in_process=True, device=cpu)
+
+
+class NotedImage:
+    """An image that remembers in which thread it was looked at."""
+
+    def __init__(self, red: int) -> None:
+        self.image, self.threads = Image.new("RGB", (8, 8), (red, 0, 0)), list[str]()
+
+    def convert(self, mode: str) -> Image.Image:
+        self.threads.append(threading.current_thread().name)
+        return self.image.convert(mode)
+
+
+@pytest.mark.parametrize(("side", "thread"), [(True, "pacorl-monitor"), (False, threading.main_thread().name)])
+def test_the_monitor_measures_beside_sampling(side: bool, thread: str) -> None:
+    first, second = rollout([4, 5]), rollout([0])
+    for batch in (first, second):
+        batch.images = [NotedImage(row) for row in batch.row_B]  # type: ignore[misc]
+    with Scorer({}, overlap=side, monitored=True) as scorer:
+        scorer.submit(first)
+        scorer.submit(second)
+        statistics = scorer.statistics()
+    images = [*first.images, *second.images]
+    assert all(name.startswith(thread) for image in images for name in image.threads)  # type: ignore[attr-defined]
+    prompts = [*first.prompts, *second.prompts]
+    assert statistics == [panel_statistics(p, i.image) for p, i in zip(prompts, images, strict=True)]  # type: ignore[attr-defined]
+    with Scorer({}, overlap=side) as scorer:
+        scorer.submit(first)
+        assert scorer.statistics() == []

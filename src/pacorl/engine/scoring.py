@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache, partial
 from typing import Literal
 
 import torch
 
+from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import available_cores
 from pacorl.judges.judge import RemoteJudge
@@ -38,6 +40,7 @@ class Scorer:
         overlap: bool,
         max_missing: float = math.inf,
         scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
+        monitored: bool = False,
     ) -> None:
         """
         Args:
@@ -45,29 +48,41 @@ class Scorer:
             overlap: whether scoring begins at once, or when the results are asked for.
             max_missing: if more scores than this are missing, no further ones are waited for.
             scoring: what is entered while results are waited for, such as `Turns.scoring`.
+            monitored: whether the images are measured for the monitor of reward hacking too.
         """
-        self.rewards, self.overlap, self.max_missing, self.scoring = rewards, overlap, max_missing, scoring
+        self.rewards, self.overlap, self.max_missing = rewards, overlap, max_missing
+        self.scoring, self.monitored = scoring, monitored
         self.abandoned = 0
         """Samples whose scores were not waited for."""
         self.busy_seconds = 0.0
         """Spent in rewards, over all threads."""
         self._submitted: list[tuple[Rollout, list[Callable[[], Scores]]]] = []
+        self._measured: list[Callable[[], list[PanelStatistics]]] = []
         # Models of this process need not bear two threads; a judge elsewhere is asked by many.
         self._local = ThreadPoolExecutor(1, thread_name_prefix="pacorl-reward")
         self._remote = ThreadPoolExecutor(SENDERS, thread_name_prefix="pacorl-reward-http")
+        # Apart from the judge, which would wait 40 ms for each image of 512².
+        self._monitor = ThreadPoolExecutor(1, thread_name_prefix="pacorl-monitor")
 
     def __enter__(self) -> Scorer:
         return self
 
     def __exit__(self, *fault: object) -> None:
         """Abandon what has not begun; what is running ends by itself."""
-        for pool in (self._local, self._remote):
+        for pool in (self._local, self._remote, self._monitor):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, rollout: Rollout) -> None:
         """Take a rollout's images; do not change them before `results`."""
         context = _torch_context()
         self._submitted.append((rollout, [self._begin(name, rollout, context) for name in self.rewards]))
+        if self.monitored:
+            measure = partial(_panel_statistics, rollout)
+            self._measured.append(self._monitor.submit(measure).result if self.overlap else measure)
+
+    def statistics(self) -> list[PanelStatistics]:
+        """What the submitted images show, in their order; empty unless `monitored`."""
+        return [image for wait in self._measured for image in wait()]
 
     def results(self) -> dict[int, Scores]:
         """The scores of all that was submitted, once they are there.
@@ -118,6 +133,10 @@ class Scorer:
         return (self._remote if asks_elsewhere else self._local).submit(score).result
 
 
+def _panel_statistics(rollout: Rollout) -> list[PanelStatistics]:
+    return [panel_statistics(prompt, image) for prompt, image in zip(rollout.prompts, rollout.images, strict=True)]
+
+
 def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch.device) -> bool:
     """Whether scoring runs while sampling does. "auto": not if both would want the same CPU cores."""
     if isinstance(setting, bool):
@@ -129,6 +148,8 @@ def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch
 
 def _torch_context() -> Callable[[], ExitStack]:
     """Autocast and the device as they are here: torch does not hand them from thread to thread."""
+    # On the default stream the judge's kernels and sampling's would wait for each other.
+    stream = _reward_stream() if torch.cuda.is_available() else None
     casts = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     card = torch.cuda.current_device() if torch.cuda.is_available() else None
 
@@ -139,9 +160,18 @@ def _torch_context() -> Callable[[], ExitStack]:
             stack.enter_context(torch.autocast(kind, dtype=dtype))
         if card is not None:
             stack.enter_context(torch.cuda.device(card))
+            stack.enter_context(torch.cuda.stream(stream))
         return stack
 
     return enter
+
+
+@cache
+def _reward_stream() -> torch.cuda.Stream:
+    """One for all rewards of the process, whose weights were put on the card by the default stream."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.default_stream())
+    return stream
 
 
 def reward_table(scores: Mapping[int, Scores], rows: Sequence[Row], *, names: tuple[str, ...]) -> RewardTable:

@@ -77,7 +77,10 @@ class LocalJudge:
             share: Computes common beginnings once; by default if that is proven equal.
             domain: Verdicts about images outside of it are missing.
         """
+        from pacorl.judges.vision import batch_windows  # the model has imported transformers by now
+
         self.model = model.eval().requires_grad_(False)
+        batch_windows(self.model)
         self.processor = processor
         self.prompting = Prompting(model, processor)
         self.batch_tokens, self.temperature, self.symmetric = batch_tokens, temperature, symmetric

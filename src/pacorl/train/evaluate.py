@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from statistics import StatisticsError, correlation, fmean
@@ -20,7 +21,7 @@ from pacorl.engine.logbook import Logbook, ProgressBars
 from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rollout import sample_images
 from pacorl.engine.rows import one_size_batches
-from pacorl.engine.runtime import Runtime
+from pacorl.engine.runtime import Runtime, available_cores
 from pacorl.judges.judge import Judge
 from pacorl.judges.pairwise import matrix_of
 from pacorl.lora.adapters import MovingAverage
@@ -93,8 +94,9 @@ class Evaluation:
 
     def keep(self, logbook: Logbook, name: str) -> None:
         """Write images and records into the run's folder."""
-        for number, sample in enumerate(self.samples):
-            logbook.image(f"{name}/{number:04d}", sample.image)
+        # zlib lets other threads run: 64 PNGs of 1024² take .2 to .6 s each, while the card idles.
+        with ThreadPoolExecutor(available_cores()) as pool:
+            list(pool.map(lambda n: logbook.image(f"{name}/{n:04d}", self.samples[n].image), range(len(self.samples))))
         logbook.records(name, [s.record(f"{name}/{number:04d}.png") for number, s in enumerate(self.samples)])
 
     def score_by(self, best_by: str, metrics: Mapping[str, float]) -> float | None:

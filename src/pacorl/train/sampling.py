@@ -17,6 +17,7 @@ from pacorl.core.selection import Scouts, Selection, by_row, drop_alike_groups
 from pacorl.engine.clock import PhaseClock
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.logbook import ProgressBars
+from pacorl.engine.monitor import PanelStatistics
 from pacorl.engine.rollout import Draw, collect
 from pacorl.engine.rows import Row, assign_rows
 from pacorl.engine.runtime import Runtime, SharedFault
@@ -44,6 +45,8 @@ class ScoredSamples:
     """Of all ranks, by global row."""
     advantages: Advantages
     metrics: Mapping[str, float]
+    statistics: list[PanelStatistics]
+    """Of this rank's images, for the monitor; empty of scouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +85,25 @@ class EpochSampler:
         # Of the whole epoch: what one process misses says nothing of the others, so each stops at this number alone.
         max_missing = config.advantages.max_missing * len(rows) * len(self.rewards)
         with self.scorer(
-            self.rewards, overlap=self._scoring_overlaps(), max_missing=max_missing, scoring=self._scoring
+            self.rewards,
+            overlap=self._scoring_overlaps(),
+            max_missing=max_missing,
+            scoring=self._scoring,
+            monitored=scouts is None,
         ) as scorer:
             samples = self.sample(rows, scorer, scouts=scouts)
             scores = self.gather_scores(scorer)
             values = self._advantages(scores, rows, Selection() if scouts else config.selection)
             metrics = {**values.stats, "samples/not_finite": _share_not_finite(scores)}
             self._check_failure_budget(metrics, scorer)
+            statistics = scorer.statistics()
         with self.clock.timed("hashes"):
             self.ledger.note_samples(stage := "scouts/" if scouts else "", samples, scores)
             self.ledger.note_advantages(stage, values)
         if scorer.overlap:
             idle = self.clock.seconds["reward"] - waited
             self.clock.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - idle)
-        return ScoredSamples(samples, scores, values, metrics)
+        return ScoredSamples(samples, scores, values, metrics, statistics)
 
     def sample(self, rows: Sequence[Row], scorer: Scorer, *, scouts: Scouts | None = None) -> list[Samples]:
         """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded."""

@@ -36,7 +36,6 @@ from pacorl.engine.monitor import (
     HackingSuspectedError,
     Kind,
     PanelStatistics,
-    panel_statistics,
 )
 from pacorl.engine.rows import Row, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32
@@ -308,7 +307,8 @@ class PolicyTrainer:
         with self.clock.timed("hashes"):
             self.ledger.note_weights(self._weights())
         metrics |= self.clock.since(seconds_before)
-        metrics |= self._monitor_samples(samples, metrics)
+        # Every rank sees all of them, and so comes to the same alarms.
+        metrics |= self._monitor("epoch", list(chain(*self.runtime.gather(scored.statistics))), metrics)
         self.epoch += 1
         line = self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
         self.ledger.write(epoch=self.epoch, step=self.step, line=line)
@@ -526,16 +526,6 @@ class PolicyTrainer:
         due = self.epoch == 0 or self.finished or (every and self.epoch % every == 0)
         if due and self.evaluated != self.epoch:
             self.evaluate()
-
-    def _monitor_samples(self, samples: Sequence[Samples], metrics: Mapping[str, float]) -> dict[str, float]:
-        statistics = [
-            panel_statistics(prompt, image)
-            for update in samples
-            for rollout in update.rollouts
-            for prompt, image in zip(rollout.prompts, rollout.images, strict=True)
-        ]
-        # Every rank sees all of them, and so comes to the same alarms.
-        return self._monitor("epoch", list(chain(*self.runtime.gather(statistics))), metrics)
 
     def _monitor(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]

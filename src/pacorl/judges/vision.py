@@ -1,0 +1,77 @@
+"""The vision tower's attention in a few calls a layer, where transformers makes one for each window of each image.
+
+Qwen2.5-VL's tower attends within windows of 8×8 patches in most layers, and within whole images in the others. They
+lie one behind the other in a sequence; those of one length are a batch here. A window's numbers are those that it has
+alone.
+
+Legend: S patches of all images, W windows of one length L, H heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionAttention, apply_rotary_pos_emb_vision
+
+from pacorl.core.transfer import to_device
+
+
+class Windows:
+    """Where the windows of a forward lie: read off the device once, and not three times in each layer."""
+
+    def __init__(self) -> None:
+        self._layouts: list[tuple[Tensor, list[Tensor]]] = []
+
+    def rows(self, bounds: Tensor) -> list[Tensor]:
+        """For each length of a window the rows (W, L) of those that have it."""
+        for of, rows in self._layouts:
+            if of is bounds:
+                return rows
+        # A forward has two layouts: windows, and whole images.
+        self._layouts = [*self._layouts[-1:], (bounds, _rows(bounds.tolist(), bounds.device))]
+        return self._layouts[-1][1]
+
+
+def _rows(bounds: Sequence[int], device: torch.device) -> list[Tensor]:
+    starts = defaultdict[int, list[int]](list)
+    for start, end in pairwise(bounds):
+        starts[end - start].append(start)
+    return [to_device(torch.tensor(s)[:, None] + torch.arange(length), device) for length, s in starts.items()]
+
+
+def batch_windows(model: nn.Module) -> None:
+    """Let the vision tower of a Qwen2.5-VL that attends by SDPA take windows of one length together."""
+    windows = Windows()
+    for module in model.modules():
+        if type(module) is not Qwen2_5_VLVisionAttention:
+            continue
+        attention: Any = module
+        if attention.config._attn_implementation == "sdpa":
+            attention.forward = partial(_attend, attention, windows)
+
+
+def _attend(
+    attention: Any,
+    windows: Windows,
+    hidden_states: Tensor,
+    cu_seqlens: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    **_: Any,
+) -> Tensor:
+    """(S, width) → (S, width), by the arguments of the forward that it stands for."""
+    count = len(hidden_states)
+    query_SHD, key_SHD, value_SHD = attention.qkv(hidden_states).view(count, 3, attention.num_heads, -1).unbind(1)
+    query_SHD, key_SHD = apply_rotary_pos_emb_vision(query_SHD, key_SHD, *position_embeddings)
+    attended_SHD = torch.empty_like(value_SHD)
+    for row_WL in windows.rows(cu_seqlens):
+        query, key, value = (tensor[row_WL].transpose(1, 2) for tensor in (query_SHD, key_SHD, value_SHD))
+        attended = F.scaled_dot_product_attention(query, key, value, scale=attention.scaling)
+        attended_SHD[row_WL] = attended.transpose(1, 2)
+    return attention.proj(attended_SHD.reshape(count, -1))  # type: ignore[no-any-return]
