@@ -87,11 +87,16 @@ def test_the_fast_recipe_is_the_papers_with_the_engines_settings() -> None:
 @pytest.mark.parametrize(("name", "other"), [("t2is", "flux_t2is_fast"), ("edit", "kontext_edit_1gpu")])
 def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: str) -> None:
     ours, theirs = (recipe(each).model_dump() for each in (f"klein_{name}_16gb", other))
-    for section in ("rewards", "advantages", "objective", "optimizer", "evaluation", "group_size"):
+    for section in ("advantages", "objective", "optimizer", "evaluation", "group_size"):
         assert ours[section] == theirs[section]
-    assert {key for key in ours["sampling"] if ours["sampling"][key] != theirs["sampling"][key]} <= {
-        *(() if name == "t2is" else ("tree", "suffix", "batch"))
-    }
+    names, weights = (
+        [[reward[key] for reward in run["rewards"]] for run in (ours, theirs)] for key in ("name", "weight")
+    )
+    assert names[0] == names[1]
+    assert weights[0] == weights[1]
+    changed = {key for key in ours["sampling"] if ours["sampling"][key] != theirs["sampling"][key]}
+    assert changed <= {"tree", "suffix", "batch", "fuse_lora"}  # packed weights have no fused form
+    assert ours["memory"] == "low"
     assert ours["prompts"] == {**theirs["prompts"], "evaluation_limit": 32}
 
 
