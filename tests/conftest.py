@@ -1,7 +1,8 @@
 """What holds for every test."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,3 +17,17 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # a closed file still raises OSError
         yield
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Takes a line on what a test counted; the summary shows it with the minutes since the test began."""
+    started = time.monotonic()
+    return lambda line: record_property("measured", f"{line}, {(time.monotonic() - started) / 60:.1f} minutes")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for name, line in report.user_properties:
+            if name == "measured":
+                terminalreporter.write_line(line)

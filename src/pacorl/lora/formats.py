@@ -337,7 +337,7 @@ def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None
     metadata = {
         "format": "pt",
         METADATA: json.dumps(entries, indent=2, sort_keys=True),
-        FOLDED_ALPHA: json.dumps(lora.alphas),
+        FOLDED_ALPHA: json.dumps(lora.alphas, sort_keys=True),
     }
     folded_state = {f"transformer.{name}": value for name, value in folded.state.items()}
     save_file(folded_state, folder / DIFFUSERS_WEIGHTS, metadata=metadata)

@@ -1,0 +1,139 @@
+"""Killed before any operation on the disk, or cut from power there: the resumed run is one that was never stopped."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Fault, Forks, Outcome
+from safetensors import safe_open
+
+UNEQUAL = {".lock", "report.html", "training_args.bin"}
+"""What two equal runs may differ in: the process's number, seconds on the page, whether the run was resumed."""
+UNDIGESTED = ("trainer_state.json", "training_args.bin", "pytorch_lora_weights.safetensors")
+"""Files with seconds or with entries in any order: those of them that are read are compared by content."""
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    if sys.platform != "linux" or not shutil.which("cc"):
+        pytest.skip("the interposer needs Linux and a C compiler")
+    tests = Path(__file__).parents[1]
+    with Forks("stories", library=tmp_path_factory.mktemp("c") / "interpose.so", paths=[tests / "toy"]) as warm:
+        yield warm
+
+
+def outputs(folder: Path) -> dict[str, Any]:
+    """All that a run leaves, without what clocks say."""
+    files = (path for path in folder.rglob("*") if path.name not in UNEQUAL)
+    return {path.relative_to(folder).as_posix(): _content(path) for path in files}
+
+
+def _content(path: Path) -> Any:
+    if path.is_dir():
+        return None
+    if path.suffix == ".safetensors":
+        with safe_open(path, "np") as file:
+            return file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+    if path.suffix == ".json":
+        return _timeless(json.loads(path.read_text()))
+    if path.suffix == ".jsonl":
+        return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
+    return path.read_bytes()
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_timeless(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    clocks = ("seconds", "runtime", "per_second")
+    kept = {name: entry for name, entry in value.items() if not any(clock in name for clock in clocks)}
+    return {name: _timeless(entry) for name, entry in kept.items() if not name.endswith(UNDIGESTED)}
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The paths that only one has, or that differ."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name, ...) != other.get(name, ...))
+
+
+def stop_and_resume(
+    forks: Forks, story: str, folder: Path, faults: list[Fault], whole: dict[str, Any]
+) -> tuple[int, list[str]]:
+    """How many of the faults ended a process, and what differs from a whole run when all is done."""
+    ended = sum(forks.run(story, folder, fault).code != 0 for fault in faults)
+    forks.run(story, folder)
+    differing = differences(outputs(folder), whole)
+    shutil.rmtree(folder)
+    return ended, differing
+
+
+def every_kill(operations: list[str]) -> Iterator[Fault]:
+    """Before each operation, and in the middle of the first write to each file.
+
+    safetensors renames its files by a system call of its own, which no library sees: after the write stands for it.
+    """
+    for at, (before, operation) in enumerate(pairwise(["", *operations])):
+        yield Fault(at)
+        if operation.startswith("write ") and operation != before:
+            yield Fault(at, written=0.5)
+            if "/.tmp" in operation:
+                yield Fault(at, written=1.0)
+
+
+def whole_run(forks: Forks, story: str, folder: Path) -> tuple[Outcome, dict[str, Any]]:
+    """A run that nothing stops, twice: the second shows that runs can be compared."""
+    done = [(forks.run(story, folder / name), outputs(folder / name)) for name in ("whole", "again")]
+    assert differences(done[0][1], done[1][1]) == []
+    return done[0]
+
+
+@pytest.mark.parametrize("story", ["policy", "judge"])
+@pytest.mark.parametrize(
+    "sample", [pytest.param(6, marks=pytest.mark.slow, id="six"), pytest.param(0, marks=pytest.mark.campaign, id="all")]
+)
+def test_a_kill_before_every_operation(
+    forks: Forks, tmp_path: Path, story: str, sample: int, measured: Callable[[str], None]
+) -> None:
+    draw = random.Random(sample)
+    done, whole = whole_run(forks, story, tmp_path)
+    kinds = Counter(operation.split()[0] for operation in done.operations)
+    assert kinds.keys() >= {"open", "write", "fsync", "rename", "unlink", "mkdir"}
+    kills, ended, wrong = list(every_kill(done.operations)), 0, {}
+    for number, kill in enumerate(draw.sample(kills, sample) if sample else kills):
+        # Every fourth resumed run is killed as well.
+        again = [Fault(draw.randrange(len(done.operations)))] if number % 4 == 0 else []
+        count, differing = stop_and_resume(forks, story, tmp_path / str(number), [kill, *again], whole)
+        ended += count
+        if differing:
+            wrong[f"{kill.at} {done.operations[kill.at]} {kill.written}"] = differing
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    measured(f"{story}: {ended} kills at {len(done.operations)} operations ({counts}), {len(wrong)} differ")
+    assert not wrong
+    assert ended >= (sample or len(kills))
+
+
+@pytest.mark.parametrize("story", ["policy", "judge"])
+@pytest.mark.parametrize(
+    "cuts", [pytest.param(2, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.campaign)]
+)
+def test_a_power_cut(forks: Forks, tmp_path: Path, story: str, cuts: int, measured: Callable[[str], None]) -> None:
+    draw = random.Random(cuts)
+    done, whole = whole_run(forks, story, tmp_path)
+    wrong = {}
+    for number in range(cuts):
+        # Every fourth resumed run loses its power as well.
+        faults = [Fault(draw.randrange(len(done.operations)), cut=seed) for seed in range(1 + (number % 4 == 0))]
+        _, differing = stop_and_resume(forks, story, tmp_path / str(number), faults, whole)
+        if differing:
+            wrong[f"{number}: {[(fault.at, done.operations[fault.at]) for fault in faults]}"] = differing
+    measured(f"{story}: {cuts} power cuts, {len(wrong)} differ")
+    assert not wrong
