@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ from runs import train
 from safetensors.torch import load_file
 from tiny_runs import metrics
 
+from pacorl.core.objectives import OBJECTIVES
 from pacorl.train.checkpoint import checkpoints
 
 SETTINGS = [
-    "epochs=4",
+    "epochs=3",
     "prompts_per_epoch=2",
     "group_size=2",
     "save_every=1",
@@ -51,10 +54,10 @@ def assert_same(run: Path, whole: Path) -> None:
     assert all(torch.equal(own[name], other[name]) for name in own)
 
 
-def kill_and_resume(folder: Path, *, kills: int, seed: int) -> None:
-    """Kills runs at random moments, `kills` times in all, and resumes each until it ends."""
+def kill_and_resume(folder: Path, settings: Sequence[str], *, kills: int, seed: int) -> int:
+    """Kills runs at random moments, `kills` times in all, and resumes each until it ends; how many runs that were."""
     started = time.monotonic()
-    worlds.run(train, [*SETTINGS, f"out={folder / 'whole'}"])
+    worlds.run(train, [*settings, f"out={folder / 'whole'}"])
     length = time.monotonic() - started
     draw, killed, turn = random.Random(seed), 0, 0
     while killed < kills:
@@ -62,7 +65,7 @@ def kill_and_resume(folder: Path, *, kills: int, seed: int) -> None:
         finished, before = False, killed
         while not finished:
             started = time.monotonic()
-            (process,) = worlds.start(train, [*SETTINGS, f"out={run}"], "auto")
+            (process,) = worlds.start(train, [*settings, f"out={run}"], "auto")
             process.join(draw.uniform(0.2, 1.0) * length if killed < kills else None)
             killed += process.is_alive()
             process.kill()
@@ -73,13 +76,18 @@ def kill_and_resume(folder: Path, *, kills: int, seed: int) -> None:
             assert process.exitcode in (0, -9)
         assert_same(run, folder / "whole")
         turn += 1
+    return turn
 
 
 @pytest.mark.slow
 def test_three_kills(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, kills=3, seed=0)
+    kill_and_resume(tmp_path, SETTINGS, kills=3, seed=0)
 
 
 @pytest.mark.campaign
-def test_twenty_kills(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, kills=20, seed=1)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_hundred_kills(tmp_path: Path, objective: str, measured: Callable[[str], None]) -> None:
+    kills = math.ceil(100 / len(OBJECTIVES))
+    settings = [*SETTINGS, f"objective.name={objective}", "objective.inner_epochs=2"]
+    runs = kill_and_resume(tmp_path, settings, kills=kills, seed=1)
+    measured(f"{objective}: {kills} kills at random moments of {runs} runs, all bits equal")
