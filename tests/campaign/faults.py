@@ -12,6 +12,7 @@ write, fsync, rename, unlink, mkdir, truncation. Linux with a C compiler only.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -102,6 +103,7 @@ def serve(module: str, library: str) -> None:
     stories, replies = importlib.import_module(module), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     stories.warm()
+    gc.freeze()  # a fork that collects would go through, and so copy, all of it
     for line in sys.stdin:
         job = json.loads(line)
         records = Path(f"{job['folder']}.records")

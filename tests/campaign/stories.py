@@ -14,16 +14,17 @@ from pacorl.config.judge_run import RewardRun
 from pacorl.train.trainer import train_policy
 from pacorl.train_judge.run import JudgeTrainer
 
-POLICY = ["epochs=3", "keep_checkpoints=1", "evaluation.every=1", "prompts.evaluation=tiny:dev:1"]
+POLICY = ["epochs=2", "keep_checkpoints=1", "evaluation.every=1", "prompts.evaluation=tiny:dev:1", "seed=3"]
 JUDGE = [
     *("out=run", "data.train=[tiny:train:4]", "data.evaluation=[tiny:dev:2]", "optimizer.batch=2", "max_steps=2"),
+    "tuning.targets=[q_proj]",
     *("log_every=1", "evaluate_every=1", "save_every=1", "keep_checkpoints=1", "trackers=[]"),
 ]
 RECIPES = Path(__file__).parents[2] / "configs"
 
 
 def policy() -> None:
-    """Three epochs of the toy world, each with an evaluation, a page and a checkpoint, of which one is kept."""
+    """Two epochs of the toy world, each with an evaluation, a page and a checkpoint, of which the better one stays."""
     train_policy(toy_world.toy_config(Path("run"), *POLICY), resume="auto")
 
 
