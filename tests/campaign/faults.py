@@ -4,9 +4,9 @@ A warm process has imported the heavy libraries and forks every run from there, 
 of a second. `interpose.c`, which is preloaded into it, calls a hook here before each change: an opening for writing, a
 write, fsync, rename, unlink, mkdir, truncation. Linux with a C compiler only.
 
-    with Forks("stories", preload=STORY_MODULES) as forks:
-        whole = forks.run("toy_policy", folder)                     # whole.operations: what it did, in order
-        forks.run("toy_policy", other, Fault(at=17))                # killed before its 18th operation
+    with Forks("stories", library=tmp_path / "interpose.so") as forks:
+        whole = forks.run("train-policy", folder)               # whole.operations: what it did, in order
+        forks.run("train-policy", other, Fault(at=17))          # killed before its 18th operation
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+RUN = "run"
+"""What every story calls its folder."""
 AT_FDCWD = -100
+
+
+AT_THE_END = sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -37,11 +42,16 @@ class Fault:
     """What happens to a process, and when."""
 
     at: int = -1
-    """The operation before which it dies, counted from 0; −1 for none."""
+    """The operation before which it dies, counted from 0; −1 for none, AT_THE_END for a cut after the last."""
     written: float = 0.0
     """The share of a write that still reaches the file."""
     cut: int | None = None
     """The seed of a power cut: what was not flushed is lost, torn or there, as it falls; None for a kill."""
+    full: bool = False
+    """Whether it lives, and the disk is full from there on."""
+
+
+NO_FAULT = Fault()
 
 
 @dataclass(frozen=True)
@@ -61,12 +71,21 @@ class Forks:
     def __init__(self, module: str, *, library: Path, paths: Sequence[Path] = ()) -> None:
         """
         Args:
-            module: its public functions are what `run` can run, each with the run's folder as its working folder.
+            module: `run(story)` of it runs a story in the working folder, `warm()` imports what it takes.
             library: where the interposer is built.
             paths: further folders of modules.
         """
         compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-        command = [shutil.which(compiler) or "cc", "-O1", "-shared", "-fPIC", HERE / "interpose.c", "-o", library, "-ldl"]
+        command = [
+            shutil.which(compiler) or "cc",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            HERE / "interpose.c",
+            "-o",
+            library,
+            "-ldl",
+        ]
         subprocess.run(command, check=True)
         search = os.pathsep.join(map(str, [HERE, *paths, *filter(None, [os.environ.get("PYTHONPATH")])]))
         self._process = subprocess.Popen(
@@ -74,7 +93,13 @@ class Forks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": search, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env={
+                **os.environ,
+                "LD_PRELOAD": str(library),
+                "PYTHONPATH": search,
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+            },
         )
 
     def __enter__(self) -> Forks:
@@ -83,15 +108,16 @@ class Forks:
     def __exit__(self, *fault: object) -> None:
         self._process.communicate()
 
-    def run(self, story: str, folder: Path, fault: Fault = Fault(), **arguments: Any) -> Outcome:  # noqa: B008
-        """Run a function of the module in a fork of the warm process, with `folder` as its working folder."""
+    def run(self, story: str, folder: Path, fault: Fault = NO_FAULT) -> Outcome:
+        """Run a story of the module in a fork of the warm process, with `folder` as its working folder."""
         folder.mkdir(parents=True, exist_ok=True)
         assert self._process.stdin
         assert self._process.stdout
-        job = {"story": story, "folder": str(folder), "fault": asdict(fault), "arguments": arguments}
+        job = {"story": story, "folder": str(folder), "fault": asdict(fault)}
         print(json.dumps(job), file=self._process.stdin, flush=True)
         outcome = Outcome(**json.loads(self._process.stdout.readline()))
-        assert outcome.code in ((0,) if fault.at < 0 else (0, -signal.SIGKILL)), outcome.output
+        codes = {0} | ({1} if fault.full else {-signal.SIGKILL} if fault.at >= 0 else set())
+        assert outcome.code in codes, outcome.output
         return outcome
 
 
@@ -113,7 +139,7 @@ def serve(module: str, library: str) -> None:
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         listing = records.with_suffix(".operations")
         operations = listing.read_text().splitlines() if listing.exists() else []
-        output = records.read_text()[-4000:] if code not in (0, -signal.SIGKILL) else ""
+        output = records.read_text()[-4000:]
         for path in (records, listing):
             path.unlink(missing_ok=True)
         print(json.dumps(asdict(Outcome(code, operations, output))), file=replies, flush=True)
@@ -128,24 +154,30 @@ def _child(stories: Any, job: dict[str, Any], records: Path, library: ctypes.CDL
         os.chdir(job["folder"])
         watch = Watch(Path(job["folder"]), Fault(**job["fault"]))
         library.set_hook(watch.hook)
-        getattr(stories, job["story"])(**job["arguments"])
-        library.set_hook(None)
-        records.with_suffix(".operations").write_text("\n".join(watch.operations))
+        stories.run(job["story"])
+        if watch.disk and watch.fault.at == AT_THE_END:
+            watch.disk.observe()
+            watch.disk.cut(random.Random(watch.fault.cut))
         code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
     except BaseException:
-        library.set_hook(None)
         traceback.print_exc()
     finally:
+        library.set_hook(None)
+        records.with_suffix(".operations").write_text("\n".join(watch.operations))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
+DONE, LEFT_OUT, DISK_FULL = range(3)
+"""Of a hook: what becomes of the change."""
 HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_long)
 
 
 class Watch:
-    """Sees each change of the disk below a folder before it happens, and ends the process at the chosen one."""
+    """Sees each change of a story's disk before it happens, and ends the process at the chosen one."""
 
     def __init__(self, folder: Path, fault: Fault) -> None:
         self.folder, self.fault = folder.resolve(), fault
@@ -153,16 +185,17 @@ class Watch:
         self.disk = Disk(self.folder) if fault.cut is not None else None
         self.hook = HOOK(self._before)
 
-    def _before(self, what: bytes, descriptor: int, path: bytes | None, content: int | None, count: int) -> bool:
-        """Whether the operation is left out."""
+    def _before(self, what: bytes, descriptor: int, path: bytes | None, content: int | None, count: int) -> int:
         try:
             target = _resolve(descriptor, path)
         except OSError:  # a descriptor that is none
-            return False
-        if not target.is_relative_to(self.folder) or _changes_nothing(what, target):
-            return False
+            return DONE
+        if not target.is_relative_to(self.folder / RUN) or _changes_nothing(what, target):
+            return DONE
         if self.disk:
             self.disk.observe()
+        if self.fault.full and len(self.operations) >= self.fault.at >= 0:
+            return DISK_FULL if what in (b"write", b"pwrite", b"mkdir") else DONE
         if len(self.operations) == self.fault.at:
             if self.fault.written and content:
                 os.write(descriptor, ctypes.string_at(content, int(self.fault.written * count)))
@@ -173,7 +206,7 @@ class Watch:
             self.disk.flush(os.fstat(descriptor).st_ino)
         self.operations.append(f"{what.decode()} {target.relative_to(self.folder)}")
         # A kill loses nothing that the kernel has, and a cut is made here: neither needs the disk's own time.
-        return what == b"fsync"
+        return LEFT_OUT if what == b"fsync" else DONE
 
 
 def _changes_nothing(what: bytes, target: Path) -> bool:
@@ -209,7 +242,7 @@ class Disk:
 
     def observe(self) -> None:
         """Note what has changed."""
-        for folder, folders, files in os.walk(self.root):
+        for folder, _, files in os.walk(self.root):
             status = os.stat(folder)
             if status.st_ino not in self.listings:
                 self._hold(folder)

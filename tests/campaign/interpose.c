@@ -20,20 +20,23 @@ static __thread int inside; /* what the hook itself does is no change */
 
 void set_hook(hook_t wanted) { hook = wanted; }
 
-/* Whether the change is to be left out. */
+/* What becomes of the change. */
+enum { DONE, LEFT_OUT, DISK_FULL };
 static int before(const char *what, int fd, const char *path, const void *bytes, long count) {
     if (!hook || inside) return 0;
     int saved = errno;
     inside = 1;
-    int left_out = hook(what, fd, path, bytes, count);
+    int verdict = hook(what, fd, path, bytes, count);
     inside = 0;
-    errno = saved;
-    return left_out;
+    errno = verdict == DISK_FULL ? ENOSPC : saved;
+    return verdict;
 }
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 #define FORWARD(type, name, parameters, arguments, ...) \
-    type name parameters { return before(__VA_ARGS__) ? 0 : NEXT(name) arguments; }
+    type name parameters { \
+        int verdict = before(__VA_ARGS__); \
+        return verdict == DISK_FULL ? -1 : verdict == LEFT_OUT ? 0 : NEXT(name) arguments; }
 #define OPENS(name) \
     int name(const char *path, int flags, ...) { \
         va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \

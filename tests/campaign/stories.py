@@ -1,42 +1,62 @@
-"""What is killed: short runs, each of which does the same however often it is begun again in its folder."""
+"""What is stopped: command lines that do the same however often they are begun again in their folder."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from pathlib import Path
 
 import toy_world
-import torch
 
-from pacorl.config import base as configs
-from pacorl.config.judge_run import RewardRun
-from pacorl.train.trainer import train_policy
-from pacorl.train_judge.run import JudgeTrainer
+from pacorl import cli
+from pacorl.data.characters import all_panels, draw
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+# Two epochs of the toy world, each with an evaluation, a page and a checkpoint; by this seed the second is the better
+# one, so that the first is deleted.
 POLICY = ["epochs=2", "keep_checkpoints=1", "evaluation.every=1", "prompts.evaluation=tiny:dev:1", "seed=3"]
+# Two steps of the tiny judge on pairs that it draws, each with a checkpoint, of which one is kept.
 JUDGE = [
-    *("out=run", "data.train=[tiny:train:4]", "data.evaluation=[tiny:dev:2]", "optimizer.batch=2", "max_steps=2"),
-    "tuning.targets=[q_proj]",
-    *("log_every=1", "evaluate_every=1", "save_every=1", "keep_checkpoints=1", "trackers=[]"),
+    *("data.train=[tiny:train:4]", "data.evaluation=[tiny:dev:2]", "optimizer.batch=2", "max_steps=2", "trackers=[]"),
+    *("tuning.targets=[q_proj]", "log_every=1", "evaluate_every=1", "save_every=1", "keep_checkpoints=1"),
 ]
-RECIPES = Path(__file__).parents[2] / "configs"
+SET = ["--panel", "waving, flag", "--panel", "jumping, boat", "--panel", "standing, tree", "--panel", "waving, lamp"]
+SMALL = ["--model", "tiny", "--size", "64x64", "--steps", "1"]
+STORIES = {
+    "train-policy": [
+        ["train-policy", f"{CONFIGS}/tiny.yaml", *toy_world.SETTINGS, *POLICY, "out=run", "--resume", "auto"]
+    ],
+    "train-reward": [["train-reward", f"{CONFIGS}/reward/tiny.yaml", *JUDGE, "out=run", "--resume", "auto"]],
+    "dataset": [
+        ["dataset", "prompts", "run", "--writer", "tiny", "--count", "4"],
+        ["dataset", "diversify", "run", "--number", "2"],
+        ["dataset", "generate", "run", "--grids", "2", *SMALL],
+        ["dataset", "pair", "run"],
+    ],
+    "generate": [
+        ["generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "run", "--pdf", "run/set.pdf"]
+    ],
+    "score": [["score", "a.png", "b.png", "--judge", "tiny", "--report", "run/page.html"]],
+}
 
 
-def policy() -> None:
-    """Two epochs of the toy world, each with an evaluation, a page and a checkpoint, of which the better one stays."""
-    train_policy(toy_world.toy_config(Path("run"), *POLICY), resume="auto")
-
-
-def judge() -> None:
-    """Two steps of the tiny judge on pairs that it draws, each with a checkpoint, of which one is kept."""
-    JudgeTrainer(configs.load(RewardRun, RECIPES / "reward" / "tiny.yaml", JUDGE), resume=True).run()
+def run(story: str) -> None:
+    """Run the commands of a story in the working folder, up to one that fails."""
+    for number, name in enumerate(("a.png", "b.png")):
+        draw(all_panels()[number], 32).save(name)
+    with toy_world.toy_world() if story == "train-policy" else contextlib.nullcontext():
+        for words in STORIES[story]:
+            sys.argv = ["pacorl", *words]
+            try:
+                cli.main()
+            except SystemExit as ended:
+                if ended.code:
+                    raise
 
 
 def warm() -> None:
-    """Do once what every fork has then behind it: imports, compiled templates."""
-    toy_world.install()
-    torch.set_num_threads(1)
-    for story in (policy, judge):
+    """Do once what every fork then has behind it: imports, compiled templates."""
+    for story in STORIES:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            story()
+            run(story)

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pacorl.generate.sets import GeneratedImage
-from pacorl.io.files import write_atomic
+from pacorl.io.files import replacing, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.report.figures import pair_matrix_svg, show
 from pacorl.report.page import render
@@ -86,7 +86,8 @@ def _save(image: GeneratedImage, out: Path, name: str, *, judge: str) -> SavedIm
 def save_pdf(images: Sequence[GeneratedImage], path: Path, *, title: str) -> Path:
     """Write one PDF with an image on each page."""
     pages = [image.image.convert("RGB") for image in images]
-    pages[0].save(path, "PDF", save_all=True, append_images=pages[1:], title=title, producer="pacorl")
+    with replacing(path) as temporary:
+        pages[0].save(temporary, "PDF", save_all=True, append_images=pages[1:], title=title, producer="pacorl")
     return path
 
 

@@ -160,6 +160,10 @@ class JudgeTrainer:
             write_atomic(config.out / "config.yaml", dump(config))
         if self.checkpoint and main:  # one process carries the sums of all
             self.sums.sums = read_object(self.checkpoint / MARK)["tally"]
+            # A kill may have come between the newest one's mark and the pruning. A damaged one stays until it is made
+            # again, since the one before it is what the run goes on from.
+            if self.checkpoint == complete_checkpoints(self.checkpoint.parent)[-1]:
+                prune(self.checkpoint.parent, keep=config.keep_checkpoints)
         return logbook
 
     def _save(self, trainer: WeightedLikelihoodTrainer, processor: Any) -> None:
@@ -176,6 +180,7 @@ class JudgeTrainer:
             save_processor(processor, folder, source=source_of(base))
         elif config.merge:
             merge_and_save(base, folder, config.out / "merged", dtype=config.model.dtype, processor=processor)
+        flush_tree(folder)
         summary: dict[str, Any] = {"steps": trainer.state.global_step, "seed": config.seed}
         evaluations = [line for line in read_jsonl(config.out / "metrics.jsonl") if line["kind"] == "evaluation"]
         if evaluations:
@@ -230,6 +235,15 @@ def _newest_whole(complete: Sequence[Path]) -> Path:
         else:
             return path
     raise ValueError(f"no checkpoint in {complete[0].parent} is whole; copy one back, or start anew with out=…")
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Delete all but the newest `keep` complete checkpoints, and what kills have left of others."""
+    kept = complete_checkpoints(folder)[-keep:]
+    for path in folder.glob("checkpoint-*"):
+        if path not in kept and CHECKPOINT.fullmatch(path.name):
+            (path / MARK).unlink(missing_ok=True)  # half a checkpoint must not carry it
+            shutil.rmtree(path)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -330,9 +344,7 @@ class RunKeeper(TrainerCallback):  # type: ignore[misc]
         mark = {"step": state.global_step, "tally": sums, "config": self.config.model_dump(mode="json")}
         write_json(checkpoint / MARK, {**mark, "files": digests(checkpoint)})
         # The Trainer's own rotation would delete the last good one before the new one is known to be whole.
-        for path in complete_checkpoints(folder)[: -self.config.keep_checkpoints]:
-            (path / MARK).unlink()  # half a checkpoint must not carry it
-            shutil.rmtree(path)
+        prune(folder, keep=self.config.keep_checkpoints)
 
 
 class Progress(ProgressCallback):  # type: ignore[misc]
