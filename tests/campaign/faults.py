@@ -190,7 +190,8 @@ class Watch:
             target = _resolve(descriptor, path)
         except OSError:  # a descriptor that is none
             return DONE
-        if not target.is_relative_to(self.folder / RUN) or _changes_nothing(what, target):
+        watched = target == self.folder or target.is_relative_to(self.folder / RUN)
+        if not watched or _changes_nothing(what, target):
             return DONE
         if self.disk:
             self.disk.observe()

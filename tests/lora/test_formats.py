@@ -73,6 +73,20 @@ def peft(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
+def test_the_order_of_weights_changes_nothing_that_is_saved(tmp_path: Path) -> None:
+    """A resumed run has them in its checkpoint's order."""
+    state = state_of()
+    for name, weights in (("one", state), ("other", dict(reversed(state.items())))):
+        save_lora(tmp_path / name, weights, rank=RANK, alpha=ALPHA, targets=("to_q", "to_k"))
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes()
+    metadata = []
+    for name in ("one", "other"):
+        with safe_open(tmp_path / name / "pytorch_lora_weights.safetensors", "pt") as weights_file:
+            metadata.append(weights_file.metadata())
+    assert metadata[0] == metadata[1]
+
+
 @pytest.mark.parametrize(
     "tensors",
     [

@@ -33,7 +33,7 @@ from pacorl.judges.local import LocalJudge
 from pacorl.plan.judge_plan import plan_reward
 from pacorl.train_judge.data import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.train_judge.model import load_model, processor_of, save_processor, source_of, tune
-from pacorl.train_judge.run import JudgeTrainer, build_trainer, complete_checkpoints
+from pacorl.train_judge.run import MARK, JudgeTrainer, build_trainer, complete_checkpoints, prune
 from pacorl.train_judge.trainer import (
     LABEL_KEYS,
     LossSums,
@@ -263,6 +263,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     expected, found = weights(whole.out), weights(stopped.out)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert any(value.abs().sum() > 0 for name, value in found.items() if "lora_B" in name)
+
+
+def test_what_kills_left_of_checkpoints_goes_with_the_old_ones(tmp_path: Path) -> None:
+    for step in (2, 10, 12, 14):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    for step in (2, 10, 12):  # 14 was cut short
+        (tmp_path / f"checkpoint-{step}" / MARK).touch()
+    (tmp_path / "checkpoint-of-mine").mkdir()
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-12", "checkpoint-of-mine"]
 
 
 def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from pacorl.io.documents import (
     write_json,
     write_jsonl,
 )
-from pacorl.io.files import inside, write_atomic
+from pacorl.io.files import inside, make_folder, write_atomic
 from pacorl.io.images import listed, png_bytes
 from pacorl.types import Comparison
 
@@ -344,7 +344,7 @@ def _tiny_comparisons(source: str, scratch: Path | None) -> list[Comparison]:
     assert scratch is not None, "pairs of the tiny world are drawn into files, which need a folder"
     path = scratch / f"tiny-{split}-{count}" / "comparisons.jsonl"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         drawn = draw_comparisons(path.parent, split=split, count=count)
         save_comparisons(drawn, path)  # last: a file that is there is whole
     return load_comparisons(path)

@@ -59,7 +59,6 @@ def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: 
     Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call gives the same bytes. Existing files of
     these names are replaced, each whole.
     """
-    out.mkdir(parents=True, exist_ok=True)
     # As many digits for all, so that a folder lists them in order.
     width = len(str(len(images)))
     ranked = any(image.rank > 1 for image in images)

@@ -166,7 +166,7 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
     except ImportError:  # Windows: nothing is locked there
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with path.open("a+", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
