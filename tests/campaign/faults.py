@@ -127,7 +127,7 @@ class Forks:
 def serve(module: str, library: str) -> None:
     """Run what standard input asks for, one at a time, each in a fork."""
     stories, replies = importlib.import_module(module), os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     stories.warm()
     gc.freeze()  # a fork that collects would go through, and so copy, all of it
     for line in sys.stdin:

@@ -17,6 +17,8 @@ import pytest
 from faults import AT_THE_END, RUN, Fault, Forks, Outcome
 from safetensors import safe_open
 
+from pacorl.train.ledger import LEDGER, read_ledger
+
 UNEQUAL = {".lock", "report.html", "training_args.bin", "set.pdf"}
 """What two equal runs may differ in: a process's number, seconds on a page, whether the run was resumed, the day."""
 UNDIGESTED = ("trainer_state.json", "training_args.bin", "pytorch_lora_weights.safetensors")
@@ -50,6 +52,9 @@ def _content(path: Path) -> Any:
             return file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
     if path.suffix == ".json":
         return _timeless(json.loads(path.read_text()))
+    if path.name == LEDGER:  # has a record more for each start, and a chain of hashes through all of them
+        records = [record for record in read_ledger(path.parent) if record["kind"] == "epoch"]
+        return [record | {"chain": ""} for record in records]
     if path.suffix == ".jsonl":
         lines = path.read_text().splitlines()
         # A journal's lines come as answers did.
