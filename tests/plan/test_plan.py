@@ -27,6 +27,7 @@ from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import PolicyOptions
 from pacorl.quantize.linear import parameter_count
 from pacorl.quickstart import recipe
+from pacorl.train.builders import read_prompts
 from pacorl.twins import META, model_on_meta, tiny_judge
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -435,6 +436,16 @@ def test_a_bad_prompt_is_named_by_file_and_line(checkpoints: Path, tmp_path: Pat
 
     with pytest.raises(ValueError, match=r"prompts\.jsonl:2"):
         plan_policy(tiny_run(checkpoints, f"prompts.train={file}"))
+
+
+@pytest.mark.parametrize("read", [plan_policy, read_prompts])
+def test_edits_are_refused_for_a_generator_of_sets(checkpoints: Path, tmp_path: Path, read: Any) -> None:
+    """By the plan, and by the run before it loads weights."""
+    Image.new("RGB", (96, 96), "red").save(tmp_path / "a.png")
+    file = tmp_path / "edits.jsonl"
+    file.write_text(json.dumps({"image": "a.png", "instruction": "Add a hat."}) + "\n")
+    with pytest.raises(ValueError, match=r"prompt 0 \('Add a hat\.'\) edits an image, and model.kind flux"):
+        read(tiny_run(checkpoints, f"prompts.train={file}", "rewards=[{name: jpeg_size}]", "judge=none"))
 
 
 def test_a_reward_is_checked_against_its_options_and_the_prompts(checkpoints: Path, tmp_path: Path) -> None:

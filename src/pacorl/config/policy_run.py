@@ -409,12 +409,19 @@ class PolicyRun(Section):
             suffix.grid(last + 1, self.sampling.steps)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Check the settings that edits rule out, if any of the prompts is one.
+        """Check that edits have an editor, and none of the settings that they rule out.
 
         Raises:
-            ValueError: naming the setting.
+            ValueError: naming the prompt or the setting.
         """
-        if any(prompt.sources for prompt in prompts):
+        edit = next((prompt for prompt in prompts if prompt.sources), None)
+        if edit and not self.generator.edits:
+            editors = ", ".join(kind for kind, spec in POLICIES.items() if spec.edits)
+            raise ValueError(
+                f"prompt {edit.id} ({edit.text[:60]!r}) edits an image, and model.kind {self.model.kind} would not see "
+                f"it; take one of {editors}, or give prompts of sets"
+            )
+        if edit:
             self._check_edits()
 
     def _check_edits(self) -> None:
