@@ -205,6 +205,11 @@ def test_a_start_says_what_bits_depend_on(run: Path) -> None:
     assert environment.keys() >= {"python", "pacorl", "source", "diffusers", "transformers", "peft", "device"}
 
 
+def test_a_start_says_how_a_bf16_run_multiplies_what_is_fp32(tmp_path: Path) -> None:
+    config = toy_config(tmp_path / "run", "epochs=1", "model.dtype=bfloat16", "tf32=true")
+    assert read_ledger(train_policy(config))[0]["environment"]["matmul"] == "tf32"
+
+
 def test_a_sketch_says_how_far_two_states_lie_apart() -> None:
     generator = torch.Generator().manual_seed(0)
     state = {f"layer {n}": torch.randn(7 + 31 * n, 5, generator=generator) for n in range(90)}
