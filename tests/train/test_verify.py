@@ -22,7 +22,7 @@ from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digests
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.train.audit import audit, ranges
-from pacorl.train.ledger import LEDGER, Record, chained, projection, read_ledger, summary, tensor_items
+from pacorl.train.ledger import FILES, Record, chained, projection, read_ledger, summary, tensor_items
 from pacorl.train.trainer import train_policy
 from pacorl.train.verify import Comparison, recompute
 from pacorl.types import Prompt
@@ -59,11 +59,12 @@ def made_again(run: Path, epoch: int) -> Comparison:
 
 def rewritten(run: Path, change: Callable[[Record], None]) -> None:
     """Change the ledger's records, and chain them anew."""
-    chain, records = "", read_ledger(run)
-    for record in records:
-        change(record)
-        chain = record["chain"] = chained(chain, record)
-    write_jsonl(run / LEDGER, records)
+    for name in FILES.values():
+        chain, records = "", read_jsonl(run / name)
+        for record in records:
+            change(record)
+            chain = record["chain"] = chained(chain, record)
+        write_jsonl(run / name, records)
 
 
 # --- without computing again ----------------------------------------------------------------------------------------
@@ -150,24 +151,24 @@ def test_what_does_not_fit_is_named(run: Path, tamper: Callable[[Path], None], t
     assert (result.exit_code, "ERROR" in result.output) == (1, True)
 
 
-@pytest.mark.parametrize("line", [1, 2, 3, 4])
-def test_a_record_that_was_changed_breaks_the_chain(run: Path, line: int) -> None:
-    records = read_jsonl(run / LEDGER)
+@pytest.mark.parametrize(("name", "line"), [("ledger.jsonl", 1), ("ledger.jsonl", 3), ("starts.jsonl", 1)])
+def test_a_record_that_was_changed_breaks_the_chain(run: Path, name: str, line: int) -> None:
+    records = read_jsonl(run / name)
     records[line - 1]["step"] += 1
-    write_jsonl(run / LEDGER, records)
-    with pytest.raises(ValueError, match=rf"ledger.jsonl:{line}: this record"):
+    write_jsonl(run / name, records)
+    with pytest.raises(ValueError, match=rf"{name}:{line}: this record"):
         audit(run)
 
 
 def test_a_record_that_is_gone_breaks_the_chain(run: Path) -> None:
-    records = read_jsonl(run / LEDGER)
-    write_jsonl(run / LEDGER, [*records[:1], *records[2:]])
+    records = read_jsonl(run / "ledger.jsonl")
+    write_jsonl(run / "ledger.jsonl", [records[0], records[2]])
     with pytest.raises(ValueError, match=r"ledger.jsonl:2: this record"):
         audit(run)
 
 
 def test_a_folder_without_a_ledger(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no ledger.jsonl: it is no policy run, or one of an earlier version"):
+    with pytest.raises(ValueError, match=r"has no ledger.jsonl: it is no policy run, one without an epoch, or older"):
         audit(tmp_path)
 
 
@@ -175,7 +176,7 @@ def test_a_folder_without_a_ledger(tmp_path: Path) -> None:
 
 
 def epochs_of(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in r.items() if k != "chain"} for r in read_ledger(run) if r["kind"] == "epoch"]
+    return read_jsonl(run / "ledger.jsonl")
 
 
 def test_equal_runs_write_equal_records_and_other_seeds_others(run: Path, tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_equal_runs_write_equal_records_and_other_seeds_others(run: Path, tmp_pa
 
 def test_what_comes_after_a_checkpoint_is_recorded_anew(run: Path) -> None:
     before = epochs_of(run)
-    with (run / LEDGER).open("a") as file:
+    with (run / "ledger.jsonl").open("a") as file:
         file.write('{"kind": "epo')  # a crash within a line
     for _ in range(2):  # a start that led to nothing leaves no record
         PolicyTrainer(toy_config(run, *SETTINGS), resume=run / "checkpoints" / "step-000002").close()
@@ -368,7 +369,7 @@ def test_a_run_that_goes_on_from_another_run(run: Path, tmp_path: Path) -> None:
     train_policy(other, resume=run / "checkpoints" / "step-000004")
     assert audit(other.out).epochs == [3, 4]
     assert made_again(other.out, 3).answer == "equal bits"
-    assert epochs_of(other.out)[0]["hashes"] == epochs_of(run)[2]["hashes"]
+    assert epochs_of(other.out)[0]["hashes"] == epochs_of(run)[2]["hashes"], "its chain begins there"
 
 
 def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

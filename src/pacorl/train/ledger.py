@@ -1,9 +1,10 @@
 """A run's ledger: what each epoch sampled, scored and learned, as hashes to which `pacorl verify` can hold the run.
 
-`ledger.jsonl` has one record per start (the environment) and one per epoch. A hash only says whether two things are
-equal. A sketch beside it says how far apart they are: each of its numbers is a sum of the values under random signs, so
-that the mean square of two sketches' differences estimates the mean square of what lies behind them (Johnson and
-Lindenstrauss, 1984; with 64 numbers to some 20 %). Equal runs write equal records.
+`ledger.jsonl` has one record per epoch, `starts.jsonl` one per start of the run, with its environment. Equal runs have
+equal ledgers, however often they were stopped. A hash only says whether two things are equal. A sketch beside it says
+how far apart they are: each of its numbers is a sum of the values under random signs, so that the mean square of two
+sketches' differences estimates the mean square of what lies behind them (Johnson and Lindenstrauss, 1984; with 64
+numbers to some 20 %).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from pacorl.train.builders import FunctionReward
 from pacorl.train.checkpoint import TrainedWeights
 from pacorl.types import Advantages, Samples
 
-LEDGER = "ledger.jsonl"
+FILES = {"epoch": "ledger.jsonl", "start": "starts.jsonl"}
+"""A record's kind → where it stands."""
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy", "safetensors")
 """Whose versions may change the bits of an epoch."""
 BUCKETS = 64
@@ -52,7 +54,7 @@ class Ledger:
     """A run's ledger, written by the main process only (give `folder=None` on the others); all ranks call all of it."""
 
     def __init__(self, folder: Path | None, runtime: Runtime) -> None:
-        self.path, self.runtime = folder / LEDGER if folder else None, runtime
+        self.folder, self.runtime = folder, runtime
         self.hashes: dict[str, str] = {}
         """Of the epoch that is going on, by quantity, in the order in which they come about."""
         self.sketches: dict[str, list[float]] = {}
@@ -60,7 +62,7 @@ class Ledger:
         """[row, score of each reward …] of the epoch that is going on, for scouts and for samples."""
         self.records: list[Record] = []
         """What this process wrote."""
-        self._chain = ""
+        self._chains = dict.fromkeys(FILES, "")
 
     def start(self, weights: TrainedWeights, *, epoch: int, step: int, **facts: Any) -> None:
         """Drop what comes after `epoch`, which is made again, and write the record of a start.
@@ -71,11 +73,11 @@ class Ledger:
             step: optimizer steps taken.
             facts: what else is known of the start.
         """
-        if self.path and self.path.exists():
-            kept = takewhile(lambda record: _position(record) <= epoch, _readable(self.path))
-            records = list(kept)
-            write_jsonl(self.path, records)
-            self._chain = records[-1]["chain"] if records else ""
+        for kind, name in FILES.items():
+            if self.folder and (path := self.folder / name).exists():
+                kept = list(takewhile(lambda record: _position(record)[0] <= epoch, _readable(path)))
+                write_jsonl(path, kept)
+                self._chains[kind] = kept[-1]["chain"] if kept else ""
         self.note_weights(weights)
         environment = environment_of(self.runtime)
         self._append({"kind": "start", "epoch": epoch, "step": step, "environment": environment, **facts})
@@ -104,7 +106,7 @@ class Ledger:
         """Hash the trained adapter and its average."""
         # Shards are exchanged here, so every rank takes part before the main one hashes.
         adapter, average = full_state(adapter_state(weights.unwrapped)), full_state(weights.average.state)
-        if self.path:
+        if self.folder:
             self._note("weights", weight_items(adapter, average))
 
     def write(self, *, epoch: int, step: int, line: Mapping[str, Any]) -> None:
@@ -117,15 +119,17 @@ class Ledger:
     def _append(self, record: Record) -> None:
         record |= {"hashes": self.hashes, "sketches": self.sketches}
         self.hashes, self.sketches, self.scores = {}, {}, {}
-        if self.path:
-            self._chain = record["chain"] = chained(self._chain, record)
-            append_jsonl(self.path, record)
+        if self.folder:
+            kind = record["kind"]
+            self._chains[kind] = record["chain"] = chained(self._chains[kind], record)
+            append_jsonl(self.folder / FILES[kind], record)
             self.records.append(record)
 
 
-def _position(record: Record) -> int:
-    # A start at some epoch stands behind that epoch, and before the next.
-    return int(record["epoch"]) + int(record["kind"] == "start")
+def _position(record: Record) -> tuple[int, bool]:
+    """A start at some epoch comes after that epoch, and before the next."""
+    is_epoch = record["kind"] == "epoch"
+    return int(record["epoch"]) + (not is_epoch), is_epoch
 
 
 def _readable(path: Path) -> Iterable[Record]:
@@ -139,15 +143,19 @@ def _readable(path: Path) -> Iterable[Record]:
 
 
 def read_ledger(run: Path) -> list[Record]:
-    """A run's ledger.
+    """The records of a run's starts and epochs, in the order in which they came about.
 
     Raises:
-        ValueError: if there is none, or its chain is broken; the message names the line.
+        ValueError: if there are none, or a chain is broken; the message names the line.
     """
-    path, chain = run / LEDGER, ""
+    records = [record for name in FILES.values() for record in _read_chain(run / name)]
+    return sorted(records, key=_position)
+
+
+def _read_chain(path: Path) -> list[Record]:
     if not path.is_file():
-        raise ValueError(f"{run} has no {LEDGER}: it is no policy run, or one of an earlier version")
-    records = read_jsonl(path)
+        raise ValueError(f"{path.parent} has no {path.name}: it is no policy run, one without an epoch, or older")
+    records, chain = read_jsonl(path), ""
     for number, record in enumerate(records, start=1):
         chain = chained(chain, record)
         if record.get("chain") != chain:
