@@ -45,7 +45,7 @@ OTHERS_OPTIONS = {
     "--nproc_per_node",
 }
 """Of accelerate, torchrun, hf and mypy."""
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^( *)```(\w*)(?: title=[^\n]*)?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 
 
 def name_of(path: Path) -> str:
@@ -246,6 +246,12 @@ def test_a_key_that_is_not_there_is_seen() -> None:
 def test_the_signs_of_the_page_are_those_of_the_monitor() -> None:
     page = (ROOT / "docs" / "rewards.md").read_text("utf-8")
     assert re.findall(r"^\| `(\w+/)(\w+)` ", page, flags=re.MULTILINE) == [(MONITOR, sign) for sign in SIGN_MEANINGS]
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    """`make docs` is strict about it too; this says so within `make check`."""
+    listed = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), flags=re.MULTILINE))
+    assert {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} <= listed
 
 
 # --- links ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+# pacorl in a container. For a CPU, or with BUILD=cuda for an NVIDIA GPU (PyPI's torch brings CUDA's libraries; the host
+# needs its driver and the container toolkit):
+#
+#   docker build -t pacorl .
+#   docker run --rm -v "$PWD/runs:/work/runs" pacorl quickstart
+#   docker build -t pacorl:cuda --build-arg BUILD=cuda .
+#   docker run --rm --gpus all -p 8000:8000 -v ~/.cache/huggingface:/work/.cache/huggingface pacorl:cuda serve X-GenGroup/PaCo-Reward-7B --host 0.0.0.0
+ARG BUILD=cpu
+ARG PYTHON=3.12
+
+FROM python:${PYTHON}-slim AS wheel
+WORKDIR /source
+COPY . .
+RUN pip install --no-cache-dir -c constraints.txt hatchling && python -m hatchling build -t wheel -d /dist
+
+FROM python:${PYTHON}-slim AS torch-cpu
+COPY constraints.txt /
+RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' /constraints.txt)"
+
+FROM python:${PYTHON}-slim AS torch-cuda
+COPY constraints.txt /
+RUN pip install --no-cache-dir -c /constraints.txt torch
+
+FROM torch-${BUILD}
+COPY --from=wheel /dist/*.whl /tmp/
+# The torch of the stage before stays: its local version (+cpu) would not fit the pin.
+RUN grep -v '^torch==' /constraints.txt > /tmp/constraints.txt \
+    && wheel=$(echo /tmp/*.whl) && pip install --no-cache-dir -c /tmp/constraints.txt "$wheel[serve,data]" \
+    && rm /tmp/*.whl /tmp/constraints.txt && useradd --create-home --home-dir /work pacorl
+USER pacorl
+WORKDIR /work
+EXPOSE 8000 8765 8767
+ENTRYPOINT ["pacorl"]
+CMD ["--help"]

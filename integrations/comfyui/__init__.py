@@ -1,0 +1,202 @@
+"""ComfyUI nodes: judge pairs and sets, rank candidates, split and join grids, load a LoRA of any form.
+
+Copy or link this folder into `ComfyUI/custom_nodes/pacorl`, and install pacorl into ComfyUI's Python. An IMAGE is a
+float tensor of shape (images, height, width, channels) from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from einops import rearrange
+from PIL import Image
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pacorl import PacoReward
+    from pacorl.score.scores import Scores
+
+Inputs = dict[str, dict[str, Any]]
+
+JUDGE = "PACO_JUDGE"
+THEME = ("STRING", {"default": "", "tooltip": "What all images are to share; empty asks in general."})
+ROWS = ("INT", {"default": 2, "min": 1, "max": 16})
+
+
+class Node:
+    """What every node of this pack has."""
+
+    CATEGORY = "pacorl"
+    FUNCTION = "run"
+
+
+class LoadJudge(Node):
+    """A judge: a checkpoint's folder or hub name, a LoRA of one, a server's URL, an endpoints YAML, or `tiny`."""
+
+    RETURN_TYPES = (JUDGE,)
+    RETURN_NAMES = ("judge",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        source = ("STRING", {"default": "X-GenGroup/PaCo-Reward-7B"})
+        return {"required": {"source": source}, "optional": {"model": ("STRING", {"default": ""})}}
+
+    def run(self, source: str, model: str = "") -> tuple[PacoReward]:
+        """Load it; `model` is its name at a server."""
+        from pacorl import PacoReward
+
+        # ComfyUI executes in inference mode, whose tensors no later call outside of it could use.
+        with torch.inference_mode(False):
+            return (PacoReward.from_pretrained(source, model=model),)
+
+
+class ScorePair(Node):
+    """P(Yes) of two images, each the first of its batch."""
+
+    RETURN_TYPES = ("FLOAT",)
+    RETURN_NAMES = ("p_yes",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        return {"required": {"judge": (JUDGE,), "first": ("IMAGE",), "second": ("IMAGE",), "theme": THEME}}
+
+    def run(self, judge: PacoReward, first: Tensor, second: Tensor, theme: str) -> tuple[float]:
+        """Ask; an image that the judge does not know is an error with its reason."""
+        return (judge.score(to_images(first)[0], to_images(second)[0], theme=theme),)
+
+
+class ScoreSet(Node):
+    """The mean P(Yes) over all pairs of a batch, which image fits least (from 1; 0 of two), and everything as JSON."""
+
+    RETURN_TYPES = ("FLOAT", "INT", "STRING")
+    RETURN_NAMES = ("mean", "odd_one_out", "json")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        return {"required": {"judge": (JUDGE,), "images": ("IMAGE",), "theme": THEME}}
+
+    def run(self, judge: PacoReward, images: Tensor, theme: str) -> tuple[float, int, str]:
+        """Ask about every pair."""
+        scores = judge.score_set(to_images(images), theme=theme)
+        odd = scores.odd_one_out
+        return _mean(scores), odd.image + 1 if odd else 0, json.dumps(scores.to_dict())
+
+
+class RankCandidates(Node):
+    """The candidates that fit a reference best, best first, and their scores as JSON."""
+
+    RETURN_TYPES = ("IMAGE", "STRING")
+    RETURN_NAMES = ("best", "scores")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        keep = ("INT", {"default": 1, "min": 1, "max": 4096, "tooltip": "How many of the best go on."})
+        images = {"reference": ("IMAGE",), "candidates": ("IMAGE",)}
+        return {"required": {"judge": (JUDGE,), **images, "theme": THEME, "keep": keep}}
+
+    def run(
+        self, judge: PacoReward, reference: Tensor, candidates: Tensor, theme: str, keep: int
+    ) -> tuple[Tensor, str]:
+        """Ask about the reference, the first of its batch, with each candidate."""
+        scores = judge.rank([to_images(reference)[0], *to_images(candidates)], theme=theme)
+        _mean(scores)
+        order = [pair.second - 1 for pair in scores.ranked]
+        ranked = [{"candidate": pair.second, "p_yes": pair.p_yes} for pair in scores.ranked]
+        return candidates[order[:keep]], json.dumps(ranked)
+
+
+class GridSplit(Node):
+    """The panels of grid images, row by row."""
+
+    RETURN_TYPES = ("IMAGE",)
+    RETURN_NAMES = ("panels",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        return {"required": {"grid": ("IMAGE",), "rows": ROWS, "columns": ROWS}}
+
+    def run(self, grid: Tensor, rows: int, columns: int) -> tuple[Tensor]:
+        """Cut; sides that rows and columns do not divide are refused."""
+        height, width = grid.shape[1:3]
+        if height % rows or width % columns:
+            raise ValueError(
+                f"{height}x{width} pixels do not divide into {rows}x{columns} panels; resize the grid first"
+            )
+        return (rearrange(grid, "b (r h) (c w) k -> (b r c) h w k", r=rows, c=columns),)
+
+
+class GridJoin(Node):
+    """Grid images of panels that all have one size, row by row."""
+
+    RETURN_TYPES = ("IMAGE",)
+    RETURN_NAMES = ("grid",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        return {"required": {"panels": ("IMAGE",), "rows": ROWS, "columns": ROWS}}
+
+    def run(self, panels: Tensor, rows: int, columns: int) -> tuple[Tensor]:
+        """Join; a number of panels that fills no whole grid is refused."""
+        if len(panels) % (rows * columns):
+            raise ValueError(f"{len(panels)} panels do not fill grids of {rows}x{columns}")
+        return (rearrange(panels, "(b r c) h w k -> b (r h) (c w) k", r=rows, c=columns),)
+
+
+class LoadLora(Node):
+    """A model with a LoRA of any form on it: a run's `adapter`, a folder, a file, or ORG/NAME on the hub."""
+
+    RETURN_TYPES = ("MODEL",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        """The node's fields."""
+        source = ("STRING", {"default": "X-GenGroup/PaCo-FLUX.1-dev-Lora"})
+        strength = ("FLOAT", {"default": 1.0, "min": -10.0, "max": 10.0, "step": 0.01})
+        return {"required": {"model": ("MODEL",), "source": source, "strength": strength}}
+
+    def run(self, model: Any, source: str, strength: float) -> tuple[Any]:
+        """Bring it into the one form whose scale ComfyUI reads right, and have ComfyUI load that."""
+        import comfy.sd
+        import comfy.utils
+
+        from pacorl.lora.formats import DIFFUSERS_WEIGHTS, read_lora, write_lora
+
+        with tempfile.TemporaryDirectory() as folder:
+            write_lora(Path(folder), read_lora(source))
+            weights = comfy.utils.load_torch_file(f"{folder}/{DIFFUSERS_WEIGHTS}", safe_load=True)
+        return (comfy.sd.load_lora_for_models(model, None, weights, strength, 0)[0],)
+
+
+def to_images(batch: Tensor) -> list[Image.Image]:
+    """The images of a batch, rounded to 8 bits as ComfyUI saves them."""
+    pixels = (batch.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+    return [Image.fromarray(image) for image in pixels]
+
+
+def _mean(scores: Scores) -> float:
+    if scores.missing or scores.mean is None:
+        raise RuntimeError(f"{len(scores.missing)} pairs have no score, the first because: {scores.missing[0].error}")
+    return scores.mean
+
+
+NODES: dict[str, type[Node]] = {
+    "Load judge": LoadJudge,
+    "Score pair": ScorePair,
+    "Score set": ScoreSet,
+    "Rank candidates": RankCandidates,
+    "Grid split": GridSplit,
+    "Grid join": GridJoin,
+    "Load LoRA of any form": LoadLora,
+}
+NODE_CLASS_MAPPINGS = {f"Paco{node.__name__}": node for node in NODES.values()}
+NODE_DISPLAY_NAME_MAPPINGS = {f"Paco{node.__name__}": f"{title} (pacorl)" for title, node in NODES.items()}

@@ -1,0 +1,143 @@
+"""The ComfyUI nodes, in a stand-in of ComfyUI's loader and executor (comfy_graph.py)."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import comfy
+import pytest
+import torch
+from comfy_graph import execute, load_custom_node
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pacorl import PacoReward
+from pacorl.data.characters import all_panels, draw
+from pacorl.policies.flux import tiny_flux_transformer
+
+FOLDER = Path(__file__).parents[2] / "integrations" / "comfyui"
+PACK = load_custom_node(FOLDER)
+NODES = PACK.NODE_CLASS_MAPPINGS
+PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]
+JUDGE = {"class_type": "PacoLoadJudge", "inputs": {"source": "tiny"}}
+
+
+def batch(count: int = 4) -> Tensor:
+    """Panels as ComfyUI has images."""
+    flat = [torch.frombuffer(bytearray(panel.tobytes()), dtype=torch.uint8) for panel in PANELS[:count]]
+    return torch.stack([pixels.reshape(32, 32, 3) for pixels in flat]) / 255
+
+
+def run(class_type: str, /, **inputs: Any) -> list[Any]:
+    """The outputs of one node behind a tiny judge; tensors are linked as IMAGE."""
+    constants = {key: ("IMAGE", value) for key, value in inputs.items() if isinstance(value, Tensor)}
+    linked = {key: [key, 0] if key in constants else value for key, value in inputs.items()}
+    graph = {"judge": JUDGE, "node": {"class_type": class_type, "inputs": linked}}
+    return [values[0] for values in execute(NODES, graph, constants)["node"]]
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_has_what_comfyui_asks_of_one(name: str) -> None:
+    node = NODES[name]
+    assert name in PACK.NODE_DISPLAY_NAME_MAPPINGS
+    assert callable(getattr(node, node.FUNCTION))
+    assert node.CATEGORY == "pacorl"
+    assert isinstance(node.RETURN_TYPES, tuple)
+    assert len(getattr(node, "RETURN_NAMES", node.RETURN_TYPES)) == len(node.RETURN_TYPES)
+    for fields in node.INPUT_TYPES().values():
+        assert all(isinstance(field, tuple) and isinstance(field[0], str) for field in fields.values())
+    assert node.__doc__
+
+
+def test_scores_are_those_of_python() -> None:
+    with PacoReward.from_pretrained("tiny") as reward:
+        pair = reward.score(*PANELS[:2], theme="red round hero")
+        whole = reward.score_set(PANELS, theme="red round hero")
+    theme = {"judge": ["judge", 0], "theme": "red round hero"}
+    (p_yes,) = run("PacoScorePair", first=batch(1), second=batch(2)[1:], **theme)
+    mean, odd, text = run("PacoScoreSet", images=batch(), **theme)
+    assert p_yes == pytest.approx(pair, abs=1e-6)
+    assert mean == pytest.approx(whole.mean, abs=1e-6)
+    assert whole.odd_one_out is not None
+    assert odd == whole.odd_one_out.image + 1
+    assert len(json.loads(text)["pairs"]) == 6
+    assert run("PacoScoreSet", images=batch(2), **theme)[1] == 0, "of two, neither is the odd one"
+
+
+def test_the_best_candidates_come_first() -> None:
+    with PacoReward.from_pretrained("tiny") as reward:
+        order = [pair.second - 1 for pair in reward.rank([PANELS[0], *PANELS]).ranked]
+    inputs = {"judge": ["judge", 0], "reference": batch(1), "candidates": batch(), "theme": "", "keep": 2}
+    best, scores = run("PacoRankCandidates", **inputs)
+    assert torch.equal(best, batch()[order[:2]])
+    ranked = json.loads(scores)
+    assert [row["candidate"] - 1 for row in ranked] == order
+    assert [row["p_yes"] for row in ranked] == sorted((row["p_yes"] for row in ranked), reverse=True)
+
+
+def test_a_grid_is_split_row_by_row_and_joined_again() -> None:
+    (grid,) = run("PacoGridJoin", panels=batch(), rows=2, columns=2)
+    assert grid.shape == (1, 64, 64, 3)
+    assert torch.equal(grid[0, :32, 32:], batch()[1])
+    (panels,) = run("PacoGridSplit", grid=grid, rows=2, columns=2)
+    assert torch.equal(panels, batch())
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs", "fault"),
+    [
+        ("PacoGridSplit", {"grid": batch(1), "rows": 3, "columns": 2}, "32x32 pixels do not divide into 3x2 panels"),
+        ("PacoGridJoin", {"panels": batch(3), "rows": 2, "columns": 2}, "3 panels do not fill grids of 2x2"),
+        ("PacoScoreSet", {"judge": ["judge", 0], "images": torch.zeros(2, 32, 32, 3), "theme": ""}, "no score"),
+        ("PacoScoreSet", {"judge": ["judge", 0], "images": batch(1), "theme": ""}, "nothing to be compared with"),
+    ],
+)
+def test_what_cannot_be_done_stops_the_graph_with_its_reason(node: str, inputs: Mapping[str, Any], fault: str) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=fault):
+        run(node, **inputs)
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_a_lora_that_comfyui_cannot_read_is_on_the_model_with_its_scale(
+    strength: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PEFT's folder with α twice the rank, of which ComfyUI itself loads no weight."""
+    torch.manual_seed(0)
+    base = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
+    model = get_peft_model(copy.deepcopy(base), LoraConfig(r=4, lora_alpha=8, target_modules=["to_q", "proj_mlp"]))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path)
+
+    def load_lora_for_models(model: Any, clip: Any, lora: Any, strength_model: float, strength_clip: float) -> Any:
+        patched = copy.deepcopy(model)
+        assert comfy.patch_in_comfy(patched, lora, strength_model) == [], "lora key not loaded"
+        return patched, clip
+
+    modules = {
+        "sd": SimpleNamespace(load_lora_for_models=load_lora_for_models),
+        "utils": SimpleNamespace(load_torch_file=lambda file, safe_load: load_file(file)),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(__import__("sys").modules, f"comfy.{name}", module)
+        monkeypatch.setattr(comfy, name, module, raising=False)
+    graph = {
+        "node": {
+            "class_type": "PacoLoadLora",
+            "inputs": {"model": ["m", 0], "source": str(tmp_path), "strength": strength},
+        }
+    }
+    ((patched,),) = execute(NODES, graph, {"m": ("MODEL", base)})["node"]
+    merged = model.merge_and_unload()
+    for (name, weight), before, after in zip(
+        patched.named_parameters(), base.parameters(), merged.parameters(), strict=True
+    ):
+        assert torch.allclose(weight, before + strength * (after - before), atol=1e-6), name
+    assert any(not torch.equal(*both) for both in zip(patched.parameters(), base.parameters(), strict=True))
