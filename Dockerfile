@@ -1,8 +1,8 @@
 # pacorl in a container. For a CPU, or with BUILD=cuda for an NVIDIA GPU (PyPI's torch brings CUDA's libraries; the host
 # needs its driver and the container toolkit):
 #
-#   docker build -t pacorl .
-#   docker run --rm -v "$PWD/runs:/work/runs" pacorl quickstart
+#   docker build -t pacorl:cpu .
+#   docker run --rm -v "$PWD/runs:/work/runs" pacorl:cpu quickstart
 #   docker build -t pacorl:cuda --build-arg BUILD=cuda .
 #   docker run --rm --gpus all -p 8000:8000 -v ~/.cache/huggingface:/work/.cache/huggingface pacorl:cuda serve X-GenGroup/PaCo-Reward-7B --host 0.0.0.0
 ARG BUILD=cpu
