@@ -209,7 +209,8 @@ class Memory:
     path: Path
     functions: list[str] = field(default_factory=list)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Test file → its digest, and of each of its tests the seconds and the numbers of the `functions` that it calls."""
+    """Test file → the `sources` that it calls, a digest of it and them, and of each of its tests the seconds and the
+    numbers of the `functions` that it calls."""
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Mutant → the digest of all that its result depends on, the test that sees it (empty if none does), after how
     many seconds, and whether that test hangs."""
@@ -230,7 +231,12 @@ class Memory:
         """What each test takes."""
         return {name: test["seconds"] for entry in self.files.values() for name, test in entry["tests"].items()}
 
-    def note(self, name: str, digest: str, events: Sequence[Mapping[str, Any]]) -> None:
+    def knows(self, name: str, folder: Path) -> bool:
+        """Whether what a test file's tests call is known, and neither it nor they have changed since."""
+        entry = self.files.get(name)
+        return entry is not None and entry["digest"] == _digest_of(name, entry["sources"], folder)
+
+    def note(self, name: str, events: Sequence[Mapping[str, Any]], folder: Path) -> None:
         """Take in what a test file's tests call."""
         numbers = {function: number for number, function in enumerate(self.functions)}
         failed = {event["test"] for event in events if event["event"] == "failed"}
@@ -244,7 +250,9 @@ class Memory:
             for event in events
             if event["event"] == "done" and event["test"] not in failed
         }
-        self.functions, self.files[name] = list(numbers), {"digest": digest, "tests": tests}
+        sources = sorted({call.partition(":")[0] for event in events for call in event.get("calls", ())})
+        digest = _digest_of(name, sources, folder)
+        self.functions, self.files[name] = list(numbers), {"digest": digest, "sources": sources, "tests": tests}
         self.save()
 
     def callers(self, functions: set[str]) -> dict[str, float]:
@@ -298,10 +306,9 @@ class Trials:
         for name, item in items.items():
             by_file.setdefault(name.partition("::")[0], []).append(item)
         for name, own in by_file.items():
-            digest = _digest((self.folder / name).read_text())
-            if self.memory.files.get(name, {}).get("digest") != digest:
+            if not self.memory.knows(name, self.folder):
                 print(f"what do the tests of {name} call?", flush=True)
-                self.memory.note(name, digest, self._run(own, traced=True, prepare=lambda: None))
+                self.memory.note(name, self._run(own, traced=True, prepare=lambda: None), self.folder)
 
     def _try(
         self,
@@ -354,6 +361,11 @@ def _live_functions(source: Path) -> dict[tuple[str, str, int], list[FunctionTyp
             key = (code.co_filename.removeprefix(f"{source}/"), code.co_qualname, code.co_firstlineno)
             functions.setdefault(key, []).append(function)
     return functions
+
+
+def _digest_of(test_file: str, sources: Sequence[str], folder: Path) -> str:
+    paths = [folder / test_file, *(folder / SOURCE / source for source in sources)]
+    return _digest(*(path.read_text() if path.is_file() else "" for path in paths))
 
 
 def _digest(*texts: str) -> str:

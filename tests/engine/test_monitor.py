@@ -76,6 +76,16 @@ def test_flat_and_dark_panels_are_blank(colour: str | tuple[int, int, int]) -> N
     assert (look.blank, look.duplicates) == (1.0, 1.0)
 
 
+def test_a_faint_drawing_is_blank_only_in_the_dark() -> None:
+    """Contrast between the two limits; and what is dark with more contrast is a night."""
+    stripes = np.tile([[-1.0, 1.0]], (SIDE, SIDE // 2))[None, :, :, None] * np.ones(3)
+    assert [bool(is_blank(mean + std * stripes)[0]) for mean, std in ((0.1, 0.06), (0.5, 0.06), (0.1, 0.09))] == [
+        True,
+        False,
+        False,
+    ]
+
+
 def test_drawings_are_not_blank() -> None:
     assert not is_blank(_pixels([draw(panel, SIDE) for panel in all_panels()[::7]])).any()
 

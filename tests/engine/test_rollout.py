@@ -1,6 +1,7 @@
 """Sampling for training: seeds, shared starts, and the ratio before any update."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -18,14 +19,14 @@ from pacorl.core.sde.flow_sde import flow_sde
 from pacorl.core.solvers import Past, ab2
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.conditioning import ConditioningCache
-from pacorl.engine.rollout import Draw, collect, sigmas_of
+from pacorl.engine.rollout import Draw, collect, sample_images, sigmas_of
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import OldPolicy, adapter_off, adapter_state, add_lora
 from pacorl.lora.layers import FusedLora
 from pacorl.policies.flux import FLUX, LORA_TARGETS, FluxPolicy, tiny_flux
 from pacorl.train.update import PolicyLoss, update_policy
-from pacorl.types import Advantages, Conditioning, Samples, Size
+from pacorl.types import Advantages, Conditioning, Prompt, Samples, Size
 
 PROMPTS = character_prompts("train", 4)
 OWN = Tree(seeds=2, branches=(1, 1))
@@ -144,6 +145,21 @@ def test_samples_are_what_a_loop_over_them_draws() -> None:
             now, length = velocity(x, here), sigmas[following] - sigmas[here]
             x, past = ab2(x, now, length, past), Past(now, length)
         torch.testing.assert_close(final, x[0], rtol=1e-4, atol=1e-4)
+
+
+class OwnSizes(ToyPolicy):
+    """Samples each prompt at the size of its record."""
+
+    def size_of(self, prompt: Prompt, size: Size) -> Size:
+        return prompt.size or size
+
+
+def test_images_keep_their_places_among_sizes() -> None:
+    policy, sizes = OwnSizes(), [Size(16, 16), Size(32, 16), Size(16, 16), Size(32, 16), Size(16, 16)]
+    prompts = [replace(PROMPTS[0], id=number, size=size) for number, size in enumerate(sizes)]
+    sampler, cache = Sampler(size=Size(8, 8), steps=2), ConditioningCache(policy)
+    images = sample_images(policy, prompts, sampler=sampler, cache=cache, seeds=range(5), batch=2)
+    assert [Size(image.height, image.width) for image in images] == sizes
 
 
 class Counting:

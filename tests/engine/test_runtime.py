@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,33 @@ def test_batches_are_sharded_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             assert machine.rounds(3) == 2
             # Sharded weights need all ranks in every forward.
             patch.setattr(machine, "sharded", True)
-            assert len(machine.shard("abc")) == 2
+            assert machine.shard("abc") == (share if rank == 0 else [(1, "b"), (-1, "a")])
+
+
+def test_rows_of_all_ranks_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Runtime()
+    monkeypatch.setattr(machine, "gather", lambda outcome: [outcome, ({1: "b"}, None)])
+    assert list(machine.gather_rows(lambda: {2: "c", 0: "a"}).items()) == [(0, "a"), (1, "b"), (2, "c")]
+
+
+@pytest.mark.parametrize(("size", "moved"), [(3.0, 1.0), (0.5, 0.5), (math.inf, 0.0), (math.nan, 0.0)])
+def test_a_step_is_clipped_taken_if_it_is_finite_and_forgotten(size: float, moved: float) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([-size])
+    norm = Runtime().step(optimizer, [weight], max_norm=1.0)
+    assert norm == pytest.approx(size, nan_ok=True)
+    assert weight.item() == pytest.approx(moved, abs=1e-5)
+    assert weight.grad is None
+
+
+def test_gradients_cross_processes_with_the_last_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, model, kept = Runtime(), torch.nn.Linear(1, 1), []
+    monkeypatch.setattr(machine.accelerator, "no_sync", lambda model: nullcontext(kept.append(model)))
+    for last in (False, False, True):
+        with machine.accumulating(model, last=last):
+            pass
+    assert kept == [model, model]
 
 
 def test_sampling_and_training_attend_by_the_same_kernels() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,6 +119,32 @@ def test_nobody_waits_for_more_once_too_many_scores_are_missing() -> None:
         assert scorer.results() == {row: [None] for row in range(12)}
         assert len(red.calls) == 2
         assert scorer.last_error() == "8 samples were not waited for"
+
+
+def test_scores_that_any_reward_lacks_are_counted() -> None:
+    red, none = Redness(), Redness(lambda values: [None] * len(values))
+    with Scorer({"red": red, "none": none}, overlap=False, max_missing=3) as scorer:
+        for row in range(0, 12, 2):
+            scorer.submit(rollout([row, row + 1]))
+        scorer.results()
+        assert len(red.calls) == len(none.calls) == 2
+
+
+def test_rewards_of_this_process_are_asked_one_at_a_time() -> None:
+    together, most = [], []
+
+    def slow(values: list[float]) -> list[float]:
+        together.append(values)
+        most.append(len(together))
+        time.sleep(0.01)
+        together.remove(values)
+        return values
+
+    with Scorer({"one": Redness(slow), "other": Redness(slow)}, overlap=True) as scorer:
+        for row in range(4):
+            scorer.submit(rollout([row]))
+        scorer.results()
+    assert most == [1] * 8
 
 
 def test_reasons_are_gathered() -> None:

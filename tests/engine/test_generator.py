@@ -1,0 +1,53 @@
+"""A generator's images are those of their prompts, seeds and sizes, with the adapter or without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL.Image import Image
+from toy_world import ToyPolicy
+
+from pacorl.data.characters import character_prompts
+from pacorl.engine.generator import Generator
+from pacorl.lora.adapters import adapter_off, adapter_state, add_lora
+from pacorl.types import Size
+
+SMALL, LARGE = Size(16, 16), Size(32, 32)
+PROMPTS = [
+    replace(prompt, size=size)
+    for prompt, size in zip(character_prompts("train", 3), (SMALL, LARGE, SMALL), strict=True)
+]
+
+
+@pytest.fixture
+def generator() -> Generator:
+    """With an adapter that does something."""
+    torch.manual_seed(0)
+    policy = ToyPolicy()
+    add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.copy_(torch.randn_like(value))
+    return Generator(policy, model="toy", adapter="its own")  # type: ignore[arg-type]
+
+
+def pixels(images: list[Image]) -> list[np.ndarray]:
+    return [np.asarray(image, dtype=float) for image in images]
+
+
+def test_images_of_several_sizes_keep_their_places_and_seeds(generator: Generator) -> None:
+    together = pixels(generator.sample(PROMPTS, [5, 6, 7], steps=2))
+    for prompt, seed, image in zip(PROMPTS, (5, 6, 7), together, strict=True):
+        (alone,) = pixels(generator.sample([prompt], [seed], steps=2))
+        assert np.abs(image - alone).max() <= 1, "1: the rounding to 8 bits"
+
+
+def test_the_base_is_without_the_adapter(generator: Generator) -> None:
+    (adapted,), (base,) = (pixels(generator.sample(PROMPTS[:1], [5], steps=2, base=base)) for base in (False, True))
+    with adapter_off(generator.policy.transformer):
+        (off,) = pixels(generator.sample(PROMPTS[:1], [5], steps=2))
+    assert np.array_equal(base, off)
+    assert np.abs(adapted - base).max() > 10
