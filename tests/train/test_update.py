@@ -18,7 +18,7 @@ from pacorl.engine.rollout import Draw, collect, transition_at
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import OldPolicy, adapter_state, add_lora
-from pacorl.train.update import PolicyLoss, update_policy
+from pacorl.train.update import PolicyLoss, _summary, gather_metrics, update_policy
 from pacorl.types import Advantages, NodeBatch, Samples, Size
 
 
@@ -226,6 +226,78 @@ def test_dropped_samples_leave_the_mean_over_the_others(policy: ToyPolicy, objec
     theirs = gradient(loss, alone, Advantages(value_B, torch.ones(12).bool(), {}))
     assert theirs.norm() > 0
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10 * float(theirs.abs().max()))
+
+
+def small(policy: ToyPolicy, objective: str, **options: float) -> tuple[PolicyLoss, Samples]:
+    """Two samples of two prompts at two trained steps, a micro-batch per prompt."""
+    spec, cache = OBJECTIVES[objective], ConditioningCache(policy)
+    path = spec.needs == "path"
+    sampler = Sampler(
+        size=Size(16, 16),
+        steps=4,
+        sde_steps=(0, 2),
+        tree=Tree(2, (1, 1)),
+        stochastic=path,
+        keeps_means=spec.keeps_means,
+    )
+    prompts = character_prompts("train", 2)
+    rows = [Row(prompts[number // 2], number) for number in range(4)]
+    samples = collect(Draw(policy, sampler, cache, seed=1, epoch=0, batch=2), rows)
+    return PolicyLoss(policy, sampler, cache, spec.options(**options), old=OldPolicy(policy.transformer)), samples
+
+
+VALUES = Advantages(torch.tensor([1.0, -0.5, 2.0, -1.0]), torch.ones(4, dtype=torch.bool), {})
+
+
+@pytest.mark.parametrize("objective", ["grpo_clip", "awm"])
+def test_the_divergence_from_the_base_acts_by_its_weight(policy: ToyPolicy, objective: str) -> None:
+    policy.transformer.double()
+    losses = [small(policy, objective, kl_weight=weight) for weight in (0.0, 0.1, 0.2)]
+    plain, once, twice = (gradient(loss, samples, VALUES) for loss, samples in losses)
+    assert (once - plain).norm() > 1e-3 * plain.norm()
+    assert (twice - plain - 2 * (once - plain)).norm() < 1e-4 * (once - plain).norm(), "advantages are given in fp32"
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_policy_that_has_moved_is_compared_with_the_one_that_sampled(policy: ToyPolicy, objective: str) -> None:
+    loss, samples = small(policy, objective)
+    name = "ratio_deviation/0" if loss.objective.needs == "path" else "velocity_change"
+    before = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.add_(torch.randn_like(value) * 0.1)
+    after = update_policy(loss, samples, VALUES, runtime=Runtime(), draw=(1, 0, 0))[name]
+    assert before == 0
+    assert after > 1e-4
+
+
+def test_guard_is_the_clipped_objective_in_units_of_the_step(policy: ToyPolicy) -> None:
+    """At the policy that sampled: its ratio's gradient is smaller by the step's std, its loss larger by 1/|dt|."""
+    for level, step in enumerate((0, 2)):
+        gradients = []
+        for objective in ("grpo_clip", "grpo_guard"):
+            loss, samples = small(policy, objective)
+            nodes = [nodes for nodes in samples.nodes if nodes.level == level]
+            gradients.append(gradient(loss, Samples(nodes=nodes), VALUES))
+        sigmas, nothing = samples.nodes[0].sigmas_T, torch.zeros(1)
+        std = transition_at(loss.sampler, sigmas, step, nothing, nothing).std
+        torch.testing.assert_close(
+            gradients[1], gradients[0] * std / float(sigmas[step] - sigmas[step + 1]), rtol=1e-4, atol=1e-7
+        )
+
+
+def test_endpoints_that_were_not_judged_teach_nothing(policy: ToyPolicy) -> None:
+    loss, samples = small(policy, "diffusion_nft")
+    used = dataclasses.replace(VALUES, used_B=torch.tensor([True, True, False, False]))
+    alone = gradient(loss, Samples(samples.rollouts[:1]), used)
+    assert alone.norm() > 0
+    torch.testing.assert_close(gradient(loss, samples, used), alone / 2, rtol=1e-4, atol=1e-7)
+
+
+def test_metrics_are_means_over_samples_and_a_deviation_is_the_first_updates() -> None:
+    assert _summary([(1, {"loss": 0.0}), (3, {"loss": 4.0}), (0, {"loss": 9.0})]) == {"loss": 3.0}
+    history = {"ratio_deviation/1": [0.0, 0.5], "loss": [1.0, 3.0]}
+    assert gather_metrics(history, Runtime()) == {"ratio_deviation/1": 0.0, "loss": 2.0}
 
 
 def test_without_any_sample_there_is_no_step(policy: ToyPolicy) -> None:
