@@ -1,6 +1,7 @@
 """Adapters change the output, survive every file form, and what does not fit is refused."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,17 @@ from pacorl.core.sampling import Sampler
 from pacorl.data.characters import character_prompts
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import sample_images
-from pacorl.lora.adapters import MovingAverage, adapter_off, adapter_state, add_lora, set_adapter_state, start_from
-from pacorl.lora.formats import read_lora, save_lora
+from pacorl.lora.adapters import (
+    MovingAverage,
+    OldPolicy,
+    adapter_off,
+    adapter_state,
+    add_lora,
+    load_lora,
+    set_adapter_state,
+    start_from,
+)
+from pacorl.lora.formats import Lora, read_lora, save_lora, write_lora
 from pacorl.policies.flux import LORA_TARGETS, FluxPolicy, tiny_flux_transformer
 from pacorl.types import Size
 
@@ -248,3 +258,73 @@ def test_the_averages_decay_warms_up_by_its_own_updates(flux: FluxPolicy) -> Non
     average = MovingAverage(fresh(flux), decay=0.85, interval=3)
     decays = [average.decay_at(update) for update in (0, 1, 8, 49, 50, 51, 1000)]
     assert decays == pytest.approx([1 / 10, 2 / 11, 9 / 18, 50 / 59, 0.85, 0.85, 0.85])
+
+
+class Two(nn.Module):
+    """Two layers and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.out = nn.Linear(3, 5), nn.Linear(5, 3)
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.into(x))
+
+
+def adapted() -> Two:
+    model = Two()
+    add_lora(model, rank=2, alpha=6, targets=["into", "out"])
+    with torch.no_grad():
+        for value in adapter_state(model).values():
+            value.copy_(torch.randn_like(value))
+    return model
+
+
+def test_modules_of_several_ranks_have_their_own_scale(tmp_path: Path) -> None:
+    """Against W + α/rank·B·A in float64."""
+    shapes = {"into": (3, 5, 2, 6.0), "out": (5, 3, 4, 2.0)}
+    state = {f"{name}.lora_A.weight": torch.randn(rank, width) for name, (width, _, rank, _) in shapes.items()}
+    state |= {f"{name}.lora_B.weight": torch.randn(height, rank) for name, (_, height, rank, _) in shapes.items()}
+    write_lora(tmp_path, Lora(state, {name: alpha for name, (*_, alpha) in shapes.items()}))
+    model, expected, x = Two(), Two().double(), torch.randn(4, 3)
+    load_lora(model, tmp_path)
+    for name, (_, _, rank, alpha) in shapes.items():
+        change = state[f"{name}.lora_B.weight"].double() @ state[f"{name}.lora_A.weight"].double()
+        expected.get_submodule(name).weight += alpha / rank * change
+    torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
+
+
+def test_after_the_base_was_asked_the_adapter_is_on_and_alone_learns() -> None:
+    model, x = adapted(), torch.randn(4, 3)
+    frozen = model.get_submodule("into.lora_A")
+    frozen.requires_grad_(False)  # as a module is that no output depends on
+    before, learning = model(x), [name for name, value in model.named_parameters() if value.requires_grad]
+    with adapter_off(model):
+        assert torch.equal(model(x), Two()(x))
+    assert torch.equal(model(x), before)
+    assert [name for name, value in model.named_parameters() if value.requires_grad] == learning
+    assert len(learning) == 3
+
+
+def test_a_fault_leaves_no_copy_on_the_model() -> None:
+    model = adapted()
+    copy = OldPolicy(model)
+    for value in copy.state.values():
+        value.zero_()
+    before = {name: value.clone() for name, value in adapter_state(model).items()}
+    with suppress(RuntimeError), copy.swapped_in():
+        assert not any(value.any() for value in adapter_state(model).values())
+        raise RuntimeError("within")
+    assert all(torch.equal(before[name], value) for name, value in adapter_state(model).items())
+
+
+def test_the_old_policy_keeps_its_lags_share() -> None:
+    model = adapted()
+    old, trained_state = OldPolicy(model), adapter_state(model)
+    for value in old.state.values():
+        value.zero_()
+    old.follow(0.25)
+    for name, value in trained_state.items():
+        torch.testing.assert_close(old.state[name], 0.75 * value)
