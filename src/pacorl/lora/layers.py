@@ -19,8 +19,6 @@ ADAPTER = "default"
 class MasterLinear(nn.Linear):
     """One matrix of an adapter. A model in bf16 multiplies by a copy of it in bf16, and gradients reach the master."""
 
-    dtype: torch.dtype
-    """Of the model."""
     copy: Tensor | None = None
     """The weight in the model's type; None if it has that type itself, or is cast anew in each forward."""
     version = -1
@@ -32,12 +30,12 @@ class MasterLinear(nn.Linear):
             weight = _Cast.apply(self.weight, self.copy)  # type: ignore[no-untyped-call]
         return F.linear(input, weight.to(input.dtype))
 
-    def refresh(self, *, copied: bool) -> None:
-        """Follow the weight, if it has changed since the last copy."""
-        if not copied or self.dtype == self.weight.dtype:
+    def refresh(self, dtype: torch.dtype) -> None:
+        """Follow the weight with a copy of that type, if it has changed since the last one."""
+        if dtype == self.weight.dtype:
             self.copy = None
-        elif self.copy is None or self.copy.device != self.weight.device:
-            self.copy, self.version = self.weight.detach().to(self.dtype), self.weight._version
+        elif self.copy is None or (self.copy.device, self.copy.dtype) != (self.weight.device, dtype):
+            self.copy, self.version = self.weight.detach().to(dtype), self.weight._version
         elif self.version != self.weight._version:
             # In place: a compiled forward is compiled anew for another tensor.
             self.copy.copy_(self.weight.detach())
@@ -64,12 +62,6 @@ def compute_in_model_dtype(transformer: nn.Module) -> None:
     base's own products carry the same error, and takes six more kernels a layer, two of them products at 1/15 of the
     rate of bf16.
     """
-    # Of a weight that computes: a quantised one is stored in integers or in one byte.
-    dtype = next(
-        parameter.dtype
-        for name, parameter in transformer.named_parameters()
-        if "lora_" not in name and parameter.is_floating_point() and parameter.itemsize > 1
-    )
     masters = []
     for layer in lora_layers(transformer):
         layer.cast_input_dtype_enabled = False
@@ -77,7 +69,6 @@ def compute_in_model_dtype(transformer: nn.Module) -> None:
             for matrix in matrices.values():
                 # Its weights and its name in the state stay what PEFT made them.
                 matrix.__class__ = MasterLinear
-                matrix.dtype = dtype
                 masters.append(matrix)
     transformer.register_forward_pre_hook(partial(_refresh, masters))
 
@@ -86,9 +77,20 @@ def _refresh(masters: Sequence[MasterLinear], transformer: nn.Module, _: object 
     """Make the copies of what has changed, before a forward: once per optimizer step, and outside of compiled code."""
     # FSDP2 gathers weights into the same memory without counting a version, so a copy could not know that it is old.
     copied = not isinstance(transformer, FSDPModule)
+    # Asked anew, since a model may be cast with its adapter on; a copy in the earlier type would round to that.
+    dtype = _computing_dtype(transformer)
     with torch.inference_mode(mode=False), torch.no_grad():
         for master in masters:
-            master.refresh(copied=copied)
+            master.refresh(dtype if copied else master.weight.dtype)
+
+
+def _computing_dtype(transformer: nn.Module) -> torch.dtype:
+    """Of a weight that computes: a quantised one is stored in integers or in one byte."""
+    return next(
+        parameter.dtype
+        for name, parameter in transformer.named_parameters()
+        if "lora_" not in name and parameter.is_floating_point() and parameter.itemsize > 1
+    )
 
 
 def refresh_copies(transformer: nn.Module) -> int:
