@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edit_twins import edit, flux_policy, kontext_pipeline, qwen_pipeline
+from edit_twins import edit, flux_policy, klein_pipeline, kontext_pipeline, qwen_pipeline
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +22,7 @@ from pacorl.engine.rollout import Draw, collect
 from pacorl.engine.rows import Row, assign_rows
 from pacorl.engine.runtime import Runtime
 from pacorl.lora.adapters import adapter_off, adapter_state, add_lora
+from pacorl.policies.klein import KLEIN
 from pacorl.policies.kontext import KONTEXT
 from pacorl.policies.qwen_image import QWEN_EDIT
 from pacorl.train.builders import check_adapter
@@ -32,6 +33,7 @@ TWINS: dict[str, Callable[[], Any]] = {
     "flux": flux_policy,
     "kontext": lambda: KONTEXT.over(kontext_pipeline(), max_sequence_length=48),
     "qwen_edit": lambda: QWEN_EDIT.over(qwen_pipeline(), true_cfg_scale=2.0),
+    "klein": lambda: KLEIN.over(klein_pipeline(), max_sequence_length=48),
 }
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 TREES = {

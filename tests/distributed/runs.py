@@ -80,13 +80,14 @@ def write_edit_twins(folder: Path) -> None:
     """Checkpoints of the tiny edit models by kind, train.jsonl of a square and a wide source, dev.jsonl."""
     import json
 
-    from edit_twins import kontext_pipeline, qwen_pipeline, source_image
+    from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline, source_image
 
     from pacorl.data.character_edits import character_edits, write_edits
 
     kontext_pipeline().save_pretrained(folder / "kontext")
     qwen_pipeline().save_pretrained(folder / "qwen_edit")
     qwen_pipeline(plus=True).save_pretrained(folder / "qwen_edit_plus")
+    klein_pipeline().save_pretrained(folder / "klein")
     write_edits(folder, character_edits("dev", 1), name="dev")
     train = write_edits(folder, character_edits("train", 1), name="train")
     source_image(folder / "wide.png", height=60, width=96)

@@ -52,7 +52,7 @@ OBJECTIVES = {
     ],
     "flux_awm": [*CHEAP, "objective.name=awm", "sampling.tree={}"],
 }
-EDITS = ("kontext", "qwen_edit", "qwen_edit_plus")
+EDITS = ("kontext", "qwen_edit", "qwen_edit_plus", "klein")
 # In one of two processes every sample is left out of the update.
 OBJECTIVES["flux_drop"] = [
     *CHEAP,

@@ -12,6 +12,7 @@ from PIL import Image
 from pacorl.data.characters import vocabulary
 from pacorl.engine.rollout import denoise
 from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
+from pacorl.policies.klein import tiny_klein
 from pacorl.policies.kontext import tiny_kontext
 from pacorl.policies.policy import Policy
 from pacorl.policies.qwen_image import tiny_qwen_edit
@@ -38,6 +39,11 @@ def flux_policy() -> FluxPolicy:
 def kontext_pipeline() -> Any:
     torch.manual_seed(0)
     return drawn(tiny_kontext(tiny_flux(vocabulary())))
+
+
+def klein_pipeline() -> Any:
+    torch.manual_seed(0)
+    return drawn(tiny_klein(vocabulary()))
 
 
 def qwen_pipeline(*, plus: bool = False) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers_own import diffusers_own
-from edit_twins import drawn, edit, loop, source_image
+from edit_twins import drawn, edit, klein_pipeline, loop, source_image
 from PIL import Image
 
 from pacorl.data.characters import character_prompts, vocabulary
@@ -24,8 +24,7 @@ TOKENS = 144
 
 @pytest.fixture(scope="module")
 def pipeline() -> Any:
-    torch.manual_seed(0)
-    return drawn(tiny_klein(vocabulary()))
+    return klein_pipeline()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from edit_twins import drawn, kontext_pipeline, qwen_pipeline
+from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 
 from pacorl.config import base as configs
@@ -16,7 +16,6 @@ from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import vocabulary
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES
-from pacorl.policies.klein import tiny_klein
 from pacorl.train.trainer import train_policy
 from tools import hardware
 
@@ -123,7 +122,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts")
     kontext_pipeline().save_pretrained(folder / "kontext")
     qwen_pipeline().save_pretrained(folder / "qwen_edit")
-    drawn(tiny_klein(vocabulary())).save_pretrained(folder / "klein")
+    klein_pipeline().save_pretrained(folder / "klein")
     save_clip(folder / "clip")
     for split in ("train", "dev"):
         write_edits(folder, character_edits(split, 2), name=split)
