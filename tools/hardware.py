@@ -18,8 +18,11 @@ RECIPES = {
     "flux_t2is": LAUNCHED,
     "flux_t2is_fast": LAUNCHED,
     "flux_t2is_1gpu": "1 GPU, with the judge",
+    "flux_t2is_24gb": "1 GPU, with the judge",
     "kontext_edit": LAUNCHED,
     "kontext_edit_1gpu": "1 GPU, with the judge",
+    "kontext_edit_24gb": "1 GPU, with the judge",
+    "klein_t2is_16gb": "1 GPU, with the judge",
     "qwen_edit": LAUNCHED,
     "qwen_edit_1gpu": "1 GPU, with the judge",
 }
@@ -42,12 +45,12 @@ This page is made by `python -m tools.hardware > docs/hardware.md`.
 """
 
 END = """
-"Host" is the main memory of one process, and "disk" is for the run's checkpoints and adapters; the weights to download
-come on top. Generating needs less: the weights, and one image at a time. The 7B judge alone takes 15.4 GiB of weights
-in bfloat16.
+"Host" is the main memory of one process at its peak, loading included: pages of the checkpoint's files, which the
+processes of a machine share, 1 GiB for Python and CUDA, prompts and rollouts. "Disk" is for the run's checkpoints and
+adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` says
+what, and `--memory low` makes it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7 GiB in int8.
 
-A run of several processes multiplies main memory by their number. [scaling.md](scaling.md) says what sharding divides,
-and [recipes.md](recipes.md) what each recipe trains.
+[scaling.md](scaling.md) says what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
 """
 
 
@@ -60,7 +63,7 @@ def page() -> str:
 def row(name: str, run: PolicyRun, plan: Plan) -> str:
     """One recipe's line of the table."""
     largest = PHASES[max(PHASES, key=plan.phase_bytes)]
-    sizes = (plan.peak_bytes, plan.place_bytes("host"), plan.place_bytes("disk"))
+    sizes = (plan.peak_bytes, plan.host_bytes, plan.disk_bytes)
     device, host, disk = (f"{size / 2**30:.1f}" for size in sizes)
     link = f"[{name}.yaml](../configs/{name}.yaml)"
     cells = (link, run.model.checkpoint, RECIPES[name], device, largest, smallest_card(plan), host, disk)

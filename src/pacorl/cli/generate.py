@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import typer
 
 from pacorl.cli.shared import echo_errors, print_json, progress
-from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, one_of, option
+from pacorl.config.options import FrugalJudge, GeneratorOptions, JudgeOptions, inherited, one_of, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RequestOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceOptions(JudgeOptions):
+class ChoiceOptions(FrugalJudge):
     """How many images, and which of them are kept."""
 
     panel: ClassVar[str] = "Choice"
@@ -64,6 +64,7 @@ class OutputOptions:
     report: Path | None = option(None, "Also write a self-contained page (a storyboard always gets one).")
     pdf: Path | None = option(None, "Also write the grid images as a PDF.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
+    dry_run: bool = option(False, "Print what the generator would need, and load nothing. Exit code 2: it is absent.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def generate(
     *, request: RequestOptions, generator: GeneratorOptions, choice: ChoiceOptions, output: OutputOptions
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
+    if output.dry_run:
+        _dry_run(generator, memory=choice.memory, edits=bool(request.images), as_json=output.as_json)
     # Everything that can be wrong with the words is said before torch and weights are loaded.
     requested = read_request(request, generator.model)
     judge = _judge_source(choice, generator.model)
@@ -88,17 +91,16 @@ def generate(
     from pacorl.generate.sets import generate_sets
     from pacorl.generate.storyboard import generate_storyboard
     from pacorl.io.quiet import quiet_loading
-    from pacorl.score.reward import PacoReward
 
     quiet_loading()
     use_cores()
-    model = _load(generator, edits=bool(request.images))
+    model = _load(generator, memory=choice.memory, edits=bool(request.images))
     if not requested.board:
         model.check(requested.prompts, generator.size)
     # Denoising steps and not images: with one image the bar would jump from nothing to the end.
     total = len(requested.prompts) * choice.count * choice.best_of * (generator.steps or model.default_steps)
     done = 0
-    with PacoReward.from_pretrained(judge, **choice.judge_access) if judge else nullcontext() as reward:
+    with _judge(model, judge, choice) if judge else nullcontext() as reward:
         with progress("generating", shown=not output.as_json) as advance:
 
             def on_step(images: int) -> None:
@@ -195,13 +197,40 @@ def _check_storyboard(choice: ChoiceOptions) -> None:
 # --- generating ------------------------------------------------------------------------------------------------
 
 
-def _load(options: GeneratorOptions, *, edits: bool) -> Generator:
+def _dry_run(options: GeneratorOptions, *, memory: str, edits: bool, as_json: bool) -> NoReturn:
+    from pacorl.plan.plan import plan_generation, print_plan
+    from pacorl.policies import POLICIES, kind_of
+
+    spec = POLICIES.named(options.kind or kind_of(options.model, edits=edits))
+    policy = spec.options_for(
+        options.model,
+        dtype="float32" if options.model == TINY else "bfloat16",
+        quantize="int8" if memory == "low" else "none",
+        **options.policy_options,
+    )
+    plan = plan_generation(policy, size=options.size, low=memory == "low")
+    print(plan.to_json()) if as_json else print_plan(plan)
+    raise typer.Exit(plan.exit_code)
+
+
+def _judge(model: Generator, judge: str, choice: ChoiceOptions) -> PacoReward:
+    """The judge of the candidates; with little memory it takes turns with the generator."""
+    from pacorl.score.reward import PacoReward
+
+    with model.judging():
+        reward = PacoReward.from_pretrained(judge, **choice.judge_access)
+        if model.turns:
+            model.turns.add([reward.judge])
+    return reward
+
+
+def _load(options: GeneratorOptions, *, memory: str, edits: bool) -> Generator:
     from pacorl.engine.generator import Generator
     from pacorl.policies import kind_of
 
     # Which tiny checkpoint is meant only the request tells: one makes sets, one edits.
     kind = options.kind or kind_of(options.model, edits=edits)
-    return Generator.load(options.model, kind=kind, adapter=options.adapter, **options.policy_options)
+    return Generator.load(options.model, kind=kind, adapter=options.adapter, memory=memory, **options.policy_options)
 
 
 def _deliver(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo_errors, print_json
-from pacorl.config.options import option
+from pacorl.config.options import FrugalJudge, option
 
 if TYPE_CHECKING:
     from pacorl.score.scores import Scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreJudge(OnlyJudge):
+class ScoreJudge(OnlyJudge, FrugalJudge):
     """The judge of a score."""
 
     temperature: float = option(1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.")

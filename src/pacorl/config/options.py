@@ -95,6 +95,21 @@ class JudgeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrugalJudge(JudgeOptions):
+    """A judge that may have to live on a small card."""
+
+    memory: str = option(
+        "normal",
+        "low: for a small card. Models of this process keep their blocks' weights in int8, and take turns on the card.",
+        parse=one_of("normal", "low"),
+    )
+
+    @property
+    def judge_access(self) -> dict[str, Any]:
+        return super().judge_access | {"quantize": "int8" if self.memory == "low" else "none"}
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The generator of a command."""
 

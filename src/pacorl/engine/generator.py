@@ -7,7 +7,7 @@ diffusers pipeline draws it from `torch.Generator().manual_seed(seed)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -15,8 +15,10 @@ import torch
 from pacorl.core.sampling import Sampler
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import sample_images
+from pacorl.engine.turns import Turns
 from pacorl.lora.adapters import adapter_off, load_lora
 from pacorl.policies import DEFAULT_KIND, POLICIES, kind_of
+from pacorl.quantize import NONE
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class Generator:
         """Denoising steps if nobody says how many: the tiny checkpoint's, or those of the kind's published one."""
         self.note = self._tiny.note if self._tiny else ""
         """What a reader of its images has to know; empty for most."""
+        self.turns: Turns | None = None
+        """Of the transformer, the text encoders and a judge on the device, with little memory."""
         self._cache = ConditioningCache(policy)
 
     @classmethod
@@ -73,6 +77,7 @@ class Generator:
         adapter: str = "",
         dtype: str = "auto",
         device: str = "",
+        memory: str = "normal",
         **options: Any,
     ) -> Generator:
         """Load a checkpoint, with an adapter if one is named.
@@ -83,6 +88,7 @@ class Generator:
             adapter: PEFT or diffusers form: a folder, file or hub name.
             dtype: of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
             device: a GPU if left out and there is one.
+            memory: "low" keeps the transformer's blocks in int8, and text encoders on the device only while they work.
             options: of the kind by name, such as guidance_scale; None is the checkpoint's default.
 
         Raises:
@@ -94,11 +100,25 @@ class Generator:
         if dtype == "auto":
             # The tiny twins were trained in float32, and cost nothing in it.
             dtype = "bfloat16" if on_gpu and model != TINY else "float32"
-        policy = spec.load(spec.options_for(model, dtype=dtype, **options), device=device)
+        low = memory == "low"
+        policy = spec.load(
+            spec.options_for(model, dtype=dtype, quantize="int8" if low else NONE, **options),
+            device="cpu" if low else device,
+            staged=low,
+        )
+        if low:
+            policy.pipeline.vae.to(device)
+            policy.place_transformer(device)
         if adapter:
             load_lora(policy.transformer, adapter)
             policy.transformer.to(device)
-        return cls(policy, model=model, kind=spec.kind, adapter=adapter)
+        generator = cls(policy, model=model, kind=spec.kind, adapter=adapter)
+        generator.turns = Turns(policy.transformer, device=torch.device(device)) if low else None
+        return generator
+
+    def judging(self) -> AbstractContextManager[None]:
+        """Within the block a judge of `turns` is on the device."""
+        return self.turns.scoring() if self.turns else nullcontext()
 
     @property
     def guidance_scale(self) -> float | None:
@@ -161,6 +181,11 @@ class Generator:
         self.check(prompts, size)
         policy = cast("Policy", _StepReporter(self.policy, on_step))
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
+        if self.turns:
+            encoders = [getattr(self.policy.pipeline, name) for name in self.policy.encoders]
+            with self.turns.lent_to(encoders):
+                for prompt, requested in zip(prompts, sizes, strict=True):
+                    self._cache.prepare([prompt], requested)
         images: dict[int, Image] = {}
         with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():
             for requested in dict.fromkeys(sizes):  # prompts of one size share batches

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Protocol, runtime_checkable
 
@@ -38,22 +38,24 @@ class Turns:
     def add(self, holders: Iterable[object]) -> None:
         """Give turns to the models of judges and rewards; others have none, or keep them to themselves."""
         models = chain.from_iterable(holder.models() for holder in holders if isinstance(holder, HoldsModels))
-        self.scorers = list(dict.fromkeys([*self.scorers, *models]))
+        self.scorers += [model for model in dict.fromkeys(models) if model not in self.scorers]
+
+    def scoring(self) -> AbstractContextManager[None]:
+        """Within the block the models that score are on the device, and the generator is in main memory."""
+        return self.lent_to(self.scorers)
 
     @contextmanager
-    def scoring(self) -> Iterator[None]:
-        """Within the block models that score are on the device, and the generator is in main memory."""
+    def lent_to(self, models: Sequence[nn.Module]) -> Iterator[None]:
+        """Within the block the device is theirs, also of models that join the list there."""
         self._move_generator(torch.device("cpu"))
-        self._move_scorers(self.device)
+        for model in models:
+            model.to(self.device)
         try:
             yield
         finally:
-            self._move_scorers(torch.device("cpu"))
+            for model in models:
+                model.to("cpu")
             self._move_generator(self.device)
-
-    def _move_scorers(self, device: torch.device) -> None:
-        for model in self.scorers:
-            model.to(device)
 
     def _move_generator(self, device: torch.device) -> None:
         for parameter in self.generator.parameters():

@@ -129,7 +129,8 @@ def generate_sets(
         judged: Sequence[Judged | None] = [None]
         order = [0]
         if ranked_by:
-            judged = judgements = ranked_by([prompt] * best_of, candidates)
+            with generator.judging():
+                judged = judgements = ranked_by([prompt] * best_of, candidates)
             order = best_first(judgements)
         images += [
             GeneratedImage(prompt, candidates[i], recipes[i], judged[i], rank=position, candidates=best_of)

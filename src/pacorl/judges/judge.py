@@ -191,8 +191,8 @@ class JudgeSpec:
     Raises ValueError or OSError that names what is wrong.
     """
     from_source: Callable[..., tuple[Judge, str]]
-    """(source, *, adapter, model, api_key_env, temperature, variants, decline) → the judge that a person names in one
-    word, and what to call it. A backend ignores what says nothing to it."""
+    """(source, *, adapter, model, api_key_env, temperature, variants, decline, quantize) → the judge that a person
+    names in one word, and what to call it. A backend ignores what says nothing to it."""
     claims: Callable[[str], bool] = lambda source: False
     """Whether a source is one of this backend's; the table's default takes what nobody claims."""
     remedy: Callable[[Any], str] = lambda options: ""

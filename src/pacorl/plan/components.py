@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ from pacorl.plan import memory
 from pacorl.plan.sources import clip_encoders, clip_parts
 from pacorl.plan.work import Work
 from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.policies.policy import Parts
+from pacorl.policies.policy import Parts, PolicyOptions
 from pacorl.quantize import NONE
 from pacorl.quantize.linear import parameter_count, weight_bytes
 from pacorl.twins import META, model_on_meta
@@ -38,11 +38,14 @@ PHASES: dict[Phase, str] = {
     "train": "training",
 }
 AFTER_ENCODING: tuple[Phase, ...] = ("sample", "decode", "score", "train")
+WITHOUT_SCORES: tuple[Phase, ...] = ("sample", "decode", "train")
 PLACES: dict[Place, str] = {"device": "device", "host": "main memory", "disk": "disk"}
 
 QUESTION_TOKENS = 128
 """Tokens of a question's text: the template's 60 and a theme of a few sentences."""
 FP32 = 4
+PROCESS = 2**30
+"""Python, torch, diffusers and transformers took .33 GiB, measured without CUDA; the rest is a guess at CUDA's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Row:
     parameters: int | None = None
     place: Place = "device"
     phases: tuple[Phase, ...] = tuple(PHASES)
-    """When it is on the device; for other places without meaning."""
+    """When it is there; for the disk without meaning."""
     note: str = ""
 
 
@@ -81,39 +84,73 @@ def rows(
     judge: Parts,
     held_out_judge: Parts,
     prompts: Sequence[Prompt],
+    world: int = 1,
 ) -> tuple[Row, ...]:
-    """Everything that the run keeps on the device, in main memory and on disk.
+    """Everything that the run keeps on a device, in a machine's main memory and on disk.
 
     Args:
         policy: On the meta device; it is given the run's adapter.
         judge: The parts of the run's judge; of `held_out_judge`, those of the evaluation's own. They are not read for a
             judge behind HTTP, or if there is none.
+        prompts: Of training and evaluation.
+        world: The processes, all of one machine.
 
     Raises:
         ConfigError: The adapter's targets match nothing.
     """
     # The grid with the fewest panels has the largest ones, which take a judge most tokens.
     grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
+    scoring = [*_judge_rows(config, judge, held_out_judge, grid=grid), *_reward_rows(config)]
+    in_turns = config.memory == "low" and bool(scoring)
+    if in_turns:
+        scoring = [replace(row, phases=("score",)) for row in scoring]
+    transformer: tuple[Phase, ...] = WITHOUT_SCORES if in_turns else AFTER_ENCODING
+    generator = generator_rows(config.model, policy, transformer=transformer)
     # Adapter before activations and checkpoints: these are those of the transformer that it was added to.
-    return (
-        *_generator_rows(config, policy),
-        *_judge_rows(config, judge, held_out_judge, grid=grid),
-        *_reward_rows(config),
-        *_adapter_rows(config, policy),
+    device = [
+        *generator,
+        *scoring,
+        *_adapter_rows(config, policy, world=world),
         *_activation_rows(config, policy, work),
-        *_host_rows(config, policy, work, prompts=len(prompts)),
+    ]
+    return (
+        *device,
+        *_host_rows(config, policy, work, prompts=len(prompts), world=world),
+        *(_parked_rows(device, world=world) if in_turns else ()),
         *_disk_rows(config, policy),
     )
 
 
-def _generator_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
-    pipeline, model = policy.pipeline, config.model
+def generator_rows(model: PolicyOptions, policy: PipelinePolicy, *, transformer: tuple[Phase, ...]) -> list[Row]:
+    """The generator's weights; its transformer is on the device in some phases."""
+    pipeline = policy.pipeline
     encoders = {name: getattr(pipeline, attribute) for attribute, name in policy.encoders.items()}
     return [
-        _weights("transformer", pipeline.transformer, note=_form(model.dtype, model.quantize)),
+        _weights("transformer", pipeline.transformer, phases=transformer, note=_form(model.dtype, model.quantize)),
         *(_weights(name, encoder, phases=("encode",), note="then gone") for name, encoder in encoders.items()),
         _weights("VAE", pipeline.vae, note=model.dtype),
     ]
+
+
+def generation_rows(options: PolicyOptions, policy: PipelinePolicy, *, size: Size, low: bool) -> tuple[Row, ...]:
+    """What one image at a time takes on the device; with `low`, encoders and transformer are there in turn."""
+    generating: tuple[Phase, ...] = ("encode", "sample", "decode")
+    phases = dict.fromkeys(policy.encoders.values(), generating[:1] if low else generating)
+    phases["transformer"] = generating[1:] if low else generating
+    rows = generator_rows(options, policy, transformer=generating)
+    weights = [replace(row, phases=phases.get(row.component, generating)) for row in rows]
+    encoders = sum(row.bytes for row in weights if row.component in policy.encoders.values())
+    parked = max(weight_bytes(policy.transformer), encoders) if low else 0
+    files = parameter_count(policy.transformer) * getattr(torch, options.dtype).itemsize
+    return (
+        *weights,
+        Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
+        Row("sampling an image", memory.sampling_peak(policy, size=size, batch=1), phases=("sample",), note=f"{size}"),
+        Row("decoding an image", memory.decoding_peak(policy, size=size, batch=1), phases=("decode",), note=f"{size}"),
+        Row("checkpoint's files, mapped", files, place="host", phases=("encode",)),
+        Row("process", PROCESS, place="host", note="Python and its libraries"),
+        *([Row("who waits for a turn", parked, place="host", note="memory: low")] if low else []),
+    )
 
 
 def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
@@ -152,7 +189,7 @@ def _reward_rows(config: PolicyRun) -> Iterator[Row]:
         yield _weights(f"CLIP of {key.split('.')[-3]}", model, phases=AFTER_ENCODING, note=note)
 
 
-def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
+def _adapter_rows(config: PolicyRun, policy: PipelinePolicy, *, world: int) -> list[Row]:
     """Adds the adapter to the meta transformer and counts it, and what sampling keeps beside it."""
     targets = config.adapter.targets or policy.lora_targets
     try:
@@ -163,18 +200,22 @@ def _adapter_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
     parameters = _adapter_count(policy)
     size = parameters * FP32
     rows = [
-        Row("adapter", size, parameters, note=f"float32, rank {config.adapter.rank}"),
-        Row("adapter's moving average", size),
-        Row("adapter's gradients", size, phases=AFTER_ENCODING, note="twice under DDP, which sums in buckets"),
+        Row("adapter", size, parameters, phases=AFTER_ENCODING, note=f"float32, rank {config.adapter.rank}"),
+        Row("adapter's moving average", size, phases=AFTER_ENCODING),
+        Row("adapter's gradients", size, phases=("train",)),
         Row("AdamW's moments", 2 * size, phases=AFTER_ENCODING),
         Row("adapter, set aside", size, phases=("sample", "decode", "score"), note="evaluation of the average"),
     ]
+    if world > 1:
+        rows.append(Row("gradients' buckets", size, phases=AFTER_ENCODING, note="in which DDP sums them"))
     if copies := refresh_copies(policy.transformer):
-        rows.append(Row(f"adapter in {config.model.dtype}", copies, note="that forwards multiply by"))
+        rows.append(
+            Row(f"adapter in {config.model.dtype}", copies, phases=AFTER_ENCODING, note="that forwards multiply by")
+        )
     if merged := merged_bytes(policy.transformer) if config.sampling.fuse_lora else 0:
         rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
     if OBJECTIVES[config.objective.name].needs == "endpoint":
-        rows.append(Row("adapter that samples", size, note=config.objective.name))
+        rows.append(Row("adapter that samples", size, phases=AFTER_ENCODING, note=config.objective.name))
     return rows
 
 
@@ -202,20 +243,43 @@ def _activation_rows(config: PolicyRun, policy: PipelinePolicy, work: Work) -> l
     ]
 
 
-def _host_rows(config: PolicyRun, policy: PipelinePolicy, work: Work, *, prompts: int) -> list[Row]:
-    """What all processes together keep in main memory."""
-    size = policy.nearest_size(Size(*config.sampling.size))
+def _host_rows(config: PolicyRun, policy: PipelinePolicy, work: Work, *, prompts: int, world: int) -> list[Row]:
+    """What all processes of a machine together keep in main memory; `encode` stands for all that loads."""
+    size, width = policy.nearest_size(Size(*config.sampling.size)), getattr(torch, config.model.dtype).itemsize
     (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
     conditioning = sum(tensor.nbytes for tensor in policy.conditioning_on_meta(size, batch=1).tensors.values())
     encoded = prompts or config.prompts_per_epoch + config.prompts.evaluation_limit
     images, evaluated = config.prompts.evaluation_limit * config.evaluation.samples_per_prompt, config.evaluation.size
     rollouts = work.latents * tokens * FP32 + work.samples * 3 * size.height * size.width
     note = f"{work.samples} samples: latents of the trained steps, images"
+    adapter = _adapter_count(policy)
+    # The encoders' pages are let go before the transformer's are read.
+    files = max(
+        sum(weight_bytes(getattr(policy.pipeline, name)) for name in policy.encoders),
+        (parameter_count(policy.transformer) - adapter) * width,
+    )
     return [
-        Row("an epoch's rollouts", rollouts, place="host", note=note),
-        Row("encoded prompts", encoded * conditioning, place="host", note=f"{encoded} prompts, in every process"),
-        Row("an evaluation's images", images * 3 * evaluated[0] * evaluated[1], place="host", note=f"at most {images}"),
+        Row("checkpoint's files, mapped", files, place="host", phases=("encode",), note="shared by all processes"),
+        Row("adapters, before they are placed", world * adapter * FP32, place="host", phases=("encode",)),
+        Row("processes", world * PROCESS, place="host", note=f"{world}, Python and its libraries"),
+        Row("an epoch's rollouts", rollouts, place="host", phases=AFTER_ENCODING, note=note),
+        Row("encoded prompts", encoded * conditioning, place="host", note=f"{encoded} prompts, on disk and mapped"),
+        Row(
+            "an evaluation's images",
+            images * 3 * evaluated[0] * evaluated[1],
+            place="host",
+            phases=AFTER_ENCODING,
+            note=f"at most {images}",
+        ),
     ]
+
+
+def _parked_rows(device: Sequence[Row], *, world: int) -> Iterator[Row]:
+    """With `memory: low`, what waits in main memory for its turn on the device."""
+    weights = [row for row in device if row.parameters and row.phases in (WITHOUT_SCORES, ("score",))]
+    for name, phases in (("generator", ("score",)), ("models that score", WITHOUT_SCORES)):
+        size = sum(row.bytes for row in weights if (row.phases == ("score",)) != (phases == ("score",)))
+        yield Row(f"{name}, parked", world * size, place="host", phases=phases, note="memory: low")
 
 
 def _disk_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:

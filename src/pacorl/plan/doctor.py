@@ -153,8 +153,8 @@ def _folder(config: PolicyRun) -> Iterator[Finding]:
 def _memory(plan: Plan) -> Iterator[Finding]:
     needed, card = plan.peak_bytes, plan.device_bytes
     yield _on_card(plan, needed + CUDA_BYTES, card) if card else _without_card(plan, needed)
-    host = plan.place_bytes("host") + (0 if card else needed)
-    text = f"{size_text(host)} of {size_text(_main_memory())} main memory, for one process"
+    host = plan.host_bytes + (0 if card else needed)
+    text = f"{size_text(host)} of {size_text(_main_memory())} main memory, for all processes"
     yield Finding("error" if host > _main_memory() else "fine", "memory", text)
 
 
@@ -181,7 +181,7 @@ def _main_memory() -> int:
 def _disk(config: PolicyRun, plan: Plan) -> Finding:
     if shortage := disk_shortage(config, plan):
         return Finding("error", "disk", shortage)
-    return Finding("fine", "disk", f"{size_text(plan.place_bytes('disk'))} for checkpoints fit into {config.out}")
+    return Finding("fine", "disk", f"{size_text(plan.disk_bytes)} for checkpoints fit into {config.out}")
 
 
 # --- judges and rewards ----------------------------------------------------------------------------------------

@@ -21,14 +21,17 @@ from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
+from pacorl.engine.generator import SIZE
 from pacorl.engine.logbook import check_trackers
 from pacorl.plan import sources
-from pacorl.plan.components import PHASES, PLACES, Phase, Place, Row, policy_on_meta, rows
+from pacorl.plan.components import PHASES, PLACES, Phase, Place, Row, generation_rows, policy_on_meta, rows
 from pacorl.plan.sources import MissingFile
 from pacorl.plan.work import Work, work_of
+from pacorl.policies import POLICIES
+from pacorl.policies.policy import PolicyOptions
 from pacorl.rewards import check_rewards
 from pacorl.train.builders import without_idle_judges
-from pacorl.types import Prompt, Size
+from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,18 +55,24 @@ class Plan:
     forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By phase, as `plan.work` counts them."""
 
-    def phase_bytes(self, phase: Phase) -> int:
-        """What is on the device in a phase."""
-        return sum(row.bytes for row in self.rows if row.place == "device" and phase in row.phases)
-
-    def place_bytes(self, location: Place) -> int:
-        """What is in main memory, or on disk."""
-        return sum(row.bytes for row in self.rows if row.place == location)
+    def phase_bytes(self, phase: Phase, *, place: Place = "device") -> int:
+        """What is on a device in a phase, or elsewhere."""
+        return sum(row.bytes for row in self.rows if row.place == place and phase in row.phases)
 
     @property
     def peak_bytes(self) -> int:
         """What the device must hold."""
         return max(map(self.phase_bytes, PHASES))
+
+    @property
+    def host_bytes(self) -> int:
+        """What the main memory of a machine must hold of all its processes, loading included."""
+        return max(self.phase_bytes(phase, place="host") for phase in PHASES)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the disk must hold."""
+        return sum(row.bytes for row in self.rows if row.place == "disk")
 
     @property
     def verdict(self) -> str:
@@ -78,14 +87,21 @@ class Plan:
     def to_json(self) -> str:
         """The whole plan; sizes in bytes."""
         phases = {phase: self.phase_bytes(phase) for phase in PHASES}
-        totals = {"phases": phases, "peak_bytes": self.peak_bytes, "verdict": self.verdict}
+        totals = {
+            "phases": phases,
+            "peak_bytes": self.peak_bytes,
+            "peak_gib": round(self.peak_bytes / 2**30, 2),
+            "host_gib": round(self.host_bytes / 2**30, 2),
+            "verdict": self.verdict,
+        }
         return json.dumps(dataclasses.asdict(self) | totals, indent=2)
 
 
-def plan_policy(config: PolicyRun) -> Plan:
+def plan_policy(config: PolicyRun, *, world: int | None = None) -> Plan:
     """Check a config against its data and this machine, and measure what it needs.
 
-    Absent data and weights are listed; the published architecture stands in for absent weights.
+    The processes are `world`, or as many as torchrun or accelerate started. Absent data and weights are listed; the
+    published architecture stands in for absent weights.
 
     Raises:
         ConfigError: A size or the number of samples does not divide.
@@ -93,7 +109,8 @@ def plan_policy(config: PolicyRun) -> Plan:
     """
     config = decided(config, card_bytes=device()[1])
     # Cheapest first: what the config alone can say, then the prompts, then models on meta tensors.
-    work = _checked_work(config)
+    world = world or int(os.environ.get("WORLD_SIZE", "1"))
+    work = _checked_work(config, world)
     check_trackers(config.trackers)
     # A plan runs nobody's code.
     check_rewards(config.rewards, run=False)
@@ -125,6 +142,7 @@ def plan_policy(config: PolicyRun) -> Plan:
         judge=judge.configs,
         held_out_judge=held_out_judge.configs,
         prompts=[*train, *evaluation],
+        world=world,
     )
     checkpoints = (generator, judge, held_out_judge)
     plan = Plan(needed, sources.all_absences(config, checkpoints), (), *device(), work.forwards_per_image)
@@ -150,6 +168,23 @@ def decided(config: PolicyRun, *, card_bytes: int | None) -> PolicyRun:
     return checkpointed(not fits)
 
 
+def plan_generation(options: PolicyOptions, *, size: Size | None = None, low: bool = False) -> Plan:
+    """What it takes to generate one image at a time.
+
+    Args:
+        options: Of the generator; the published architecture stands in for absent weights.
+        size: Of the image; 1024 × 1024, or the tiny checkpoint's own, if it is left out.
+        low: Whether text encoders and transformer take turns on the device.
+    """
+    spec = POLICIES[options.kind]
+    checkpoint = sources.generator_of(options, spec)
+    policy = spec.on_meta(options, checkpoint.configs)
+    wanted = size or (spec.committed.size if options.checkpoint == TINY else SIZE)
+    policy.check_size(wanted)
+    needed = generation_rows(options, policy, size=policy.nearest_size(wanted), low=low)
+    return Plan(needed, checkpoint.absences, (checkpoint.note,) if checkpoint.note else (), *device())
+
+
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Shows a plan: its components, what is absent, what to mind, and the verdict."""
     from rich.console import Console
@@ -172,7 +207,8 @@ def print_components(plan: Plan, console: Console) -> None:
     table.columns[1].justify = table.columns[2].justify = "right"
     for location, title in PLACES.items():
         for row in (row for row in plan.rows if row.place == location):
-            when = title if location != "device" or row.phases == tuple(PHASES) else ", ".join(row.phases)
+            always = location == "disk" or row.phases == tuple(PHASES)
+            when = title if always else f"{title}: " * (location == "host") + ", ".join(row.phases)
             note = f"{when}; {row.note}" if row.note else when
             count = row.parameters or 0
             parameters = _in_units(count, {"B": 10**9, "M": 10**6, "k": 10**3}, digits=2) or str(count or "")
@@ -180,7 +216,10 @@ def print_components(plan: Plan, console: Console) -> None:
         table.add_section()
     for phase, title in PHASES.items():
         total = plan.phase_bytes(phase)
+        if not any(phase in row.phases and row.phases != tuple(PHASES) for row in plan.rows):
+            continue  # generating has no training
         table.add_row(f"device, {title}", "", size_text(total), "peak" if total == plan.peak_bytes else "")
+    table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")
     console.print(table)
     card = f" of {size_text(plan.device_bytes)} needed, and about 1 GiB for CUDA" if plan.device_bytes else " needed"
     console.print(f"device: {plan.device}; {size_text(plan.peak_bytes)}{card}")
@@ -191,10 +230,10 @@ def print_components(plan: Plan, console: Console) -> None:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _checked_work(config: PolicyRun) -> Work:
-    """An epoch's work on the processes that torchrun or accelerate started this under, if its samples divide."""
+def _checked_work(config: PolicyRun, world: int) -> Work:
+    """An epoch's work on so many processes, if its samples divide."""
     try:
-        return work_of(config, world=int(os.environ.get("WORLD_SIZE", "1")))
+        return work_of(config, world=world)
     except ValueError as error:
         raise ConfigError(f"sampling.batch: {error}") from None
 
@@ -244,7 +283,7 @@ def disk_shortage(config: PolicyRun, plan: Plan) -> str:
     """What to say if the run's folder has too little room; nothing if it has enough."""
     # The run's folder is made by the run: the nearest one that exists is on the same disk.
     existing = next(folder for folder in (config.out.absolute(), *config.out.absolute().parents) if folder.exists())
-    free, needed = shutil.disk_usage(existing).free, plan.place_bytes("disk")
+    free, needed = shutil.disk_usage(existing).free, plan.disk_bytes
     if needed <= free:
         return ""
     return f"out = {config.out} has {size_text(free)} free and needs {size_text(needed)}: lower keep_checkpoints"

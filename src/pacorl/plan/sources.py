@@ -18,7 +18,7 @@ from pacorl.judges import JUDGE, JUDGES
 from pacorl.judges.judge import BackendOptions, InProcessOptions
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.policies import POLICIES
-from pacorl.policies.policy import WITHOUT_WEIGHTS, Parts, PolicySpec
+from pacorl.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions, PolicySpec
 from pacorl.rewards import build_rewards
 from pacorl.rewards.clip import AESTHETIC_SOURCE, CLIP_L, Aesthetic, ClipEncoder
 from pacorl.rewards.consistency import EditConsistency
@@ -79,12 +79,17 @@ class Checkpoint:
 
 
 def generator(config: PolicyRun) -> Checkpoint:
+    """The parts of a run's generator; see `generator_of`."""
+    return generator_of(config.model, config.generator)
+
+
+def generator_of(model: PolicyOptions, spec: PolicySpec) -> Checkpoint:
     """The generator's parts.
 
     Raises:
         ConfigError: The folder holds another kind of model.
     """
-    source, spec, key = config.model.checkpoint, config.generator, "model.checkpoint"
+    source, key = model.checkpoint, "model.checkpoint"
     note = _stand_in(key, spec.published.split("/")[1])
     folder = _folder(source, tiny=spec.tiny.folder if spec.tiny else None, marker="model_index.json")
     if folder is None:

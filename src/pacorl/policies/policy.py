@@ -218,7 +218,7 @@ class PolicySpec:
         """The published architecture."""
         return read_object(Path(__file__).parent / "architectures" / self.architecture)
 
-    def options_for(self, checkpoint: str, *, dtype: str, **options: Any) -> PolicyOptions:
+    def options_for(self, checkpoint: str, *, dtype: str, quantize: str = NONE, **options: Any) -> PolicyOptions:
         """Options from values of which None means the default: the tiny checkpoint's, or the kind's.
 
         Raises:
@@ -234,7 +234,7 @@ class PolicySpec:
                 f"a generator of kind {self.kind} takes no {' and no '.join(unknown)}; leave it out "
                 f"(it takes {', '.join(accepted) or 'none of its own'})"
             )
-        return validated(self.options, {"checkpoint": checkpoint, "dtype": dtype, **settings})
+        return validated(self.options, {"checkpoint": checkpoint, "dtype": dtype, "quantize": quantize, **settings})
 
     @property
     def committed(self) -> TinyCheckpoint:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pacorl.io.remote import open_source
 from pacorl.judges import judge_from
+from pacorl.quantize import NONE
 from pacorl.score.scores import Scores, questions_about, score_set
 from pacorl.types import Question
 
@@ -51,6 +52,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         temperature: float = 1.0,
         variants: bool = False,
         decline: bool = True,
+        quantize: str = NONE,
     ) -> PacoReward:
         """A judge by its name.
 
@@ -63,6 +65,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             temperature: Divides the Yes − No logit.
             variants: Adds up the spellings of Yes and of No, as EditReward-Bench does.
             decline: Images outside of what the judge knows get no score, if its checkpoint says what it knows.
+            quantize: `none`, or the form in which the blocks of a judge in this process are packed, such as `int8`.
 
         Raises:
             ValueError: if it cannot be what was asked for; for a server, before any question.
@@ -75,6 +78,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             temperature=temperature,
             variants=variants,
             decline=decline,
+            quantize=quantize,
         )
         return cls(judge, name=name)
 
