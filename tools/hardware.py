@@ -23,6 +23,7 @@ RECIPES = {
     "kontext_edit_1gpu": "1 GPU, with the judge",
     "kontext_edit_24gb": "1 GPU, with the judge",
     "klein_t2is_16gb": "1 GPU, with the judge",
+    "klein_edit_16gb": "1 GPU, with the judge",
     "qwen_edit": LAUNCHED,
     "qwen_edit_1gpu": "1 GPU, with the judge",
 }

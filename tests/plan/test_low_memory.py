@@ -16,7 +16,7 @@ from pacorl.plan.plan import Plan, plan_policy
 from pacorl.types import Prompt
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PEAK_GIB = {"flux_t2is_24gb": 22.0, "kontext_edit_24gb": 22.0, "klein_t2is_16gb": 14.5}
+PEAK_GIB = {"flux_t2is_24gb": 22.0, "kontext_edit_24gb": 22.0, "klein_t2is_16gb": 14.5, "klein_edit_16gb": 14.5}
 """Buffers of dequantisation counted, CUDA's context apart."""
 
 
