@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -12,6 +13,9 @@ import typer
 from pacorl import __version__
 from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train, verify
 from pacorl.cli.shared import Commands
+
+LONGEST_LINE = 2000
+"""Characters of a fault."""
 
 app = Commands(
     name="pacorl",
@@ -62,19 +66,26 @@ def main() -> None:
         return
     # Without the line of code that gave the warning.
     warnings.formatwarning = lambda message, *_, **__: f"pacorl: {message}\n"
+    sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
+
+
+def exit_code(command: Callable[[], object]) -> int:
+    """What a command ends with; a fault of what was given, or of the machine, becomes one line on stderr."""
     try:
-        code = app(standalone_mode=False, prog_name="pacorl")
+        code = command()
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's own: a wrong option, argument or command
-            sys.exit(_refuse(error))
-        # A fault of what was given, or of the machine; everything else is a fault of this program. safetensors' error
-        # is of none of these kinds, and its module is not loaded for every command.
+            return _refuse(error)
+        # Everything else is a fault of this program. safetensors' error is of none of these kinds, and its module is
+        # not loaded for every command.
         users = (ValueError, OSError, RuntimeError, ImportError)
         if not isinstance(error, users) and type(error).__name__ != "SafetensorError":
             raise
-        print(f"pacorl: {_line_of(error)}", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 1))
-    sys.exit(code if isinstance(code, int) else 0)
+        # A message may quote a value, and a value may be a megabyte.
+        lines = (line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…" for line in _line_of(error).split("\n"))
+        print("pacorl:", "\n".join(lines), file=sys.stderr)
+        return int(getattr(error, "exit_code", 1))
+    return code if isinstance(code, int) else 0
 
 
 def _line_of(error: Exception) -> str:

@@ -374,8 +374,8 @@ def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:
         if line.strip():
             with blamed_on(f"{path}:{number}"):
                 row = parse_object(line, fix="delete the line to go on without it")
-                if key not in row:
-                    raise ValueError(f"it has no {key!r}; delete the line to go on without it")
+                if not isinstance(row.get(key), str | int):
+                    raise ValueError(f"{key!r} must be a name or a number; delete the line to go on without it")
             items[row[key]] = row
     return items
 

@@ -48,10 +48,12 @@ def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
         OSError: it cannot be read, is a folder, a pipe or a device, or is larger than `limit` bytes.
     """
     # O_NONBLOCK: opening a pipe would otherwise wait for somebody to write into it. Windows has neither.
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as handle:
-        status = os.fstat(handle.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)  # before `open`, which calls a folder by the number of its descriptor
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with open(descriptor, "rb") as handle:
         if limit is not None and status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, and at most {limit:,} are read", str(path))
         return handle.read()

@@ -6,7 +6,6 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
+from pacorl.io.net import MALFORMED
 from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file, check_finite
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,12 @@ def merge_adapter(model: Any, adapter: str) -> Any:
 
     config, state = read_adapter(model, adapter)
     config.inference_mode = True
-    adapted = with_lora(model, config)
-    if unexpected := set_peft_model_state_dict(adapted, state).unexpected_keys:
+    try:
+        adapted = with_lora(model, config)
+        unexpected = set_peft_model_state_dict(adapted, state).unexpected_keys
+    except (*MALFORMED, RuntimeError) as error:  # whatever PEFT trips over
+        raise ValueError(f"adapter {adapter}: its {PEFT_CONFIG} and its weights do not fit ({_line(error)})") from None
+    if unexpected:
         raise ValueError(f"adapter {adapter}: {unexpected[0]} has no place in a {model.config.model_type} model")
     return adapted.merge_and_unload()
 
@@ -118,15 +122,16 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     path = file.parent / PEFT_CONFIG
     if not path.is_file():
         raise ValueError(f"adapter {adapter} has no {PEFT_CONFIG} beside {file.name}; a judge takes PEFT's form alone")
+    read_object(path)  # strictly, and with the file's name in its messages
     try:
         config = PeftConfig.from_pretrained(str(path.parent))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"{path} is no config of a PEFT adapter ({error})") from None
+    except MALFORMED as error:
+        raise ValueError(f"{path} is no config of a PEFT adapter ({_line(error)})") from None
     if config.peft_type != "LORA":
         raise ValueError(f"adapter {adapter} is a {config.peft_type} adapter; a judge takes LoRA, or merged weights")
-    base, config.base_model_name_or_path = config.base_model_name_or_path, None  # peft would warn of another path
+    base, config.base_model_name_or_path = str(config.base_model_name_or_path or ""), None  # peft would warn
     kind = model.config.model_type
-    families = [family for family, spelling in FAMILY_NAMES.items() if spelling in (base or "").lower()]
+    families = [family for family, spelling in FAMILY_NAMES.items() if spelling in base.lower()]
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
     state = {PEFT_PREFIX + _today(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in weights.items()}
@@ -135,12 +140,16 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     return config, state
 
 
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 def _today(key: str) -> str:
     """A module's name without PEFT's prefix, as transformers spells it today."""
     return next((new + key[len(old) :] for old, new in OLD_SPELLINGS.items() if key.startswith(old)), key)
 
 
-def _targets(model: Any, state: Mapping[str, Tensor], adapter: str, *, base: str | None) -> list[str]:
+def _targets(model: Any, state: Mapping[str, Tensor], adapter: str, *, base: str) -> list[str]:
     """The modules that the adapter changes; checks that the model has them, and of which shape."""
     modules, targets = dict(model.named_modules()), {}
     for key, tensor in state.items():

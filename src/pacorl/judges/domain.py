@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from pacorl.io.documents import read_object, write_json
 from pacorl.io.files import write_atomic
 from pacorl.io.images import as_rgb
+from pacorl.lora.formats import check_finite
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:
@@ -89,13 +90,19 @@ class Domain:
             settings = read_object(Path(settings_file))
             net = DomainNet(int(settings["width"]))
             weights_file = cached_file(checkpoint, WEIGHTS_FILE, **silent)
-            weights = load_file(weights_file or Path(settings_file).with_name(WEIGHTS_FILE))
+            file = Path(weights_file or Path(settings_file).with_name(WEIGHTS_FILE))
+            if not file.is_file():
+                raise ValueError(f"{file} is missing")
+            weights = load_file(file)
+            # A logit of NaN is above no threshold, so every image would be inside.
+            check_finite(file, weights)
             net.load_state_dict({name: weight.float() for name, weight in weights.items()})
             net.eval().requires_grad_(False)
             return cls(net, str(settings["name"]), int(settings["size"]), float(settings["threshold"]))
         except Exception as error:  # a bad file shows itself in many ways
+            reason = " ".join(str(error).split())
             raise ValueError(
-                f"{settings_file}: not a judge's domain ({error}); take it away or make it again"
+                f"{settings_file}: not a judge's domain ({reason}); take it away or make it again"
             ) from None
 
     def save(self, folder: Path) -> None:

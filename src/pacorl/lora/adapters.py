@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from pacorl.io.documents import blamed_on
 from pacorl.lora.formats import HUB_NAME, Lora, peft_options, read_lora
 from pacorl.lora.layers import ADAPTER, compute_in_model_dtype
 
@@ -156,8 +157,9 @@ def load_lora(transformer: nn.Module, source: str | Path) -> None:
     layers = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
     if unknown := [name for name in sorted(lora.alphas) if name not in layers]:
         raise ValueError(f"{source} does not fit this model: it has no layer {unknown[0]} ({len(unknown)} unknown)")
-    _inject(transformer, **peft_options(lora))
-    set_adapter_state(transformer, lora.state)
+    with blamed_on(source):
+        _inject(transformer, **peft_options(lora))
+        set_adapter_state(transformer, lora.state)
 
 
 @contextmanager

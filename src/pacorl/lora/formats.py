@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import FiniteFloat
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pacorl.io.documents import blamed_on, parse_json, read_object, write_json
+from pacorl.io.documents import blamed_on, parse_json, parse_object, read_object, typed, write_json
 from pacorl.io.files import safetensors_errors
 
 PEFT_PREFIX = "base_model.model."
@@ -96,7 +97,8 @@ def adapter_file(source: str | Path, *, fetch: bool = True) -> Path:
     if (path / "lora").is_dir():
         path /= "lora"
     usual = [path / name for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS) if (path / name).is_file()]
-    files = usual[:1] or sorted(path.glob("*.safetensors"))
+    # Of a pipe safetensors would wait for the end.
+    files = usual[:1] or sorted(file for file in path.glob("*.safetensors") if file.is_file())
     if len(files) == 1:
         return files[0]
     if files:
@@ -158,7 +160,10 @@ def read_lora(source: str | Path) -> Lora:
         return lora
     # A file of ours: the α that it was trained with, and B as it was, to the bit if the scale is a power of two, as the
     # released 128/64 is, and to an ulp otherwise.
-    alphas = {module: float(alpha) for module, alpha in parse_json(metadata[FOLDED_ALPHA]).items()}
+    with blamed_on(f"{file}: {FOLDED_ALPHA} in its metadata"):
+        alphas = typed(parse_json(metadata[FOLDED_ALPHA]), dict[str, FiniteFloat])
+        if alphas.keys() != lora.alphas.keys():
+            raise ValueError("it is of other modules; fetch or copy the file again")
     scales = _scales(Lora(state, alphas))
     return Lora({name: value / scales.get(name, 1.0) for name, value in state.items()}, alphas, lora.base)
 
@@ -189,6 +194,8 @@ def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
         if weight := WEIGHT.fullmatch(plain):
             state[f"{weight['module']}.lora_{SIDES[weight['side']]}.weight"] = value.float()
         elif alpha := ALPHA.fullmatch(plain):
+            if value.numel() != 1:
+                raise ValueError(f"{file}: {name} must be one number, and has {value.numel()}")
             alphas[alpha["module"]] = float(value)
     for name in state:
         other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace(".lora_B.", ".lora_A.")
@@ -200,7 +207,7 @@ def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
 def _config_in(file: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """What diffusers wrote of the adapter's config into the file's metadata; empty if it did not."""
     with blamed_on(f"{file}: {METADATA} in its metadata"):
-        entries = parse_json(metadata.get(METADATA, "{}"))
+        entries = parse_object(metadata.get(METADATA, "{}"), kind="config")
     prefix = "transformer."
     return {key.removeprefix(prefix): entries[key] for key in entries if key.startswith(prefix)}
 
@@ -220,16 +227,16 @@ def _alphas(
     """α of each module: as tensors say it, else as the config does, else the rank."""
     from peft.utils.other import get_pattern_key
 
-    pattern = config.get("alpha_pattern") or {}
     ranks = {name.removesuffix(".lora_A.weight"): len(value) for name, value in state.items() if ".lora_A." in name}
     if unknown := sorted(set(alphas) - set(ranks)):
         raise ValueError(f"{file}: {unknown[0]}.alpha belongs to no weights; fetch or copy the file again")
     if not config:
         return {module: alphas.get(module, float(rank)) for module, rank in ranks.items()}
     # PEFT's own matching of patterns: a key may be a regular expression, or the end of a module's name.
-    configured = {
-        module: float(pattern.get(get_pattern_key(pattern, module), config["lora_alpha"])) for module in ranks
-    }
+    with blamed_on(f"{file}: lora_alpha or alpha_pattern in its config"):
+        default = typed(config.get("lora_alpha"), FiniteFloat)
+        pattern = typed(config.get("alpha_pattern") or {}, dict[str, FiniteFloat])
+    configured = {module: pattern.get(get_pattern_key(pattern, module), default) for module in ranks}
     if clash := next((module for module, alpha in alphas.items() if alpha != configured[module]), None):
         raise ValueError(
             f"{file}: α of {clash} is {alphas[clash]:g} in a tensor and {configured[clash]:g} in its config"

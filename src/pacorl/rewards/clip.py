@@ -20,6 +20,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from pacorl.core.grid import split
+from pacorl.io.files import safetensors_errors
 from pacorl.rewards.reward import RewardError, check_pairs, check_panels
 from pacorl.types import Prompt
 
@@ -222,12 +223,15 @@ def load_aesthetic_head(path: Path) -> nn.Module:
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        state = load_file(path)
+        with safetensors_errors(path):
+            state = load_file(path)
     else:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise RewardError(f"{path} holds more than tensors, and is not read: it could run code") from None
+        except (EOFError, RuntimeError, ValueError) as error:
+            raise RewardError(f"{path} is damaged or cut off ({' '.join(str(error).split())[:120]})") from None
     state = {name.removeprefix("layers."): tensor.float() for name, tensor in state.items()}
     try:
         sizes = (state["0.weight"].shape[1], 1024, 128, 64, 16, 1)

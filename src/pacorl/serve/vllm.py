@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from pacorl.io.documents import read_object
+from pacorl.io.files import safetensors_errors
 from pacorl.io.net import TransientError, blocking, exchange
 from pacorl.judges.http.endpoints import Server, root_url
 
@@ -218,12 +219,12 @@ def _checked_rank(name: str, adapter: str) -> int:
         return UNKNOWN_RANK
     try:
         rank = int(read_object(folder / "adapter_config.json")["r"])
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"adapter {name}: {folder} is no PEFT adapter ({error})") from None
     weights = folder / "adapter_model.safetensors"
     if not weights.is_file():
         raise ValueError(f"{weights} is missing; only safetensors are served")
-    with safe_open(weights, framework="numpy") as tensors:
+    with safetensors_errors(weights), safe_open(weights, framework="numpy") as tensors:
         keys = list(tensors.keys())
     if vision := [key for key in keys if ".visual." in key]:
         raise ValueError(

@@ -431,7 +431,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not (path / "state.json").is_file():
         raise ValueError(f"{path} is not a checkpoint (no state.json)")
     with safetensors_errors(path):
-        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}
+        tensors = {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors")) if file.is_file()}
     return Checkpoint(path, tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
 
 

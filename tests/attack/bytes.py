@@ -1,0 +1,115 @@
+"""Damage to files: bytes and structure, with values that programs trip over."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+STRANGE: list[Any] = [
+    None, 0, 5, -1, 1.5, True, "x", "", " ", [], {}, [1], {"x": 1}, [[1]], [None], {"a": None}, 10**30, 1e308, 10**400,
+    "\ud800", "\0", "../../etc/passwd", "/dev/zero", "x" * 5000, "<|im_end|>", "1" * 5000, "-0", "2026-13-45", 2**63,
+    "<script>", "%s%n{0}", "é́", "\u2028", ["x"] * 300, [[[[[[[[[[]]]]]]]]]],
+]  # fmt: skip
+SNIPPETS = [
+    b"NaN", b"Infinity", b"-1e999", b"1e999", b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"\xed\xa0\x80", b'"\\ud800"', b"[" * 3000,
+    b'{"a":' * 3000, b"9" * 5000, b"\r", b"\n\n", b"\t", b"'", b'"', b"{", b"}", b"[", b"]", b",", b":", b"\xe2\x80\xa8",
+    b"!!python/object:os.system x", b"&a [*a]", b"*a", b"<<: *a", b"!!int ''", b"!!timestamp foo", b'"\\UFFFFFFFF"',
+    b"? ", b"- ", b"| ", b"%YAML 9.9\n", b"---\n", b"...\n", b"\\", b"//", b"null", b"true", b"0x", b".inf", b".nan",
+]  # fmt: skip
+
+
+def damage_bytes(path: Path, draw: random.Random) -> str:
+    """Bytes changed, cut, doubled or put in."""
+    content = bytearray(path.read_bytes())
+    what = draw.choice(["flip", "flip", "cut", "drop", "double", "insert", "insert", "insert", "empty", "shuffle"])
+    start = draw.randrange(len(content) + 1)
+    end = min(len(content), start + draw.randrange(1, 40))
+    match what:
+        case "flip":
+            for _ in range(draw.randrange(1, 8)):
+                if content:
+                    content[draw.randrange(len(content))] = draw.randrange(256)
+        case "cut":
+            del content[start:]
+        case "drop":
+            del content[start:end]
+        case "double":
+            content[start:start] = content[start:end] * draw.choice([1, 1, 50])
+        case "insert":
+            content[start:start] = draw.choice(SNIPPETS)
+        case "empty":
+            content[:] = draw.choice([b"", b" ", b"\n", b"\0" * 100, b"{}", b"[]", b"null", b"0"])
+        case "shuffle":
+            lines = content.split(b"\n")
+            draw.shuffle(lines)
+            content[:] = b"\n".join(lines)
+    path.write_bytes(content)
+    return what
+
+
+def damage_file(path: Path, draw: random.Random) -> str:
+    """Something else in the file's place."""
+    what = draw.choice(["nothing", "folder", "pipe", "loop", "dangling", "zeros", "random"])
+    path.unlink()
+    match what:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case "loop":
+            path.symlink_to(path.name)
+        case "dangling":
+            path.symlink_to("nowhere")
+        case "zeros":
+            path.symlink_to("/dev/zero")
+        case "random":
+            path.write_bytes(draw.randbytes(draw.randrange(1, 2000)))
+    return what
+
+
+def mutant(document: Any, draw: random.Random) -> Any:
+    """The document with a value removed, under another key, or of another kind."""
+    document = copy.deepcopy(document)
+    paths = list(paths_in(document))
+    if not paths:
+        return draw.choice(STRANGE)
+    *path, key = draw.choice(paths)
+    section = document
+    for step in path:
+        section = section[step]
+    change = draw.choice(["remove", "rename", "replace", "replace", "replace"])
+    if change == "remove":
+        del section[key]
+    elif change == "rename" and isinstance(section, dict):
+        section[f"x{key}"] = section.pop(key)
+    else:
+        section[key] = draw.choice(STRANGE)
+    return document
+
+
+def paths_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The place of every value in a document."""
+    pairs = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, value in pairs:
+        yield (*path, key)
+        yield from paths_in(value, (*path, key))
+
+
+def repeated_key(text: str, draw: random.Random) -> str:
+    """A JSON object's text in which one key of it stands twice, with two values."""
+    record = json.loads(text)
+    objects = [record, *(v for v in record.values() if isinstance(v, dict) and v)] if isinstance(record, dict) else []
+    if not objects:
+        return text
+    chosen = draw.choice(objects)
+    key = draw.choice(list(chosen))
+    doubled = json.dumps(chosen, ensure_ascii=False)
+    inner = doubled[:-1] + f", {json.dumps(key)}: 12345" + "}"
+    return json.dumps(record, ensure_ascii=False).replace(doubled, inner, 1)
