@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 from PIL import Image
+from tests.attack.damage import damage_bytes, damage_file, mutant, repeated_key
+from tests.attack.harness import Target, WrongError
 
 from pacorl.config.base import load
 from pacorl.config.judge_run import RewardRun
@@ -28,8 +30,6 @@ from pacorl.io.documents import Journal, dump_yaml, read_text, write_json, write
 from pacorl.judges.http.endpoints import load_endpoints
 from pacorl.report.folder import read_run
 from pacorl.report.publish import write_card
-from tests.attack.bytes import damage_bytes, damage_file, mutant, repeated_key
-from tests.attack.harness import Target, WrongError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECORDS = 4
@@ -88,7 +88,7 @@ READERS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "bench/summary.json": (TABLES, run_and_card),
     "w.jsonl": (PROMPT | {"idx": "i"}, read_prompts),
     "rankings.csv": ("reference,candidates,theme\na.png,b.png > c.png = d.png,t\nb.png,a.png|c.png,u\n", load_rankings),
-    "journal/j.jsonl": ({"key": "k", "score": 1.5}, lambda path: Journal(path)),
+    "journal/j.jsonl": ({"key": "k", "score": 1.5}, Journal),
     "manifests/s.json": ({"plan": {}, "outputs": {"a.png": "0"}, "counts": {"n": 1}}, _manifest),
     "endpoints.yaml": ({"judges": [JUDGE]}, load_endpoints),
     "taxonomy.yaml": (_yaml(PAPER), read_taxonomy),

@@ -1,8 +1,8 @@
 """One property for every input: it is fine, or refused in one line that names the file, with exit code 1.
 
-Nothing may take longer than SECONDS, or BYTES more than the good input takes. Inputs follow from a seed and their number
-alone, so one that was found can be made again. They run through `cli.exit_code`, which is how every command ends, in
-processes that are watched from outside; one that dies or hangs costs its input alone.
+Nothing may take longer than SECONDS, or BYTES more than the good input takes. Inputs follow from a seed and their
+number alone, so one that was found can be made again. They run through `cli.exit_code`, which is how every command
+ends, in processes that are watched from outside; one that dies or hangs costs its input alone.
 """
 
 from __future__ import annotations
@@ -238,5 +238,8 @@ def table(tallies: Sequence[Tally]) -> str:
             row[column] += value
     rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)] if rows else [0.0] * 5
     head = f"{'':<14}{'inputs':>8}{'fine':>8}{'refused':>9}{'faults':>8}{'seconds':>9}"
-    body = (f"{name:<14}{row[0]:>8.0f}{row[1]:>8.0f}{row[2]:>9.0f}{row[3]:>8.0f}{row[4]:>9.1f}" for name, row in rows.items())
+    body = (
+        f"{name:<14}{row[0]:>8.0f}{row[1]:>8.0f}{row[2]:>9.0f}{row[3]:>8.0f}{row[4]:>9.1f}"
+        for name, row in rows.items()
+    )
     return "\n".join([head, *body])

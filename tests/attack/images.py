@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageCms, PngImagePlugin
+from tests.attack.damage import damage_file
+from tests.attack.harness import Target, WrongError
 
 from pacorl.io.decoder import open_upload
 from pacorl.io.files import read_bytes
 from pacorl.io.images import MAX_PIXELS, check_readable, open_image, png_texts, upright_size
-from tests.attack.bytes import damage_file
-from tests.attack.harness import Target, WrongError
 
 MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
@@ -34,7 +34,11 @@ MODES = {
     "PDF": ("RGB",),
 }
 EXTRA: dict[str, dict[str, object]] = {
-    "JPEG": {"progressive": True, "comment": b"x" * 100, "exif": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"},
+    "JPEG": {
+        "progressive": True,
+        "comment": b"x" * 100,
+        "exif": b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0",
+    },
     "TIFF": {"compression": "tiff_lzw"},
 }
 BOMBS: dict[str, Callable[[], bytes]] = {}
@@ -74,7 +78,13 @@ def png_of_the_largest_sides() -> bytes:
 
 @bomb
 def gif_of_gigapixels() -> bytes:
-    return b"GIF89a" + struct.pack("<HH", 65_535, 65_535) + b"\0\0\0,\0\0\0\0" + struct.pack("<HH", 65_535, 65_535) + b"\0\x02\0;"
+    return (
+        b"GIF89a"
+        + struct.pack("<HH", 65_535, 65_535)
+        + b"\0\0\0,\0\0\0\0"
+        + struct.pack("<HH", 65_535, 65_535)
+        + b"\0\x02\0;"
+    )
 
 
 @bomb
@@ -122,7 +132,9 @@ def ghostscript() -> bytes:
 
 def saved(frames: list[Image.Image], kind: str) -> bytes:
     buffer = io.BytesIO()
-    more: dict[str, object] = {"save_all": True, "append_images": frames[1:]} if len(frames) > 1 else EXTRA.get(kind, {})
+    more: dict[str, object] = (
+        {"save_all": True, "append_images": frames[1:]} if len(frames) > 1 else EXTRA.get(kind, {})
+    )
     frames[0].save(buffer, format=kind, **more)  # type: ignore[arg-type]
     return buffer.getvalue()
 

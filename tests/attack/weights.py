@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tests.attack.bytes import damage_bytes, damage_file, mutant
+from tests.attack.damage import damage_bytes, damage_file, mutant
 from tests.attack.harness import Target, WrongError
 
 MODULES = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k", "single_transformer_blocks.0.proj_out")
@@ -18,8 +18,9 @@ FORMS = {"peft": "adapter_model.safetensors", "diffusers": "pytorch_lora_weights
 
 @cache
 def generator() -> Any:
-    from pacorl.policies.flux import FluxPolicy
     from edit_twins import flux_policy
+
+    from pacorl.policies.flux import FluxPolicy
 
     policy: FluxPolicy = flux_policy()
     return policy.transformer
@@ -118,6 +119,10 @@ def mutate(folder: Path, draw: random.Random) -> str:
     if what == "special" and path.suffix == ".json":
         path.write_text(json.dumps(mutant(json.loads(path.read_text()), draw)))
         return f"a value of {path.name}"
+    if what == "special" and draw.random() < 0.1:
+        length = struct.pack("<Q", draw.choice([0, 1, 2**63, 2**64 - 1, path.stat().st_size]))
+        path.write_bytes(length + path.read_bytes()[8:])
+        return f"the length of the header of {path.name}"
     if what == "special":
         return _other_tensors(path, draw)
     return f"{damage_bytes(path, draw)} in {path.name}"
@@ -125,42 +130,46 @@ def mutate(folder: Path, draw: random.Random) -> str:
 
 def _other_tensors(path: Path, draw: random.Random) -> str:
     """Numbers, shapes, types, names and headers that are valid in themselves."""
-    import torch
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
-    content = path.read_bytes()
-    what = draw.choice(["nan", "inf", "shape", "dtype", "drop", "rename", "extra", "empty", "length", "metadata", "double"])
-    if what == "length":
-        path.write_bytes(struct.pack("<Q", draw.choice([0, 1, 2**63, 2**64 - 1, len(content)])) + content[8:])
-        return "the length of its header"
+    what = draw.choice(["nan", "inf", "shape", "dtype", "drop", "rename", "extra", "empty", "metadata", "double"])
     with safe_open(path, "pt") as opened:
         metadata = dict(opened.metadata() or {})
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
     value = tensors[name]
-    match what:
-        case "nan" | "inf":
-            value.view(-1)[draw.randrange(value.numel())] = float(what)
-        case "shape":
-            changed = [value[:1], value.T, value.unsqueeze(0), value.reshape(-1), value[:, :0] if value.dim() > 1 else value[:0]]
-            tensors[name] = draw.choice(changed).contiguous()
-        case "dtype":
-            tensors[name] = value.to(draw.choice([torch.int8, torch.bool, torch.float64, torch.int64, torch.float8_e4m3fn]))
-        case "drop":
-            del tensors[name]
-        case "rename":
-            tensors[name.replace(draw.choice([".lora_A", ".0", "weight", "attn"]), draw.choice(["", ".x", ".1", "lora_te."]))] = tensors.pop(name)
-        case "extra":
-            tensors[draw.choice(["x", f"{name}.alpha", "lora_te_x.lora_A.weight", "transformer.x.dora_scale"])] = torch.ones(2)
-        case "empty":
-            tensors = {}
-        case "metadata":
-            metadata = {key: draw.choice(["{", "[]", "null", '{"transformer.r": "x"}', '{"a": NaN}', "9" * 5000]) for key in metadata or {"format": ""}}
-        case "double":
-            tensors |= {f"base_model.model.{key}": tensor.clone() for key, tensor in tensors.items()}
+    if what in ("nan", "inf"):
+        value.view(-1)[draw.randrange(value.numel())] = float(what)
+    elif what == "metadata":
+        odd = ["{", "[]", "null", '{"transformer.r": "x"}', '{"a": NaN}', "9" * 5000]
+        metadata = {key: draw.choice(odd) for key in metadata or {"format": ""}}
+    else:
+        tensors = _changed(what, tensors, name, draw)
     save_file(tensors, path, metadata=metadata or None)
     return f"must refuse {what}" if what in ("nan", "inf") else what
+
+
+def _changed(what: str, tensors: dict[str, Any], name: str, draw: random.Random) -> dict[str, Any]:
+    import torch
+
+    value, others = tensors[name], {key: tensor for key, tensor in tensors.items() if key != name}
+    match what:
+        case "shape":
+            shapes = [value[:1], value.T, value.unsqueeze(0), value.reshape(-1), value[:0]]
+            return others | {name: draw.choice(shapes).contiguous()}
+        case "dtype":
+            kinds = [torch.int8, torch.bool, torch.float64, torch.int64, torch.float8_e4m3fn]
+            return others | {name: value.to(draw.choice(kinds))}
+        case "rename":
+            old, new = draw.choice([".lora_A", ".0", "weight", "attn"]), draw.choice(["", ".x", ".1", "lora_te."])
+            return others | {name.replace(old, new): value}
+        case "extra":
+            names = ["x", f"{name}.alpha", "lora_te_x.lora_A.weight", "transformer.x.dora_scale"]
+            return tensors | {draw.choice(names): torch.ones(2)}
+        case "double":
+            return tensors | {f"base_model.model.{key}": tensor.clone() for key, tensor in tensors.items()}
+    return others if what == "drop" else {}
 
 
 def targets() -> list[Target]:

@@ -130,7 +130,7 @@ def test_what_is_no_table_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no parquet files and not one JSONL"):
         read_edit_data(tmp_path)
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match=r"cut\.parquet: no whole parquet file"):
+    with pytest.raises(ValueError, match=r"cut\.parquet: cannot be read as parquet"):
         read_edit_data(tmp_path)
 
 

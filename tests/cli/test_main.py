@@ -83,6 +83,17 @@ def test_what_a_user_can_cause_is_one_line(
     assert (ended.value.code, capsys.readouterr().err) == (1, "pacorl: no space\n")
 
 
+def test_a_megabyte_in_a_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise ValueError("a.yaml: seed: " + "9" * 10**6 + "\nb.yaml: too")
+
+    assert cli.exit_code(fail) == 1
+    first, second, _ = capsys.readouterr().err.split("\n")
+    assert first.startswith("pacorl: a.yaml: seed: 999")
+    assert len(first) < 2100
+    assert second == "b.yaml: too"
+
+
 @pytest.mark.parametrize(
     ("fault", "code", "line"),
     [

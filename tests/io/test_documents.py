@@ -214,9 +214,7 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "folder.json").mkdir()
     for path in (tmp_path / "pipe.json", tmp_path / "folder.json", Path("/dev/null")):
-        with pytest.raises(
-            ValueError, match=rf"^{path}: cannot be read \((not a regular file|Is a directory)\); copy it"
-        ):
+        with pytest.raises(ValueError, match=rf"^{path}: cannot be read \(not a regular file\); copy it"):
             read_json(path, fix="copy it again")
     (tmp_path / "large.yaml").write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(
@@ -264,7 +262,12 @@ def test_journal_survives_a_torn_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "fault"), [("{oops", r"j\.jsonl:1: not valid JSON"), ('{"n": 1}', r"j\.jsonl:1: it has no 'key'")]
+    ("line", "fault"),
+    [
+        ("{oops", r"j\.jsonl:1: not valid JSON"),
+        ('{"n": 1}', r"j\.jsonl:1: 'key' must be a name or a number"),
+        ('{"key": [1]}', r"j\.jsonl:1: 'key' must be a name or a number"),
+    ],
 )
 def test_a_journal_names_the_line_it_cannot_use(tmp_path: Path, line: str, fault: str) -> None:
     (tmp_path / "j.jsonl").write_text(line + "\n")

@@ -118,8 +118,17 @@ def test_damaged_files_are_named(processor: ImageTextProcessor, adapter: Path, t
     with pytest.raises(ValueError, match=r"cut/adapter_model\.safetensors: its weights are damaged or cut off"):
         merge_adapter(base(processor), str(cut))
     (no_json / "adapter_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"no-json/adapter_config\.json is no config of a PEFT adapter"):
+    with pytest.raises(ValueError, match=r"no-json/adapter_config\.json:1: not valid JSON"):
         merge_adapter(base(processor), str(no_json))
+
+
+@pytest.mark.parametrize("config", [{"r": "high"}, {"lora_dropout": 5}])
+def test_a_config_that_peft_trips_over_is_named(
+    processor: ImageTextProcessor, adapter: Path, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    odd = rewritten(adapter, tmp_path / "odd", **config)
+    with pytest.raises(ValueError, match=r"^adapter [^\n]*/odd: its adapter_config\.json and its weights do not fit"):
+        merge_adapter(base(processor), str(odd))
 
 
 def test_what_is_no_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tools.tiny.pretrain_domain import random_adapter
 
 from pacorl.bench.run import opened_judge
@@ -122,6 +123,19 @@ def test_a_damaged_one_is_named(domain: Domain, tmp_path: Path, file: str) -> No
     domain.save(tmp_path)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:20])
     with pytest.raises(ValueError, match=rf"{SETTINGS_FILE}: not a judge's domain"):
+        Domain.load(tmp_path)
+
+
+def test_one_of_nan_is_named_and_not_taken_for_a_judge_who_knows_everything(domain: Domain, tmp_path: Path) -> None:
+    domain.save(tmp_path)
+    weights = load_file(tmp_path / WEIGHTS_FILE)
+    weights["head.bias"][:] = torch.nan
+    save_file(weights, tmp_path / WEIGHTS_FILE)
+    with pytest.raises(ValueError, match=r"^[^\n]*not a judge's domain .*head\.bias holds NaN"):
+        Domain.load(tmp_path)
+    del weights["head.bias"]
+    save_file(weights, tmp_path / WEIGHTS_FILE)
+    with pytest.raises(ValueError, match=r"^[^\n]*not a judge's domain [^\n]*head\.bias[^\n]*$"):
         Domain.load(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -294,6 +295,23 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         read_lora(folder)
 
 
+@pytest.mark.parametrize("config", [{"lora_alpha": "strong"}, {"lora_alpha": [8]}, {"alpha_pattern": {"to_q": None}}])
+def test_an_alpha_that_is_no_number_is_named_with_its_file(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: lora_alpha or alpha_pattern in its config: "):
+        read_lora(peft(tmp_path / "peft", state_of(), **config))
+    with pytest.raises(ValueError, match=r"a\.safetensors: .*to_q\.alpha must be one number, and has 2"):
+        read_lora(saved(tmp_path / "a.safetensors", state_of() | {f"{MODULES[0]}.alpha": torch.ones(2)}))
+
+
+def test_an_adapter_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    model = tiny_flux_transformer()
+    a, b = torch.ones(2, model.get_submodule(MODULES[0]).in_features), torch.ones(3, 2)
+    weights = {f"{MODULES[0]}.lora_A.weight": a, f"{MODULES[0]}.lora_B.weight": b}
+    file = saved(tmp_path / "a.safetensors", weights)
+    with pytest.raises(ValueError, match=rf"^{file}: .* is \(3, 2\)"):
+        load_lora(model, file)
+
+
 # --- finding files ---------------------------------------------------------------------------------------------
 
 
@@ -307,6 +325,10 @@ def test_a_file_of_any_name_is_found_if_it_is_alone(tmp_path: Path) -> None:
 
 
 def test_where_there_is_none_the_message_says_what_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")  # whoever opened it would wait for ever
+    with pytest.raises(ValueError, match=r"it holds pipe\.safetensors"):
+        adapter_file(tmp_path)
+    (tmp_path / "pipe.safetensors").unlink()
     with pytest.raises(ValueError, match=r"neither adapter_model\.safetensors nor .* \(it holds nothing\)"):
         adapter_file(tmp_path)
     (tmp_path / "notes.txt").touch()

@@ -152,6 +152,10 @@ def test_a_head_that_is_none_is_named(tiny_clip: Path, tmp_path: Path, prompts: 
     with pytest.raises(ValueError, match=r"args\.head: .*absent\.pth is no file; get sac\+logos"):
         Aesthetic(str(tiny_clip), head=str(tmp_path / "absent.pth")).load()
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
+    for name in ("cut.pth", "cut.safetensors"):
+        (tmp_path / name).write_bytes((tmp_path / "other.pth").read_bytes()[:40])
+        with pytest.raises(ValueError, match=rf"{name}.* damaged or cut off"):
+            Aesthetic(str(tiny_clip), head=str(tmp_path / name)).load()
     with pytest.raises(ValueError, match="does not hold the aesthetic predictor's layers"):
         Aesthetic(str(tiny_clip), head=str(tmp_path / "other.pth")).load()
 

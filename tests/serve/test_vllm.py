@@ -112,6 +112,13 @@ def test_an_adapter_of_the_vision_tower_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no PEFT adapter"):
         vllm_command(server(adapters={"paco": str(tmp_path)}), VllmOptions())
+    folder = Path(adapter(tmp_path / "lora"))
+    (folder / "adapter_model.safetensors").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: its weights are damaged"):
+        vllm_command(server(adapters={"paco": str(folder)}), VllmOptions())
+    (folder / "adapter_config.json").write_text('{"r": [1]}')
+    with pytest.raises(ValueError, match="no PEFT adapter"):
+        vllm_command(server(adapters={"paco": str(folder)}), VllmOptions())
 
 
 # --- descriptions ----------------------------------------------------------------------------------------------

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import inside
-from pacorl.io.images import ImageError, open_image
+from pacorl.io.images import ImageError, listed, open_image
+from pacorl.io.tables import parquet_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Source = TypeVar("Source")
 
-SHOWN_FAULTS = 10
 ROWS_AT_A_TIME = 8
 """Of a parquet file; each may hold several images of some megabytes."""
 
@@ -77,9 +77,10 @@ def parse_records(
         except ValueError as error:  # collected, so that a data set is mended in one go
             faults[key] = f"{at}{key}: {error}"
     if faults and not skip_bad:
-        lines = list(faults.values())
-        more = [f"… and {len(lines) - SHOWN_FAULTS} more"] if len(lines) > SHOWN_FAULTS else []
-        raise ValueError("\n".join([*lines[:SHOWN_FAULTS], *more, "--skip-bad leaves such items out"]))
+        raise ValueError(
+            f"{len(faults)} items cannot be used; mend them, or leave them out with --skip-bad:"
+            f"{listed(list(faults.values()))}"
+        )
     return items, faults
 
 
@@ -118,10 +119,10 @@ class Rows:
             if file.suffix == ".jsonl":
                 rows += [{name: row.get(name) for name in columns} for row in read_jsonl(file)]
                 continue
-            table = _parquet(file)
-            # A mirror may lack a column, or have it in some of its files only; `check_filled` tells of it by row.
-            present = [name for name in columns if name in table.schema_arrow.names]
-            rows += [dict.fromkeys(columns) | row for row in table.read(columns=present).to_pylist()]
+            with parquet_file(file) as table:
+                # A mirror may lack a column, or have it in some of its files only; `check_filled` tells of it by row.
+                present = [name for name in columns if name in table.schema_arrow.names]
+                rows += [dict.fromkeys(columns) | row for row in table.read(columns=present).to_pylist()]
         return rows
 
     def row(self, number: int) -> Mapping[str, Any]:
@@ -136,25 +137,15 @@ class Rows:
         """(number of its first row, rows) of every batch; a JSONL holds paths, and is one batch."""
         start = 0
         for file in self.files:
-            if file.suffix == ".jsonl":
-                batches: Iterable[list[dict[str, Any]]] = [read_jsonl(file)]
-            else:
-                batches = (batch.to_pylist() for batch in _parquet(file).iter_batches(batch_size=ROWS_AT_A_TIME))
-            for batch in batches:
+            for batch in [read_jsonl(file)] if file.suffix == ".jsonl" else _parquet_batches(file):
                 yield start, batch
                 start += len(batch)
 
 
-def _parquet(path: Path) -> Any:
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    except ImportError:
-        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
-    try:
-        return pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: no whole parquet file ({' '.join(str(error).split())[:120]})") from None
+def _parquet_batches(file: Path) -> Iterator[list[dict[str, Any]]]:
+    with parquet_file(file) as table:
+        for batch in table.iter_batches(batch_size=ROWS_AT_A_TIME):
+            yield batch.to_pylist()
 
 
 class ImageCache:

@@ -82,7 +82,9 @@ def exit_code(command: Callable[[], object]) -> int:
         if not isinstance(error, users) and type(error).__name__ != "SafetensorError":
             raise
         # A message may quote a value, and a value may be a megabyte.
-        lines = (line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…" for line in _line_of(error).split("\n"))
+        lines = (
+            line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…" for line in _line_of(error).split("\n")
+        )
         print("pacorl:", "\n".join(lines), file=sys.stderr)
         return int(getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0

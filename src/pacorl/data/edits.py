@@ -26,6 +26,7 @@ from typing import Any
 from pacorl.io.documents import blamed_on, check_keys, read_json, write_jsonl
 from pacorl.io.files import digest, inside, write_atomic
 from pacorl.io.images import open_image
+from pacorl.io.tables import parquet_file
 from pacorl.types import Prompt
 
 KEYS = ("image", "instruction", "category", "task_name", "panels")
@@ -124,25 +125,17 @@ def load_gedit(path: Path, *, language: str = "") -> list[Prompt]:
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows' columns that are read, by our names."""
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    except ImportError:
-        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
-    try:
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            columns = {name: name for name in MORE_COLUMNS if name in names}
-            for ours, choices in COLUMNS.items():
-                theirs = next((name for name in choices if name in names), None)
-                if theirs is None:
-                    raise ValueError(f"{path}: has no column {' or '.join(choices)}; it has {', '.join(names)}")
-                columns[theirs] = ours
-            for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
-                for row in batch.to_pylist():
-                    yield {columns[name]: value for name, value in row.items()}
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ValueError(f"{path}: cannot be read as parquet ({' '.join(str(error).split())[:120]})") from None
+    with parquet_file(path) as file:
+        names = file.schema_arrow.names
+        columns = {name: name for name in MORE_COLUMNS if name in names}
+        for ours, choices in COLUMNS.items():
+            theirs = next((name for name in choices if name in names), None)
+            if theirs is None:
+                raise ValueError(f"{path}: has no column {' or '.join(choices)}; it has {', '.join(names)}")
+            columns[theirs] = ours
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
+            for row in batch.to_pylist():
+                yield {columns[name]: value for name, value in row.items()}
 
 
 def _gedit_prompt(row: Mapping[str, Any], number: int, *, location: str, folder: Path) -> Prompt:

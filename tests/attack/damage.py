@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 STRANGE: list[Any] = [
-    None, 0, 5, -1, 1.5, True, "x", "", " ", [], {}, [1], {"x": 1}, [[1]], [None], {"a": None}, 10**30, 1e308, 10**400,
-    "\ud800", "\0", "../../etc/passwd", "/dev/zero", "x" * 5000, "<|im_end|>", "1" * 5000, "-0", "2026-13-45", 2**63,
-    "<script>", "%s%n{0}", "é́", "\u2028", ["x"] * 300, [[[[[[[[[[]]]]]]]]]],
-]  # fmt: skip
+    *[None, 0, 5, -1, 1.5, True, 10**30, 1e308, 10**400, 2**63, [], {}, [1], {"x": 1}, [[1]], [None], {"a": None}],
+    *["x", "", " ", "\ud800", "\0", "../../etc/passwd", "/dev/zero", "x" * 5000, "<|im_end|>", "1" * 5000, "-0"],
+    *["2026-13-45", "<script>", "%s%n{0}", "é́", "\u2028", ["x"] * 300, [[[[[[[[[[]]]]]]]]]]],
+]
+YAML = [b"!!python/object:os.system x", b"&a [*a]", b"*a", b"<<: *a", b"!!int ''", b"!!timestamp foo", b'"\\UFFFFFFFF"']
 SNIPPETS = [
-    b"NaN", b"Infinity", b"-1e999", b"1e999", b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"\xed\xa0\x80", b'"\\ud800"', b"[" * 3000,
-    b'{"a":' * 3000, b"9" * 5000, b"\r", b"\n\n", b"\t", b"'", b'"', b"{", b"}", b"[", b"]", b",", b":", b"\xe2\x80\xa8",
-    b"!!python/object:os.system x", b"&a [*a]", b"*a", b"<<: *a", b"!!int ''", b"!!timestamp foo", b'"\\UFFFFFFFF"',
-    b"? ", b"- ", b"| ", b"%YAML 9.9\n", b"---\n", b"...\n", b"\\", b"//", b"null", b"true", b"0x", b".inf", b".nan",
-]  # fmt: skip
+    *[b"NaN", b"Infinity", b"-1e999", b"1e999", b"null", b"true", b"0x", b".inf", b".nan", b"9" * 5000, b"[" * 3000],
+    *[b'{"a":' * 3000, b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"\xed\xa0\x80", b'"\\ud800"', b"\xe2\x80\xa8"],
+    *[b"\r", b"\n\n", b"\t", b"'", b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"//", b"? ", b"- ", b"| "],
+    *[b"%YAML 9.9\n", b"---\n", b"...\n", *YAML],
+]
 
 
 def damage_bytes(path: Path, draw: random.Random) -> str:

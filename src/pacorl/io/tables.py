@@ -1,0 +1,29 @@
+"""The one door for parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def parquet_file(path: Path) -> Iterator[Any]:
+    """Open a parquet file for the block, in which a damaged page is a fault of the file, too.
+
+    Raises:
+        ValueError: it is damaged or cut off, or pyarrow is missing; the message names the file, or what to install.
+    """
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError("parquet files need pyarrow; install it with `pip install 'pacorl[data]'`") from None
+    if not path.is_file():  # of a pipe Arrow would wait for the end
+        raise ValueError(f"{path}: not a file")
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:  # which name no file, or a text on several lines
+        raise ValueError(f"{path}: cannot be read as parquet ({' '.join(str(error).split())[:120]})") from None

@@ -1,0 +1,95 @@
+"""Parquet files that somebody else wrote: edits to train on, and the tables of two benchmarks."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.attack.damage import STRANGE, damage_bytes, damage_file
+from tests.attack.harness import Target, WrongError
+
+ROWS = 6
+
+
+def edits() -> list[dict[str, Any]]:
+    from tests.attack.images import png
+
+    image = {"bytes": png(16, 16), "path": "a.png"}
+    more = {"task_type": "color_alter", "Intersection_exist": True, "instruction_language": "en"}
+    return [{"key": f"k{n}", "instruction": f"edit {n}", "input_image": image, **more} for n in range(ROWS)]
+
+
+def choices() -> list[dict[str, Any]]:
+    texts = {"instruction": "edit", "task_type": "color_alter", "dimension": "prompt_following"}
+    return [{"key": [f"a{n}", f"b{n}"], **texts} for n in range(ROWS)]
+
+
+def write(path: Path, rows: list[dict[str, Any]], **options: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path, **options)
+
+
+def mutate(folder: Path, draw: random.Random) -> str:
+    """Damages the file's bytes, or writes another table that is whole."""
+    import pyarrow.parquet as pq
+
+    path = folder / "t.parquet"
+    what = draw.choices(["bytes", "file", "cell", "column", "groups"], [60, 5, 20, 10, 5])[0]
+    if what == "bytes":
+        return damage_bytes(path, draw)
+    if what == "file":
+        return damage_file(path, draw)
+    rows = pq.read_table(path).to_pylist()
+    if what == "cell":
+        name = draw.choice(list(rows[0]))
+        value = draw.choice(STRANGE)
+        rows = [{**row, name: value} for row in rows] if draw.random() < 0.7 else [*rows, {**rows[0], name: None}]
+    elif what == "column":
+        name = draw.choice(list(rows[0]))
+        rows = [
+            {(draw.choice(["x", "image"]) if key == name else key): value for key, value in row.items()} for row in rows
+        ]
+    try:
+        write(path, rows, row_group_size=2, compression=draw.choice(["snappy", "gzip", "none", "zstd"]))
+    except Exception:  # Arrow has no such table
+        return "nothing"
+    return what
+
+
+def read(folder: Path, *, kind: str) -> None:
+    """Reads the table. Raises WrongError if rows are missing that it has."""
+    import pyarrow.parquet as pq
+
+    from pacorl.bench.edit_reward_bench import read_edit_data
+    from pacorl.bench.gedit import read_edits
+    from pacorl.data.edits import load_gedit
+
+    path = folder / "t.parquet"
+    match kind:
+        case "prompts":
+            count = len(load_gedit(path))
+        case "gedit":
+            data = read_edits(folder)
+            count = len(data.items)
+            data.source.row(0)
+        case "edit-reward":
+            count = len(read_edit_data(path).items)
+    if count != pq.read_metadata(path).num_rows:
+        raise WrongError("silent", f"{count} of {pq.read_metadata(path).num_rows} rows")
+
+
+def targets() -> list[Target]:
+    made = {"prompts": edits, "gedit": edits, "edit-reward": choices}
+
+    def target(kind: str) -> Target:
+        def prepare(folder: Path) -> None:
+            write(folder / "t.parquet", made[kind]())
+
+        run = partial(read, kind=kind)
+        return Target(name=f"tables/{kind}", prepare=prepare, mutate=mutate, run=run, names=("t.parquet", "/work"))
+
+    return [target(kind) for kind in made]
