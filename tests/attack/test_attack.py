@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +31,50 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
     outcomes = [attempt(target, path, work, seed=1, number=number) for number in range(INPUTS[name.partition("/")[0]])]
     assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
     assert any(kind == "refused" for kind, _ in outcomes)
+
+
+@pytest.mark.campaign
+def test_tens_of_thousands_of_inputs() -> None:
+    """The whole attack, in a process of its own: its children are forked before anything else runs there."""
+    root = Path(__file__).parents[2]
+    paths = [str(root / name) for name in (".", "tests/judges", "tests/policies", "tests/toy")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "tests.attack"]
+    ended = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True, check=False)
+    print(ended.stdout[-20_000:])
+    assert ended.returncode == 0, ended.stdout[-20_000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_a_child_that_hangs_or_dies_costs_its_input_alone(tmp_path: Path) -> None:
+    """And the rest of the harness: what is silent, wrong or nameless is seen."""
+    code = (
+        "import os, time\n"
+        "from tests.attack import harness\n"
+        "harness.SECONDS, harness.BYTES = 2.0, 2**26\n"
+        "def run(folder):\n"
+        "    text = (folder / 'x').read_text()\n"
+        "    if text == '1': time.sleep(60)\n"
+        "    if text == '2': os._exit(9)\n"
+        "    if text == '3': raise KeyError('x')\n"
+        "    if text == '4': raise ValueError('no name')\n"
+        "    if text == '5': raise harness.WrongError('wrong', 'no')\n"
+        "    if text == '6': raise ValueError('x.txt: bad')\n"
+        "    if text == '7': b'1' * 2**28\n"
+        "def mutate(folder, draw):\n"
+        "    number = str(mutate.count)\n"
+        "    (folder / 'x').write_text(number)\n"
+        "    return 'must' if number == '8' else number\n"
+        "def attempt(target, good, work, *, seed, number, plain=harness.attempt):\n"
+        "    mutate.count = number\n"
+        "    return plain(target, good, work, seed=seed, number=number)\n"
+        "harness.attempt = attempt\n"
+        "prepare = lambda folder: (folder / 'x').write_text('good')\n"
+        "target = harness.Target(name='a/b', prepare=prepare, mutate=mutate, run=run, names=('x.txt',))\n"
+        "tally = harness.attack(target, 9, seed=0)\n"
+        "print(*(f'{fault.number}{fault.kind}' for fault in tally.faults), tally.kinds['fine'], tally.kinds['refused'])\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True)
+    assert ended.stdout == "1slow 2died 3traceback 4nameless 5wrong 7memory 8silent 1 1\n"

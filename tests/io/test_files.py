@@ -99,6 +99,12 @@ def test_a_run_has_one_writer_who_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_half_a_character_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.txt cannot be written: .* half of a surrogate pair"):
+        write_atomic(tmp_path / "a.txt", "\ud800")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_what_killed_processes_left_half_written_is_swept(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
@@ -144,7 +150,7 @@ def test_hostile_names_are_refused(name: str) -> None:
         safe_name(name)
 
 
-@pytest.mark.parametrize("path", ["../up.png", "/etc/passwd", "a/../../up.png", "a\0b"])
+@pytest.mark.parametrize("path", ["../up.png", "/etc/passwd", "a/../../up.png", "a\0b", "x" * 300, "a/" * 1500])
 def test_paths_cannot_leave_the_folder(tmp_path: Path, path: str) -> None:
     with pytest.raises(ValueError, match=r"leads out of|is not a path"):
         inside(tmp_path, path)

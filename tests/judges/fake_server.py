@@ -37,6 +37,8 @@ class FakeServer:
     port: int = 0
     pages: dict[str, Any] = field(default_factory=dict)
     """Path → what is answered there instead."""
+    posts: dict[str, Callable[[Handler, dict[str, Any]], None]] = field(default_factory=dict)
+    """Path → what answers a document that is posted there."""
     _busy: int = 0
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -105,6 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         if self.path in self.fake.pages:
             self.answer(self.fake.pages[self.path])
+        elif self.path in self.fake.posts:
+            self.fake.posts[self.path](self, body)
         elif self.path == "/tokenize" and self.fake.tokens is not None:
             self.answer({"tokens": self.fake.tokens.get(body["prompt"], [1, 2])})
         elif self.path == "/v1/chat/completions":

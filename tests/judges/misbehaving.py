@@ -13,15 +13,23 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
-from fake_server import FakeServer, Handler, completion, p_of
+import pytest
+from fake_server import FakeServer, Handler, completion, p_of, p_of_images
+from PIL import Image
+
+from pacorl.io import net
+from pacorl.judges.http.judge import HttpJudge
+from pacorl.types import Question
 
 Json = dict[str, Any]
 Behaviour = Callable[[Json], bytes]
 
+RED, BLUE = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
 LIE = 0.123456  # what answers to other questions say
 elsewhere = {"url": "http://127.0.0.1:9/v1"}
 """Where redirects lead: a test puts a server there that lies."""
@@ -88,6 +96,8 @@ def with_value(value: Any) -> Behaviour:
 
 def lying(answer: Json) -> Json:
     """An answer of the right form to another question."""
+    if "scores" in answer:
+        return {"scores": [LIE for _ in answer["scores"]]}
     named = [entry["token"] for entry in first(answer)["top_logprobs"]]
     lie = json.loads(dumped(answer))
     values = [math.log(LIE * 0.9), math.log((1 - LIE) * 0.9), math.log(0.05)]
@@ -251,14 +261,49 @@ ANSWERS: dict[str, Behaviour] = {
     "no model": with_answer(model=None),
 }
 BEHAVIOURS = WIRE | DOCUMENTS | ANSWERS | statuses() | redirects()
+
+
+def with_scores(*scores: Any) -> Behaviour:
+    return lambda answer: http(dumped({"scores": list(scores)}))
+
+
+def score_of(digits: str) -> Behaviour:
+    """A score whose digits JSON itself would not write."""
+    return lambda answer: http(b'{"scores": [' + digits.encode() + b"]}")
+
+
+SCORES: dict[str, Behaviour] = (
+    {name: behave for name, behave in (WIRE | DOCUMENTS).items() if name != "400 digits"}
+    | statuses()
+    | redirects()
+    | {
+        "no scores": with_scores(),
+        "two scores": with_scores(LIE, LIE),
+        "null": with_scores(None),
+        "a truth": with_scores(True),
+        "a text": with_scores("0.5"),
+        "a list": with_scores([0.5]),
+        "an object": with_scores({"score": 0.5}),
+        "NaN": score_of("NaN"),
+        "infinity": score_of("-Infinity"),
+        "1e999": score_of("1e999"),
+        "400 digits": score_of("9" * 400),
+        "scores of null": lambda answer: http(dumped({"scores": None})),
+        "scores by name": lambda answer: http(dumped({"scores": {"0": LIE}})),
+        "a score alone": lambda answer: http(dumped({"score": LIE})),
+        "scores twice": lambda answer: http(b'{"scores": [0.123456], ' + dumped(answer)[1:]),
+        "an error": lambda answer: http(dumped({"error": "no"})),
+    }
+)
+"""The same of a service that scores one image."""
 SLOW = ("hangs", "drips", "hangs within the body")
 """Behaviours that last until the client gives up."""
 
 
-def misbehave(handler: Handler, answer: Json, name: str) -> None:
+def misbehave(handler: Handler, answer: Json, name: str, behaviours: dict[str, Behaviour] = BEHAVIOURS) -> None:
     """Sends what the behaviour says, and hangs up."""
     handler.close_connection = True
-    raw = BEHAVIOURS[name](answer) if name in BEHAVIOURS else http(dumped(answer))
+    raw = behaviours[name](answer) if name in behaviours else http(dumped(answer))
     try:
         match name:
             case "reset":
@@ -293,3 +338,53 @@ def misbehaving(names: list[str], *, seed: int, honest: float = 0.3) -> FakeServ
 
     server.behave = behave
     return server
+
+
+def p_of_scores(text: str) -> float:
+    """The right score of a prompt."""
+    return p_of_images([], text)
+
+
+# --- who asks --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Within the block nobody waits long before asking again, nor gives a server up that hangs now and then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(net, "BACKOFF_SECONDS", 0.001)
+        patch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
+        patch.setattr(net, "COOLDOWN_SECONDS", 0.01)
+        patch.setattr(net, "PATIENCE", 1e6)
+        yield
+
+
+@contextmanager
+def asking(servers: Sequence[FakeServer], *, timeout: float, retries: int) -> Iterator[HttpJudge]:
+    """A judge that asks these servers."""
+    with ExitStack() as stack:
+        urls = [stack.enter_context(server.running()).url for server in servers]
+        yield stack.enter_context(HttpJudge("judge", urls, timeout=timeout, retries=retries))
+
+
+def questions(count: int) -> list[Question]:
+    return [Question((RED, BLUE), f"Is {number} right?") for number in range(count)]
+
+
+def truth_of(question: Question) -> float:
+    """What an honest server answers."""
+    return p_of_images(list(question.images), question.text)
+
+
+@contextmanager
+def lying_elsewhere() -> Iterator[FakeServer]:
+    """A server where redirects lead, and which nobody may ask."""
+
+    def lie(handler: Handler, number: int) -> bool:
+        handler.answer(completion(fake.chats[number - 1], 0.5))
+        return True
+
+    fake = FakeServer(behave=lie)
+    with fake.running(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(elsewhere, "url", fake.url)
+        yield fake

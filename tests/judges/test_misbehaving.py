@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import misbehaving
 import pytest
-from fake_server import FakeServer, Handler, completion, p_of, p_of_images
-from misbehaving import BEHAVIOURS, SLOW, misbehave
-from PIL import Image
+from fake_server import FakeServer, Handler, completion, p_of
+from misbehaving import BEHAVIOURS, SLOW, asking, impatient, lying_elsewhere, misbehave, questions, truth_of
 
-from pacorl.io import net
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import JudgeRefusedError
 from pacorl.types import Question, Verdict
 
-RED, BLUE = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue"))
 RIGHT = {
     "no length", "HTTP/1.0", "chunked", "chunks and a length", "one response too many", "100 Continue first",
     "500 times 100 Continue", "103 Early Hints first", "identity", "kept alive", "cookies", "the id of a gateway",
@@ -31,37 +27,16 @@ RIGHT = {
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net, "BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr(net, "COOLDOWN_SECONDS", 0.01)
-    monkeypatch.setattr(net, "PATIENCE", 1e6)  # a server that hangs now and then is to be asked all the same
+def _impatient() -> Iterator[None]:
+    with impatient():
+        yield
 
 
 @pytest.fixture
-def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+def liar() -> Iterator[FakeServer]:
     """Where redirects lead."""
-
-    def lie(handler: Handler, number: int) -> bool:
-        handler.answer(completion(fake.chats[number - 1], 0.5))
-        return True
-
-    fake = FakeServer(behave=lie)
-    with fake.running():
-        monkeypatch.setitem(misbehaving.elsewhere, "url", fake.url)
+    with lying_elsewhere() as fake:
         yield fake
-
-
-@contextmanager
-def asking(servers: Sequence[FakeServer], *, timeout: float, retries: int) -> Iterator[HttpJudge]:
-    """A judge that asks these servers."""
-    with ExitStack() as stack:
-        urls = [stack.enter_context(server.running()).url for server in servers]
-        yield stack.enter_context(HttpJudge("judge", urls, timeout=timeout, retries=retries))
-
-
-def questions(count: int) -> list[Question]:
-    return [Question((RED, BLUE), f"Is {number} right?") for number in range(count)]
 
 
 def tally(asked: Sequence[Question], verdicts: Sequence[Verdict]) -> Counter[str]:
@@ -74,8 +49,7 @@ def tally(asked: Sequence[Question], verdicts: Sequence[Verdict]) -> Counter[str
             assert len(verdict.error) < 600
             counts["missing"] += 1
         else:
-            truth = p_of_images(list(question.images), question.text)
-            counts["right" if verdict.p_yes == pytest.approx(truth, abs=1e-3) else "wrong"] += 1
+            counts["right" if verdict.p_yes == pytest.approx(truth_of(question), abs=1e-3) else "wrong"] += 1
     return counts
 
 
@@ -123,22 +97,6 @@ def test_who_takes_for_ever_is_missing(name: str) -> None:
     with asking([misbehaving.misbehaving([name], seed=0, honest=0)], timeout=0.5, retries=0) as judge:
         judge.check()
         assert tally(asked, judge.verdicts(asked)) == {"missing": 3}
-
-
-@pytest.mark.campaign
-def test_ten_thousand_verdicts_are_right_or_missing(liar: FakeServer) -> None:
-    names = [*BEHAVIOURS, "reset", *SLOW]
-    servers = [misbehaving.misbehaving(names, seed=seed) for seed in range(4)]
-    counts: Counter[str] = Counter()
-    with asking(servers, timeout=2, retries=1) as judge:
-        for start in range(0, 10_000, 1000):
-            asked = questions(10_000)[start : start + 1000]
-            counts += tally(asked, judge.verdicts(asked))
-    print(dict(counts), judge.counters)
-    assert counts["wrong"] == 0
-    assert counts["right"] + counts["missing"] == 10_000
-    assert min(counts["right"], counts["missing"]) > 1000
-    assert liar.chats == []
 
 
 PAGES: dict[str, Any] = {

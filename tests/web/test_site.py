@@ -219,12 +219,14 @@ def test_a_taken_port_is_named():
 
 
 @contextlib.contextmanager
-def served(monkeypatch, seconds):
-    """An application that answers nothing but its state, by the project's own connections."""
+def served(monkeypatch, seconds, *, reads=False):
+    """An application that answers nothing but its state, by the project's own connections; `reads`: bodies first."""
     import uvicorn
 
     async def app(scope, receive, send):
         if scope["type"] == "http":
+            while reads and (await receive()).get("more_body"):
+                pass
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
             await send({"type": "http.response.body", "body": b"ok"})
 
@@ -265,6 +267,27 @@ def test_a_kept_connection_that_begins_another_header_is_not_waited_for_either(m
             while slow.recv(1000):
                 pass
         assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("begun", [b"", b"x" * 10])
+def test_a_body_that_never_ends_is_not_waited_for_and_a_large_one_is(monkeypatch, begun):
+    monkeypatch.setattr(connections, "BODY_BYTES", 100)
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    with served(monkeypatch, 0.5, reads=True) as address:
+        with socket.create_connection(address, timeout=5) as slow:
+            slow.sendall(head + begun)
+            start = time.monotonic()
+            with contextlib.suppress(OSError):
+                while time.monotonic() - start < 4:
+                    slow.sendall(b"X")
+                    time.sleep(0.05)
+            assert time.monotonic() - start < 2.5
+        with socket.create_connection(address, timeout=5) as steady:
+            steady.sendall(head)
+            for _ in range(10):
+                time.sleep(0.1)
+                steady.sendall(b"x" * 100)
+            assert steady.recv(100).startswith(b"HTTP/1.1 200")
 
 
 LIMITED = """

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+LONGEST_NAME, LONGEST_PATH = 255, 2000
+"""Bytes of a file's name, and characters of a path below a folder."""
 PART = ".part"
 """Ends the name of a file that is being written, `.NAME.MACHINE-PROCESS.part`."""
 
@@ -61,8 +63,12 @@ def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file whole: readers see the old one or the new one, and so does the machine after a power cut."""
+    try:
+        content = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
+        raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None
     with replacing(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(content)
 
 
 @contextmanager
@@ -223,8 +229,10 @@ def safe_name(name: str) -> str:
 def inside(folder: Path, relative: str) -> Path:
     """`folder/relative`, links resolved. Raises ValueError if that lies outside of `folder`."""
     root = folder.resolve()
-    if "\0" in relative:
-        raise ValueError(f"{relative!r} is not a path")
+    # Of a longer name Linux says so whenever it is looked for, and nobody knows by then where the name stood.
+    longest = max((len(part.encode(errors="replace")) for part in Path(relative).parts), default=0)
+    if "\0" in relative or longest > LONGEST_NAME or len(relative) > LONGEST_PATH:
+        raise ValueError(f"{relative[:60]!r} is not a path of a file")
     path = (root / relative).resolve()
     if not path.is_relative_to(root) or Path(relative).is_absolute():
         raise ValueError(f"{relative!r} leads out of {folder}; paths must stay inside the folder")

@@ -12,7 +12,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
-"""How long a connection may take to say what it wants."""
+"""How long a connection may take to say what it wants, and for each BODY_BYTES of what it sends with it."""
+BODY_BYTES = 2**16
+"""Of a body in HEADER_SECONDS, at least: as much as the slowest mobile networks carry."""
 SPARE_FILES = 128
 """Of the files that a process may have open, so many are not connections: models, a database, the log, and the few
 batches of connections that were accepted before the first of them is seen here."""
@@ -22,10 +24,14 @@ QUEUED = 1024
 
 
 class Connection(H11Protocol):
-    """Hangs up on who sends no whole header in time, and first on them if there are too many connections.
+    """Hangs up on who sends no whole request in time, and first on them if there are too many connections.
 
-    uvicorn waits for a header for ever, and asyncio fills the log once no file is left for the next connection.
+    uvicorn waits for a header and a body for ever, and asyncio fills the log once no file is left for the next
+    connection.
     """
+
+    _received = 0
+    """Bytes since the clock was set."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -38,8 +44,15 @@ class Connection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether nobody here is owed an answer."""
-        return self.cycle is None or bool(self.cycle.response_complete)
+        """Whether it is the client's turn: no request is under way, or its body is not all there."""
+        return self.cycle is None or bool(self.cycle.response_complete) or bool(self.cycle.more_body)
+
+    def data_received(self, data: bytes) -> None:
+        cycle = self.cycle
+        super().data_received(data)
+        self._received += len(data)
+        if self.cycle is not cycle or self._received >= BODY_BYTES:  # a header is whole, or a body comes along
+            self._since, self._received = self.loop.time(), 0
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()

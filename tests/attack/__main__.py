@@ -1,0 +1,83 @@
+"""`make attack`: tens of thousands of hostile inputs, and a table of what became of them.
+
+    make attack ARGS="--seed 7 --share 0.1"       a tenth of it, with other inputs
+    make attack ARGS="--only documents/c.jsonl"    one target; with :37 its input 37 alone
+
+Exit code 1 if an input led to a traceback, a wrong or silent outcome, a hang, or a line without a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tests.attack.harness import FAULTS, Tally, Target, attack, table
+
+SHOWN_FAULTS = 5
+"""Of a target."""
+FAMILIES = ("documents", "images", "tables", "weights", "checkpoints", "commands", "servers", "answers")
+INPUTS = {"documents": 420, "images": 1200, "tables": 200, "weights": 240, "checkpoints": 300, "commands": 60}
+"""For each target of a family, at share 1."""
+
+
+def targets(family: str) -> Sequence[Target]:
+    """The targets of a family that reads files; its room is imported only now."""
+    from importlib import import_module
+
+    return import_module(f"tests.attack.{family}").targets()  # type: ignore[no-any-return]
+
+
+def tallies(only: str, *, seed: int, share: float) -> Iterator[Tally]:
+    """One after another: the inputs of one target fill a core."""
+    name, _, number = only.partition(":")
+    for family in FAMILIES:
+        if name and family != name.partition("/")[0]:
+            continue
+        if family in INPUTS:
+            chosen = [target for target in targets(family) if target.name.startswith(name or family)]
+            for target in chosen:
+                first, count = (int(number), 1) if number else (0, max(1, round(share * INPUTS[family])))
+                yield attack(target, count, seed=seed, first=first)
+        else:
+            yield from _asked(family)(seed=seed, share=share)
+
+
+def _asked(family: str) -> Callable[..., Iterator[Tally]]:
+    """The families that are asked over sockets."""
+    from importlib import import_module
+
+    return import_module(f"tests.attack.{family}").tallies  # type: ignore[no-any-return]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make attack", description="Hostile inputs, and what became of them.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the inputs.")
+    parser.add_argument("--share", type=float, default=1.0, help="How many of them.")
+    parser.add_argument("--only", default="", help="A family, FAMILY/TARGET, or FAMILY/TARGET:NUMBER.")
+    parser.add_argument("--json", type=Path, help="Where the counts are written, too.")
+    options = parser.parse_args(arguments)
+    started, done = time.monotonic(), list[Tally]()
+    for tally in tallies(options.only, seed=options.seed, share=options.share):
+        done.append(tally)
+        print(f"{tally.name:<42}{tally.seconds:>8.1f} s  {dict(tally.kinds)}", flush=True)
+        for fault in tally.faults[: None if ":" in options.only else SHOWN_FAULTS]:
+            print(f"    {tally.name}:{fault.number}  {fault.kind}  {fault.detail}", flush=True)
+    print(table(done))
+    wall = time.monotonic() - started
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    print(f"seed {options.seed}, {wall / 60:.1f} minutes, {cpu / 60:.1f} of them of a processor")
+    if options.json:
+        rows = [{"name": tally.name, "kinds": dict(tally.kinds), "seconds": round(tally.seconds, 1)} for tally in done]
+        document = {"seed": options.seed, "share": options.share, "cpu_seconds": round(cpu, 1), "targets": rows}
+        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return int(any(tally.kinds[kind] for tally in done for kind in FAULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
