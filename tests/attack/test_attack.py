@@ -72,7 +72,7 @@ def test_a_child_that_hangs_or_dies_costs_its_input_alone(tmp_path: Path) -> Non
         "prepare = lambda folder: (folder / 'x').write_text('good')\n"
         "target = harness.Target(name='a/b', prepare=prepare, mutate=mutate, run=run, names=('x.txt',))\n"
         "tally = harness.attack(target, 9, seed=0)\n"
-        "print(*(f'{fault.number}{fault.kind}' for fault in tally.faults), *map(tally.kinds.get, ['fine', 'refused']))\n"
+        "print(*(f'{f.number}{f.kind}' for f in tally.faults), *map(tally.kinds.get, ['fine', 'refused']))\n"
     )
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
