@@ -151,6 +151,14 @@ def test_a_set_is_generated_at_its_record_s_own_size(pipeline: Any, tmp_path: Pa
     assert policy.size_of(edit(source_image(tmp_path / "a.png", height=80, width=40)), Size(64, 64)) == Size(88, 40)
 
 
+@pytest.mark.parametrize("side", [64, 65, 77, 100])
+def test_a_square_source_is_cut_nowhere(klein: KleinPolicy, tmp_path: Path, side: int) -> None:
+    path = source_image(tmp_path / "a.png", height=side, width=side)
+    assert [klein.size_of(edit(path), Size(area, area)) for area in (384, 512, 1024)] == [
+        Size(area, area) for area in (384, 512, 1024)
+    ]
+
+
 def test_what_cannot_be_generated_is_refused(klein: KleinPolicy, tmp_path: Path) -> None:
     strip = source_image(tmp_path / "strip.png", height=20, width=200)
     with pytest.raises(ValueError, match=r"strip\.png is 20x200, and FLUX\.2 takes sides of at most 8:1; crop it"):

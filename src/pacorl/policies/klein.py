@@ -93,11 +93,12 @@ class KleinPolicy(PipelinePolicy):
 
     def _fit(self, path: Path, area: int) -> Size:
         """The size of at most `area` pixels in the aspect of a source."""
-        source = upright_size(path)
+        source, step = upright_size(path), self.token_pixels
         if max(source.height, source.width) > MAX_ASPECT * min(source.height, source.width):
             raise ValueError(f"source {path} is {source}, and FLUX.2 takes sides of at most {MAX_ASPECT}:1; crop it")
-        scale = math.sqrt(area / (source.height * source.width)) / self.token_pixels
-        return Size(*(max(1, int(side * scale)) * self.token_pixels for side in (source.height, source.width)))
+        # In whole numbers: a rounded root would cut a token off one square source of eight.
+        tall, wide = (source.height, source.width), (source.width, source.height)
+        return Size(*(max(1, math.isqrt(area * a // (b * step**2))) * step for a, b in (tall, wide)))
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """The `tokens` (B, L, 3D): three hidden layers of Qwen3, side by side."""
