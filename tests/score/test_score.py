@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -222,6 +224,18 @@ def test_the_page_is_self_contained_and_escapes(tmp_path: Path, ranking: bool) -
     assert ('class="matrix"' in page) is not ranking
     assert "Asked: Do the two" in page
     assert "q: bad" in page
+
+
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+    (frame,) = re.findall(r'^<iframe srcdoc="([^"]*)" sandbox="allow-scripts"[^>]*></iframe>$', _grey()._repr_html_())
+    page = html.unescape(frame)
+    assert page.startswith("<!doctype html>")
+    assert page.count("data:image/png") >= 4
+    assert "&lt;b&gt;w&lt;/b&gt;" in page
+
+
+def _grey() -> Scores:
+    return score_set(GreyJudge(), IMAGES, names=["<b>w</b>", "x", "y", "z"])
 
 
 # --- the Python door -------------------------------------------------------------------------------------------

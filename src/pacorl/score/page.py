@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pacorl.io.files import write_atomic
 from pacorl.report.figures import ShownImage, data_url, pair_matrix_svg, show
@@ -84,26 +84,33 @@ def _words(scores: Scores, pair: PairScore) -> str:
     return "\n".join(lines)
 
 
-def write_page(
-    path: Path,
+def write_page(path: Path, scores: Scores, *, judge: str, **options: Any) -> Path:
+    """Writes `page_of` into a file."""
+    write_atomic(path, page_of(scores, name=path.stem, judge=judge, **options))
+    return path
+
+
+def page_of(
     scores: Scores,
     *,
-    judge: str,
+    name: str = "scores",
+    judge: str = "",
     note: str = "",
     theme: str = "",
     refused: Mapping[str, str] | None = None,
-) -> Path:
-    """Writes the page: thumbnails, heat map, pairs with reasons, questions. Nothing in it is asked from anywhere."""
+) -> str:
+    """The page: thumbnails, heat map, pairs with reasons, questions. Nothing in it is asked from anywhere."""
     cards = [
-        Card(number + 1, name, _role(scores, number), show(image), _thumbnail(image))
-        for number, (name, image) in enumerate(zip(scores.names, scores.images, strict=True))
+        Card(number + 1, title, _role(scores, number), show(image), _thumbnail(image))
+        for number, (title, image) in enumerate(zip(scores.names, scores.images, strict=True))
     ]
-    page = render(
+    facts = [(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs")]
+    return render(
         "score.html",
         title=theme or ("Which fits best" if scores.ranking else "Do they belong together?"),
-        name=path.stem,
+        name=name,
         verdict=[*filter(None, [note]), *summary(scores)],
-        facts=[(_number(scores.mean), "mean P(Yes)"), (len(scores.pairs), "pairs"), (judge, "judge")],
+        facts=[*facts, (judge, "judge")] if judge else facts,
         cards=cards,
         # One pair, or a column of them, says more as a number.
         matrix=pair_matrix_svg(scores.matrix) if not scores.ranking and len(cards) > 2 else "",
@@ -112,8 +119,6 @@ def write_page(
         has_words=any(pair.reasons or pair.error for pair in scores.pairs),
         refused=list((refused or {}).values()),
     )
-    write_atomic(path, page)
-    return path
 
 
 def _role(scores: Scores, image: int) -> str:

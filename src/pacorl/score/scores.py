@@ -6,6 +6,7 @@ of which any question stayed unanswered has no score, and its reason is kept.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, count
@@ -125,6 +126,13 @@ class Scores:
             "pairs": [self._pair_dict(pair) for pair in self.pairs],
             "matrix": [list(row) for row in self.matrix],
         }
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page of `pacorl score --report`, in a frame so that no style leaks out of it."""
+        from pacorl.score.page import page_of  # which imports this module
+
+        page = html.escape(page_of(self))
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
 
     def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
         optional = {"order_gap": pair.order_gap, "error": pair.error, "reasons": pair.reasons}
