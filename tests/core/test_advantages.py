@@ -277,3 +277,25 @@ def test_a_missing_score_leaves_its_siblings_value_to_the_others_below_it() -> N
     assert found.at(1)[0] == 0, "no sibling of it was judged"
     # Children's values are 0 (one sample) and 7 (two).
     assert found.at(0)[[0, 2, 3]].tolist() == pytest.approx([-math.sqrt(2), math.sqrt(0.5), math.sqrt(0.5)])
+
+
+def test_ranks_are_those_of_all_pairs_and_ten_thousand_take_little_memory() -> None:
+    generator = torch.Generator().manual_seed(0)
+    group_B = torch.randint(0, 40, (600,), generator=generator)
+    valid_B = torch.rand(600, generator=generator) > 0.1
+    score_RB = torch.randint(-3, 4, (3, 600), generator=generator).double()
+    score_RB[0, ::7] = -0.0
+    weight_R = torch.tensor([0.3, -0.7, 0.1], dtype=torch.float64)
+
+    # Eq. of the docstring, written out over all pairs: quadratic in the samples of an epoch.
+    together_BB = (group_B[:, None] == group_B) & valid_B[:, None] & valid_B
+    order_RBB = (score_RB[:, :, None] - score_RB[:, None, :]).sign() * together_BB
+    expected = weight_R @ (order_RBB.sum(2) / (together_BB.sum(1) - 1).clamp(min=1))
+    assert torch.equal(ranked(Scores(score_RB, valid_B, group_B, weight_R), Ranked()), expected)
+
+    # A table of all pairs of 200,000 samples would take 40 GB.
+    count = 200_000
+    many = torch.rand(1, count, generator=generator, dtype=torch.float64)
+    ranks = ranked(Scores(many, torch.ones(count, dtype=torch.bool), torch.arange(count) // 16, weight_R[:1]), Ranked())
+    assert ranks.view(-1, 16).sum(1).abs().max() < 1e-9
+    assert ranks.max() == -ranks.min() == 0.3

@@ -181,8 +181,7 @@ def run(
         keys = [key for key in own_keys if key not in row_of or "error" in row_of[key]]
         for start in range(0, len(keys), options.batch):
             chunk = keys[start : start + options.batch]
-            for row in _measured(benchmark, chunk, skip_bad=options.skip_bad):
-                journal.add(row)
+            journal.add(*_measured(benchmark, chunk, skip_bad=options.skip_bad))
             advance(start + len(chunk), len(keys))
     outcome = _gather(benchmark, out, name=options.name or options.subject, trained_on=trained_on)
     _write_tables(outcome, title=benchmark.title)

@@ -21,7 +21,7 @@ from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Instance, PromptRecord, read_prompts, write_records
 from pacorl.engine.image_queue import GenerateImages, ImageJob, ImageSource, Shard, generate_missing, missing_jobs
 from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
-from pacorl.io.files import digest, inside, write_atomic
+from pacorl.io.files import digest, flush_all, inside
 from pacorl.io.images import open_image, png_bytes
 from pacorl.types import Size
 
@@ -175,6 +175,7 @@ def pair(
         for number, name in enumerate(grids[record.idx]):
             cut(folder, name, record, number)
         progress(done, len(records))
+    flush_all(folder / "images")  # before the manifest vouches for them; a wait for each would be most of the time
     write_records(target, instances)
     return step.finish(outputs=[target], counts=counts)
 
@@ -198,7 +199,10 @@ def grids_of(folder: Path) -> dict[str, list[str]]:
 
 
 def cut(folder: Path, name: str, record: PromptRecord, number: int) -> None:
-    """Writes the sub-figures of one grid; equal ones on the disk stay untouched."""
+    """Writes the sub-figures of one grid; equal ones on the disk stay untouched.
+
+    They may be on the disk only later: one that is torn or empty after a power cut is not equal, and is written again.
+    """
     image = open_image(folder / name)
     with blamed_on(folder / name):
         panels = split(image, record.prompt.grid)
@@ -206,4 +210,5 @@ def cut(folder: Path, name: str, record: PromptRecord, number: int) -> None:
         path, content = folder / panel_path(record.idx, number, position), png_bytes(panel)
         # Rewriting an equal panel would change its time stamp, and with it what a backup or a server copies again.
         if not path.is_file() or path.read_bytes() != content:
-            write_atomic(path, content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)

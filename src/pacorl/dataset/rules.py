@@ -158,10 +158,12 @@ def split_groups(ties: Iterable[tuple[str, str]], *, shares: Mapping[str, float]
     random.Random(seed).shuffle(clusters)
     total = sum(map(len, clusters))
     dealt: dict[str, list[list[str]]] = {name: [] for name in shares}
+    size = dict.fromkeys(shares, 0)
     for cluster in clusters:
         # The split that is farthest behind its share takes the next cluster.
-        name = max(shares, key=lambda split: shares[split] * total - sum(map(len, dealt[split])))
+        name = max(shares, key=lambda split: shares[split] * total - size[split])
         dealt[name].append(cluster)
+        size[name] += len(cluster)
     for name in [name for name in shares if shares[name] > 0 and not dealt[name]]:
         # Too few clusters for so small a share: it gets the smallest of whoever has several.
         giver = max(dealt.values(), key=len)

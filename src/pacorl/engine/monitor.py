@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
@@ -169,10 +168,6 @@ def _pixels(images: Sequence[Image.Image]) -> Pixels:
     return np.stack([np.asarray(image) for image in images]) / 255
 
 
-def _distance(first: Pixels, second: Pixels) -> float:
-    return float(np.sqrt(((first - second) ** 2).mean()))
-
-
 # --- many images -----------------------------------------------------------------------------------------------
 
 
@@ -191,8 +186,10 @@ def diversity(statistics: Sequence[PanelStatistics]) -> float | None:
         groups[image.group].append(image.thumbnail)
     if len(groups) < LEAST_PROMPTS:
         return None
-    means = [np.mean(thumbnails, axis=0) for thumbnails in groups.values()]
-    return fmean(_distance(first, second) for first, second in combinations(means, 2))
+    mean_GC = np.stack([np.mean(thumbnails, axis=0) for thumbnails in groups.values()])
+    # All later groups at once: a loop over pairs in Python took 1.7 s for 625 prompts.
+    rows = (np.sqrt(((mean_GC[g + 1 :] - mean_GC[g]) ** 2).mean(-1)) for g in range(len(mean_GC) - 1))
+    return fmean(np.concatenate([*rows]).tolist())
 
 
 # --- over time -------------------------------------------------------------------------------------------------

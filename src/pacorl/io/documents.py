@@ -317,12 +317,12 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_atomic(path, "".join(_line(row) for row in rows))
 
 
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one row, which is on the disk when this returns."""
+def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
+    """Append rows, which are on the disk when this returns."""
     is_new = not path.exists()
     with disk_errors(path):
         with path.open("a", encoding="utf-8") as handle:
-            handle.write(_line(row))
+            handle.write("".join(map(_line, rows)))
             handle.flush()
             os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
         if is_new:
@@ -358,10 +358,10 @@ class Journal:
     def __contains__(self, key: object) -> bool:
         return key in self.items
 
-    def add(self, item: dict[str, Any]) -> None:
-        """Append an item, on the disk when this returns."""
-        append_jsonl(self.path, item)
-        self.items[item[self._key]] = item
+    def add(self, *items: dict[str, Any]) -> None:
+        """Append items, on the disk when this returns: one wait for all of them."""
+        append_jsonl(self.path, *items)
+        self.items |= {item[self._key]: item for item in items}
 
 
 def read_journal(path: Path, *, key: str = "key") -> dict[Any, dict[str, Any]]:

@@ -141,6 +141,14 @@ def flush_tree(folder: Path) -> None:
         flush_to_disk(path)
 
 
+def flush_all(folder: Path) -> None:
+    """Wait until everything below a folder is on the disk, by one wait where the system has it, however many files."""
+    if hasattr(os, "sync"):
+        os.sync()
+    else:
+        flush_tree(folder)
+
+
 def flush_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     try:

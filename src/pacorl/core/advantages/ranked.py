@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from pacorl.core.advantages import AggregateSpec, GroupedOptions, Scores
 
 if TYPE_CHECKING:
@@ -22,11 +24,19 @@ def ranked(scores: Scores, options: Ranked) -> Tensor:
     No outlier, scale or monotone change of a reward moves anything. Equals share the mean of their ranks,
     (#worse − #better)/(n − 1).
     """
-    group_B, valid_B, score_RB = scores.group_B, scores.valid_B, scores.score_RB
-    together_BB = (group_B[:, None] == group_B) & valid_B[:, None] & valid_B
-    count_B = (together_BB.sum(1) - 1).clamp(min=1)  # a group of one has rank 0
-    order_RBB = (score_RB[:, :, None] - score_RB[:, None, :]).sign() * together_BB
-    return scores.weight_R @ (order_RBB.sum(2) / count_B)
+    rank_RB = torch.zeros_like(scores.score_RB)
+    _, group_B, size_G = scores.group_B[scores.valid_B].unique(return_inverse=True, return_counts=True)
+    end_B = size_G.cumsum(0)[group_B]
+    start_B = end_B - size_G[group_B]
+    count_B = (size_G[group_B] - 1).clamp(min=1)  # a group of one has rank 0
+    for rank_B, score_B in zip(rank_RB, scores.score_RB[:, scores.valid_B], strict=True):
+        # Sorted by group and score: before a sample's equals stand the earlier groups and the worse, behind the better.
+        pairs = torch.stack([group_B.to(score_B), score_B + 0.0])  # −0 equals 0
+        _, level_B, equals_L = pairs.unique(dim=1, return_inverse=True, return_counts=True)
+        last_B = equals_L.cumsum(0)[level_B]
+        worse_B, better_B = last_B - equals_L[level_B] - start_B, end_B - last_B
+        rank_B[scores.valid_B] = (worse_B - better_B).to(score_B) / count_B
+    return scores.weight_R @ rank_RB
 
 
 RANKED = AggregateSpec(Ranked, ranked)
