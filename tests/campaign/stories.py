@@ -41,10 +41,15 @@ STORIES = {
 }
 
 
+def draw_images() -> None:
+    """What `score` looks at, in the working folder."""
+    for panel, name in zip(all_panels()[:2], ("a.png", "b.png"), strict=True):
+        draw(panel, 32).save(name)
+
+
 def run(story: str) -> None:
     """Run the commands of a story in the working folder, up to one that fails."""
-    for number, name in enumerate(("a.png", "b.png")):
-        draw(all_panels()[number], 32).save(name)
+    draw_images()
     with toy_world.toy_world() if story == "train-policy" else contextlib.nullcontext():
         for words in STORIES[story]:
             sys.argv = ["pacorl", *words]

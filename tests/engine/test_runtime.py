@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy_world import toy_config, toy_world
 
-from pacorl.engine.runtime import Runtime
+from pacorl.engine.runtime import Runtime, lost_ranks
 from pacorl.train.trainer import PolicyTrainer
 
 
@@ -69,3 +69,23 @@ def test_tf32_is_for_what_stays_fp32_beside_a_bf16_generator(tmp_path: Path, set
     with toy_world():
         PolicyTrainer(toy_config(tmp_path, *settings.split())).close()
     assert torch.backends.cuda.matmul.fp32_precision == precision
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError(
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [::1]:20463"
+        ),
+        torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
+    ],
+)
+def test_a_lost_rank_is_one_line(fault: RuntimeError) -> None:
+    with pytest.raises(RuntimeError, match=r"^rank 1 of 4 has lost the others: .* --resume auto$"), lost_ranks(1, 4):
+        raise fault
+
+
+@pytest.mark.parametrize(("world", "words"), [(1, "gloo"), (2, "shapes do not fit")])
+def test_other_faults_stay_what_they_are(world: int, words: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, world):
+        raise RuntimeError(words)

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor, nn
+from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.lora.adapters import full_tensor, materialize
@@ -45,6 +46,25 @@ class SharedFault(Exception):
     def __init__(self, fault: Exception) -> None:
         super().__init__(fault)
         self.fault = fault
+
+
+@contextmanager
+def lost_ranks(rank: int, world: int) -> Iterator[None]:
+    """Within the block a connection that another rank's end has cut is one line that says so.
+
+    Raises:
+        RuntimeError: for what gloo or NCCL say of it, which names their own files and addresses.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo has no kind of error of its own, and gives the line of its source in every message.
+        if world == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
+            raise
+        raise RuntimeError(
+            f"rank {rank} of {world} has lost the others: one of them has ended, or its machine is out of reach; what "
+            "it said last, or the launcher, names the cause. Then start the same command again with --resume auto"
+        ) from error
 
 
 class Runtime:

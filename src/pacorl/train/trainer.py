@@ -38,7 +38,7 @@ from pacorl.engine.monitor import (
     PanelStatistics,
 )
 from pacorl.engine.rows import Row, epoch_rows
-from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32
+from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.engine.turns import Turns
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import disk_errors, own_folder, write_atomic
@@ -244,8 +244,9 @@ class PolicyTrainer:
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
+        runtime = self.runtime
         try:
-            with self.runtime.signals(), self.bars, disk_errors(self.config.out):
+            with runtime.signals(), lost_ranks(runtime.rank, runtime.world), self.bars, disk_errors(self.config.out):
                 self._run_epochs()
         finally:
             self.close()

@@ -28,7 +28,7 @@ from transformers.trainer_callback import PrinterCallback
 from pacorl.config.base import check_changes, dump
 from pacorl.config.judge_run import RewardRun
 from pacorl.engine.logbook import TIME, Logbook, check_trackers
-from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted
+from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks
 from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
 from pacorl.io.files import (
     check_digests,
@@ -117,6 +117,7 @@ class JudgeTrainer:
         with (
             own_folder(self.config.out) if processes().is_main_process else nullcontext(),
             disk_errors(self.config.out),
+            lost_ranks(processes().process_index, processes().num_processes),
         ):
             return self._run()
 
