@@ -30,7 +30,7 @@ def generator() -> Generator:
     add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
     with torch.no_grad():
         for value in adapter_state(policy.transformer).values():
-            value.copy_(torch.randn_like(value))
+            value.copy_(torch.randn_like(value) * 0.2)
     return Generator(policy, model="toy", adapter="its own")  # type: ignore[arg-type]
 
 
@@ -42,7 +42,9 @@ def test_images_of_several_sizes_keep_their_places_and_seeds(generator: Generato
     together = pixels(generator.sample(PROMPTS, [5, 6, 7], steps=2))
     for prompt, seed, image in zip(PROMPTS, (5, 6, 7), together, strict=True):
         (alone,) = pixels(generator.sample([prompt], [seed], steps=2))
+        (other,) = pixels(generator.sample([prompt], [seed - 1], steps=2))
         assert np.abs(image - alone).max() <= 1, "1: the rounding to 8 bits"
+        assert np.abs(image - other).max() > 10
 
 
 def test_the_base_is_without_the_adapter(generator: Generator) -> None:

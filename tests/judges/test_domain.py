@@ -21,7 +21,7 @@ from pacorl.core import questions
 from pacorl.core.grid import split
 from pacorl.data import characters
 from pacorl.io.images import ImageError
-from pacorl.judges.domain import SETTINGS_FILE, WEIGHTS_FILE, Domain
+from pacorl.judges.domain import SETTINGS_FILE, WEIGHTS_FILE, Domain, DomainNet
 from pacorl.judges.local import TINY_JUDGE, LocalJudge
 from pacorl.policies.flux import FLUX, TRAINED_WITH
 from pacorl.score.reward import PacoReward
@@ -185,3 +185,20 @@ def test_a_benchmark_measures_what_a_judge_says_of_anything() -> None:
         assert measured.judge.domain is None
         assert door.judge.domain is not None
         assert measured.note == door.note
+
+
+class Saying(DomainNet):
+    """Says one logit of every image."""
+
+    def __init__(self, logit: float) -> None:
+        super().__init__(1)
+        self.logit = logit
+
+    def forward(self, pixels_B3HW: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(pixels_B3HW),), self.logit)
+
+
+@pytest.mark.parametrize(("threshold", "outside"), [(2.0, False), (0.5, True), (-2.0, True)])
+def test_an_image_is_outside_above_the_threshold_of_its_checkpoint(threshold: float, outside: bool) -> None:
+    domain = Domain(Saying(1.0), "a world", size=8, threshold=threshold)
+    assert domain.outside([Image.new("RGB", (8, 8))] * 2) == [outside] * 2

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +17,9 @@ from pacorl.io.images import ImageError
 from pacorl.io.net import TransientError
 from pacorl.judges.http import HttpOptions, batch, open_http
 from pacorl.judges.http.judge import HttpJudge
-from pacorl.judges.http.messages import UnansweredError, check_model, read_p_yes
-from pacorl.judges.judge import JudgeRefusedError
-from pacorl.types import Question
+from pacorl.judges.http.messages import EncodedImage, UnansweredError, check_model, read_p_yes, verdict_body
+from pacorl.judges.judge import Counters, JudgeRefusedError
+from pacorl.types import Question, Verdict
 
 RED, BLUE, GREEN = (Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green"))
 QUESTIONS = [
@@ -483,3 +484,44 @@ def test_the_sampled_token_bounds_nothing() -> None:
 def test_names_by_id_are_read_by_id() -> None:
     answer = chat_answer([("token_id:7", math.log(0.6)), ("token_id:9", math.log(0.2)), ("token_id:70", math.log(0.1))])
     assert read_p_yes(answer, ids=((7,), (9,))) == pytest.approx(0.75)
+
+
+# --- what requests and answers are of -------------------------------------------------------------------------
+
+
+def test_a_verdict_is_asked_at_the_models_own_temperature() -> None:
+    """A server may report log-probabilities after its own changes to them."""
+    body = verdict_body("judge", [], "Same?")
+    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (1, 1, 1)
+
+
+def test_an_answer_is_of_its_images_and_its_text() -> None:
+    async def answer(images: Sequence[EncodedImage], text: str) -> float:
+        return sum(int(image.digest[:6], 16) * (place + 2) for place, image in enumerate(images)) / 1e9 + len(text)
+
+    async def verdicts(questions: list[Question]) -> list[Verdict]:
+        return await batch.RequestBatch(answer, Counters(), "png").verdicts(questions)
+
+    together = asyncio.run(verdicts(QUESTIONS))
+    assert together == [asyncio.run(verdicts([question]))[0] for question in QUESTIONS]
+    assert len({verdict.p_yes for verdict in together}) == len(QUESTIONS)
+
+
+def test_processes_share_the_slots_of_an_endpoint() -> None:
+    with HttpJudge("judge", ["http://127.0.0.1:9/v1"], concurrency=32, processes=4) as judge:
+        assert [endpoint.slots._value for endpoint in judge.pool.endpoints] == [8]
+
+
+def test_an_endpoints_load_falls_with_its_answers(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        assert_all_right(judge)
+        assert [endpoint.load for endpoint in judge.pool.endpoints] == [0]
+
+
+def test_both_orders_are_asked_and_averaged(server: FakeServer) -> None:
+    with judge_of(server, symmetric=True) as judge:
+        (verdict,) = judge.verdicts(QUESTIONS[:1])
+    orders = [p_of_images(list(images), QUESTIONS[0].text) for images in ((RED, BLUE), (BLUE, RED))]
+    assert verdict.p_yes == pytest.approx(sum(orders) / 2)
+    assert verdict.order_gap == pytest.approx(abs(orders[0] - orders[1]))
+    assert orders[0] != orders[1]

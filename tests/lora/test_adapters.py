@@ -296,6 +296,11 @@ def test_modules_of_several_ranks_have_their_own_scale(tmp_path: Path) -> None:
     torch.testing.assert_close(model(x).double(), expected(x.double()), rtol=1e-5, atol=1e-5)
 
 
+def test_a_part_of_a_layers_name_is_no_target_though_others_match() -> None:
+    with pytest.raises(ValueError, match="target 'int' matches no linear layer"):
+        add_lora(Two(), rank=2, alpha=4, targets=["out", "int"])
+
+
 def test_after_the_base_was_asked_the_adapter_is_on_and_alone_learns() -> None:
     model, x = adapted(), torch.randn(4, 3)
     frozen = model.get_submodule("into.lora_A")

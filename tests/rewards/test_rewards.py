@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from PIL import Image
 
 from pacorl.config.policy_run import RewardConfig
 from pacorl.core import questions
@@ -107,3 +108,11 @@ def test_example_prompts_serve_both_rewards() -> None:
         assert len(panel_texts(prompt.text)) == 3
         Consistency(Notebook([])).check([prompt])
         PanelMatch(Notebook([])).check([prompt])
+
+
+def test_scores_near_one_are_told_apart() -> None:
+    """A sure judge's differ by less than single precision resolves there."""
+    scores = [1 - 1e-9, 1 - 2e-9]
+    prompts, images = [Prompt(0, "a"), Prompt(0, "a")], [Image.new("RGB", (8, 8))] * 2
+    table = score({"sure": lambda prompts, images: scores}, prompts, images)
+    assert table.score_RB.tolist() == [scores]

@@ -1,12 +1,23 @@
 """Measures of a judge against scikit-learn and sums by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
+from torch import Tensor
 
-from pacorl.train_judge.trainer import auc, calibration_error, decision_metrics, order_gap
+from pacorl.train_judge.trainer import (
+    LossSums,
+    auc,
+    calibration_error,
+    decision_metrics,
+    order_gap,
+    processes,
+    read_answers,
+)
 
 
 def test_auc_is_scikit_learns_ties_included() -> None:
@@ -47,3 +58,41 @@ def test_categories_are_measured_apart() -> None:
     assert math.isnan(found["order_gap/x"])
     alone = decision_metrics([0.9], [True], swapped=[None], category=["hat"])
     assert set(alone) == {"decision_accuracy", "auc", "ece", "order_gap"}
+
+
+class Scripted:
+    """A model that says given logits, and those positions of them that it is asked for."""
+
+    def __init__(self, logits_BLV: Tensor) -> None:
+        self.logits_BLV = logits_BLV
+
+    def __call__(self, *, logits_to_keep: Tensor, **inputs: object) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits_BLV[logits_to_keep])
+
+
+def test_answers_are_read_one_position_before_them() -> None:
+    """Against a softmax over all positions; the second answer is of one token."""
+    logits_BLV = torch.randn(2, 6, 10, dtype=torch.float64)
+    ids_BL = torch.randint(10, (2, 6))
+    answer_BL = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0]], dtype=torch.bool)
+    read = read_answers(Scripted(logits_BLV), {"input_ids": ids_BL, "answer": answer_BL}, yes=7, no=3)
+    for row, positions in ((0, (3, 4, 5)), (1, (2,))):
+        for position in range(6):
+            said = logits_BLV[row, position - 1].log_softmax(-1)[ids_BL[row, position]]
+            assert float(read.log_prob_BL[row, position]) == pytest.approx(
+                float(said) if position in positions else 0.0
+            )
+        yes, no = logits_BLV[row, positions[0] - 1, [7, 3]]
+        assert float(read.p_yes_B[row]) == pytest.approx(1 / (1 + math.exp(no - yes)))
+
+
+def test_means_are_of_what_came_since_the_last_ones() -> None:
+    sums, cpu = LossSums(), torch.device("cpu")
+    processes()
+    for pairs, loss in ((1, 1.0), (3, 5.0)):
+        sums.add(pairs=pairs, right=1, means={"loss": loss})
+    assert sums.pop_means(cpu)["loss"] == 4.0
+    sums.add(pairs=2, right=1, means={"loss": 7.0})
+    means = sums.pop_means(cpu)
+    assert (means["loss"], means["decision_accuracy"]) == (7.0, 0.5)
+    assert sums.pop_means(cpu) == {}
