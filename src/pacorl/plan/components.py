@@ -235,9 +235,12 @@ def _activation_rows(config: PolicyRun, policy: PipelinePolicy, work: Work) -> l
     training = memory.training_peak(policy, sampler=sampler, batch=nodes, with_base=config.objective.kl_weight > 0)
     checkpointed = "with" if config.model.gradient_checkpointing else "without"
     trained = f"{nodes} at {sampler.size}, {checkpointed} gradient checkpointing"
+    sampled = memory.sampling_peak(policy, size=size, batch=batch)
+    if config.model.compile != "none":  # SDE steps are sampled as they are trained
+        sampled = max(sampled, training)
     return [
         Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
-        Row("sampling a batch", memory.sampling_peak(policy, size=size, batch=batch), phases=("sample",), note=note),
+        Row("sampling a batch", sampled, phases=("sample",), note=note),
         Row("decoding a batch", memory.decoding_peak(policy, size=size, batch=batch), phases=("decode",), note=note),
         Row("training a batch", training, phases=("train",), note=trained),
     ]

@@ -119,6 +119,11 @@ class PolicyOptions(Section):
     """Whether activations are computed again in the backward: less memory for a third more work in training. `auto` is
     off if the plan of `--dry-run` fits this machine's card without, and on in runs that no command plans."""
 
+    compile: Literal["none", "blocks"] = "none"
+    """Whether the transformer's repeated blocks are compiled by torch, for sampling and training alike; the first epoch
+    takes minutes more. In bf16 compiled graphs round otherwise with gradients than without, so the SDE steps are
+    sampled with gradients too, and the ratio before the first update stays exactly 1."""
+
     @property
     def negative_text(self) -> str | None:
         """The prompt that a second forward reads for classifier-free guidance; None without it."""

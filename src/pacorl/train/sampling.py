@@ -177,6 +177,7 @@ class EpochSampler:
             epoch=self.epoch,
             batch=config.sampling.batch,
             fused=fused,
+            as_trained=config.model.compile != "none",
         )
 
     def _sample_units(self, draw: Draw, units: Sequence[Sequence[Row]], submit: Callable[[Rollout], None]) -> Samples:

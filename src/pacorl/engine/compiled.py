@@ -1,0 +1,21 @@
+"""Regional compilation: a transformer's repeated blocks each by itself, so that a kind of block compiles once."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+GRAPHS = 64
+"""Of one block's code: with gradients and without, fused and apart, at each size and number of tokens. Beyond, torch
+would go on uncompiled, and training would not replay sampling."""
+
+
+def compile_blocks(transformer: nn.Module) -> None:
+    """Compile the repeated blocks in place; names and weights stay what they are."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
+    # The blocks of one kind share a graph, whose guards hold for each of them.
+    for name, blocks in transformer.named_children():
+        if isinstance(blocks, nn.ModuleList) and name.endswith("blocks"):
+            for block in blocks:
+                # A size with symbols in it compiles for minutes, and there are few sizes.
+                block.compile(dynamic=False)
