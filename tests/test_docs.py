@@ -248,6 +248,18 @@ def test_the_signs_of_the_page_are_those_of_the_monitor() -> None:
     assert re.findall(r"^\| `(\w+/)(\w+)` ", page, flags=re.MULTILINE) == [(MONITOR, sign) for sign in SIGN_MEANINGS]
 
 
+def test_the_citation_is_of_this_version_and_of_one_paper() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    paper, readme = citation["preferred-citation"], (ROOT / "README.md").read_text("utf-8")
+    assert citation["version"] == pacorl.__version__
+    assert [person["family-names"] for person in paper["authors"]] == re.findall(
+        r"(\w+), \w+(?= and|\})",
+        re.search(r"author  = (.*)", readme)[1],  # type: ignore[index]
+    )
+    assert paper["title"].partition(":")[2] in readme
+    assert paper["url"] in readme
+
+
 def test_every_page_is_in_the_sites_navigation() -> None:
     """`make docs` is strict about it too; this says so within `make check`."""
     listed = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), flags=re.MULTILINE))

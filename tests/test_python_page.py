@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from page_blocks import ROOT, run_page
 
 import pacorl
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "python.md"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    names: dict[str, object] = {"__name__": "page"}
-    for number, block in enumerate(blocks, start=1):
-        exec(compile(block, f"{PAGE.name}, block {number}", "exec"), names)
+    run_page(PAGE, tmp_path, monkeypatch)
     for run in ("python-judge", "python-policy"):
         assert (tmp_path / "runs" / run / "adapter" / "adapter_model.safetensors").is_file()
     assert (tmp_path / "hero.png").is_file()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from page_blocks import ROOT, blocks, run_page
 
-from pacorl import cli
 from pacorl.annotate.server import plan
 from pacorl.config.base import load
 from pacorl.config.judge_run import RewardRun
@@ -21,20 +19,13 @@ from pacorl.data.rankings import load_rankings
 from pacorl.dataset.importing import import_folder
 from pacorl.io.documents import read_jsonl
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "your-domain.md").read_text(encoding="utf-8")
+PAGE = ROOT / "docs" / "your-domain.md"
 RANKINGS = ROOT / "examples" / "rankings"
 
 
-def blocks(language: str) -> list[str]:
-    """The page's code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-
-
 def commands(language: str) -> list[list[str]]:
-    """The words of every command, as a shell would split them."""
-    lines = "".join(blocks(language)).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.strip()]
+    """The words of every command of the page, as a shell would split them."""
+    return [shlex.split(line) for block in blocks(PAGE, language) for line in block.lines]
 
 
 @pytest.mark.slow
@@ -42,18 +33,10 @@ def commands(language: str) -> list[list[str]]:
 @pytest.mark.filterwarnings("ignore:.*their ends are not read:UserWarning")  # as the page says
 def test_the_commands_of_the_page_lead_from_images_to_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one folder, by the command line's own entry point."""
-    for name in ("configs", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    monkeypatch.chdir(tmp_path)
-    called = commands("bash")
-    assert [words[:2] for words in called] == [
+    assert [words[:2] for words in commands("bash")] == [
         ["pacorl", name] for name in ("dataset", "dataset", "train-reward", "benchmark", "prompts", "train-policy")
     ]
-    for words in called:
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert not ended.value.code, words
+    run_page(PAGE, tmp_path, monkeypatch)
     runs = tmp_path / "runs"
     assert len(load_comparisons(runs / "animals/export/comparisons_test.jsonl")) == 4
     assert json.loads((runs / "animal-judge/summary.json").read_text())["steps"] == 2
@@ -77,16 +60,16 @@ def test_the_commands_for_real_models_name_configs_and_keys_that_exist(monkeypat
 
 @pytest.mark.parametrize(("language", "name"), [("csv", "mine.csv"), ("json", "mine.jsonl")])
 def test_the_rankings_of_the_page_are_read(tmp_path: Path, language: str, name: str) -> None:
-    (block,) = blocks(language)
+    (block,) = blocks(PAGE, language)
     shutil.copytree(RANKINGS / "images", tmp_path / "images")
-    (tmp_path / name).write_text(block, encoding="utf-8")
+    (tmp_path / name).write_text(block.text, encoding="utf-8")
     assert any(len(tier) == 2 for one in load_rankings(tmp_path / name) for tier in one.tiers)
     assert import_folder(tmp_path / "set", tmp_path / name, kind="rankings", dry_run=True)["rankings"] > 0
 
 
 def test_the_instances_of_the_page_can_be_ranked_in_the_browser(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
-    (block,) = blocks("jsonl")
+    (block,) = blocks(PAGE, "jsonl")
     shutil.copytree(RANKINGS / "images", tmp_path / "images")
-    (tmp_path / "instances.jsonl").write_text(block, encoding="utf-8")
+    (tmp_path / "instances.jsonl").write_text(block.text, encoding="utf-8")
     assert set(plan(tmp_path, ["ann", "ben"])) == {"ann", "ben"}
