@@ -32,7 +32,7 @@ def prepare(folder: Path) -> None:
 def files_of(folder: Path) -> list[Path]:
     run = folder / "run"
     paths = [path for path in sorted((run / "checkpoints").rglob("*")) if path.is_file()]
-    return [*paths, run / "metrics.jsonl", run / "config.yaml"]
+    return [*paths, run / "config.yaml"]
 
 
 def mutate(folder: Path, draw: random.Random) -> str:

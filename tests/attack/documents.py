@@ -123,8 +123,8 @@ def _own_ids(document: dict[str, Any], number: int) -> dict[str, Any]:
 
 def prepare(name: str, folder: Path) -> None:
     """The document and what it is read with."""
-    for letter in "abcd":
-        Image.new("RGB", (8, 8)).save(folder / f"{letter}.png")
+    for letter, colour in zip("abcd", ("red", "green", "blue", "white"), strict=True):
+        Image.new("RGB", (8, 8), colour).save(folder / f"{letter}.png")
     groups = (RUN, SHAREGPT)
     for other in next((group for group in groups if name in group), (name,)):
         write(folder / other, READERS[other][0])

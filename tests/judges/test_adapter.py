@@ -122,7 +122,7 @@ def test_damaged_files_are_named(processor: ImageTextProcessor, adapter: Path, t
         merge_adapter(base(processor), str(no_json))
 
 
-@pytest.mark.parametrize("config", [{"r": "high"}, {"lora_dropout": 5}])
+@pytest.mark.parametrize("config", [{"r": "high"}, {"megatron_config": {"x": 1}}, {"lora_dropout": 5}])
 def test_a_config_that_peft_trips_over_is_named(
     processor: ImageTextProcessor, adapter: Path, tmp_path: Path, config: dict[str, Any]
 ) -> None:

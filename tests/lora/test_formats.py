@@ -74,20 +74,6 @@ def peft(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
-def test_the_order_of_weights_changes_nothing_that_is_saved(tmp_path: Path) -> None:
-    """A resumed run has them in its checkpoint's order."""
-    state = state_of()
-    for name, weights in (("one", state), ("other", dict(reversed(state.items())))):
-        save_lora(tmp_path / name, weights, rank=RANK, alpha=ALPHA, targets=("to_q", "to_k"))
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes()
-    metadata = []
-    for name in ("one", "other"):
-        with safe_open(tmp_path / name / "pytorch_lora_weights.safetensors", "pt") as weights_file:
-            metadata.append(weights_file.metadata())
-    assert metadata[0] == metadata[1]
-
-
 @pytest.mark.parametrize(
     "tensors",
     [
@@ -301,6 +287,12 @@ def test_an_alpha_that_is_no_number_is_named_with_its_file(tmp_path: Path, confi
         read_lora(peft(tmp_path / "peft", state_of(), **config))
     with pytest.raises(ValueError, match=r"a\.safetensors: .*to_q\.alpha must be one number, and has 2"):
         read_lora(saved(tmp_path / "a.safetensors", state_of() | {f"{MODULES[0]}.alpha": torch.ones(2)}))
+
+
+def test_a_weight_without_numbers_is_named(tmp_path: Path) -> None:
+    state = {name: value[:0] if "lora_A" in name else value[:, :0] for name, value in state_of().items()}
+    with pytest.raises(ValueError, match=r"a\.safetensors: .*lora_[AB]\.weight is empty"):
+        read_lora(saved(tmp_path / "a.safetensors", state))
 
 
 def test_an_adapter_that_does_not_fit_is_named(tmp_path: Path) -> None:

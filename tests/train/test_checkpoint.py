@@ -192,6 +192,22 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
         starting_point(config, "auto")
 
 
+@pytest.mark.parametrize(("old", "new"), [('"epoch": 1', '"epoch": 0'), ('"score": 0.3', '"score": 9.3')])
+def test_a_number_of_the_state_that_changed_is_not_taken_for_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, old: str, new: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = run_at(tmp_path, keep_checkpoints=3)
+    for step in (2, 3):
+        saved(config, step, score=step / 10)
+    newest = config.out / "checkpoints" / "step-000003"
+    text = (newest / "state.json").read_text()
+    assert old in text
+    (newest / "state.json").write_text(text.replace(old, new))
+    assert starting_point(config, "auto") == newest.with_name("step-000002")
+    assert "state.json is damaged: it is not what was written" in caplog.text
+
+
 def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     saved(run_at(tmp_path), 1, score=0.5)

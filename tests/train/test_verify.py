@@ -22,6 +22,7 @@ from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digests
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.train.audit import audit, ranges
+from pacorl.train.checkpoint import SEAL
 from pacorl.train.ledger import FILES, Record, chained, projection, read_ledger, summary, tensor_items
 from pacorl.train.trainer import train_policy
 from pacorl.train.verify import Comparison, recompute
@@ -101,9 +102,9 @@ def other_weights(run: Path) -> None:
     tensors = load_file(checkpoint / "average.safetensors")
     next(iter(tensors.values())).add_(1e-7)
     save_file(tensors, checkpoint / "average.safetensors")
-    (checkpoint / "state.json").write_text(
-        json.dumps(json.loads((checkpoint / "state.json").read_text()) | {"files": whole(checkpoint)})
-    )
+    state = json.loads((checkpoint / "state.json").read_text()) | {"files": whole(checkpoint)}
+    del state[SEAL]
+    (checkpoint / "state.json").write_text(json.dumps(state))
 
 
 def whole(checkpoint: Path) -> dict[str, str]:

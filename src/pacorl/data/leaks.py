@@ -31,8 +31,12 @@ SHOWN = 3
 SHINGLE = 3
 IDS = ("original_idx", "case_id")
 """Keys of a training record that name the benchmark's item it came from."""
-QUOTED = re.compile(r"theme: \"(.+?)\", do the two|[Ii]nstruction:? '(.+?)'(?:,|\. )", re.DOTALL)
-"""The theme or instruction inside a judge's question (core/questions.py)."""
+QUOTED = re.compile(
+    r"theme: \"((?:(?!theme: \").)+?)\", do the two|[Ii]nstruction:? '((?:(?![Ii]nstruction:? ').)+?)'(?:,|\. )",
+    re.DOTALL,
+)
+"""The theme or instruction inside a judge's question (core/questions.py). Neither may hold its own beginning: a text of
+nothing but beginnings would be searched to its end from each of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ KEYS = ("reference", "candidates", "criteria", *TEXTS)
 EXAMPLE = "reference,candidates,theme"
 SEPARATORS = ("|", ">", ";", ",")
 """What may stand between the candidates of one cell; the first that occurs counts."""
-TIE = re.compile(r"\s+=\s+")
+TIE = re.compile(r"(?<=\s)=(?=\s)")
 """Spaces belong to it: file names such as seed=3.png are common."""
 RANK_COLUMN = re.compile(r"(?:(?:rank|candidate|image)[ _-]?)?(\d+)")
 DIMENSION = "Consistency"
@@ -207,7 +207,7 @@ def _csv_record(header: Sequence[str], cells: Sequence[str], ranks: Sequence[str
         tiers = [tier.strip() for tier in row["candidates"].split(separator) if tier.strip()]
     criteria = [criterion.strip() for criterion in row.get("criteria", "").split("|") if criterion.strip()]
     row.pop("", None)
-    return {**row, "criteria": criteria, "candidates": [TIE.split(tier) for tier in tiers]}
+    return {**row, "criteria": criteria, "candidates": [[name.strip() for name in TIE.split(tier)] for tier in tiers]}
 
 
 def _in_columns(row: Mapping[str, str]) -> list[str]:

@@ -90,7 +90,7 @@ def merge_adapter(model: Any, adapter: str) -> Any:
     try:
         adapted = with_lora(model, config)
         unexpected = set_peft_model_state_dict(adapted, state).unexpected_keys
-    except (*MALFORMED, RuntimeError) as error:  # whatever PEFT trips over
+    except (*MALFORMED, RuntimeError, ImportError) as error:  # whatever PEFT trips over
         raise ValueError(f"adapter {adapter}: its {PEFT_CONFIG} and its weights do not fit ({_line(error)})") from None
     if unexpected:
         raise ValueError(f"adapter {adapter}: {unexpected[0]} has no place in a {model.config.model_type} model")

@@ -197,7 +197,9 @@ def _plain(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor]
             if value.numel() != 1:
                 raise ValueError(f"{file}: {name} must be one number, and has {value.numel()}")
             alphas[alpha["module"]] = float(value)
-    for name in state:
+    for name, value in state.items():
+        if not value.numel():
+            raise ValueError(f"{file}: {name} is empty; fetch or copy the file again")
         other = name.replace(".lora_A.", ".lora_B.") if ".lora_A." in name else name.replace(".lora_B.", ".lora_A.")
         if other not in state:
             raise ValueError(f"{file}: {name} is there and {other} is not; fetch or copy it again")

@@ -8,6 +8,7 @@ adapter for use elsewhere. docs/survives.md says what outlives what.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 import re
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from pacorl.config.base import check_changes
 from pacorl.config.policy_run import PolicyRun
 from pacorl.engine.runtime import Runtime
-from pacorl.io.documents import read_json, read_object, read_yaml, write_json
+from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, read_yaml, write_json
 from pacorl.io.files import check_digests, digests, flush_to_disk, flush_tree, make_folder, safetensors_errors
 from pacorl.lora.adapters import (
     MovingAverage,
@@ -54,6 +55,8 @@ FREE_KEYS = (
     *("advantages.max_missing", "monitor", "judge.retries", "judge.startup", "judge.overlap", "evaluation.judge"),
 )
 """Config keys that a resumed run may change untold: how long, how often, and at which address."""
+SEAL = "sha256"
+"""Of state.json: of everything else in it."""
 # DeepSpeed keeps its optimizer's shards in a folder of its own.
 ENGINE = "deepspeed"
 
@@ -218,10 +221,17 @@ def check_whole(checkpoint: Path) -> None:
     missing = [key for key in STATE if key not in state]
     if missing:
         raise ValueError(f"{checkpoint / 'state.json'} has no {missing[0]!r}")
+    if SEAL in state and state.pop(SEAL) != _seal_of(state):
+        raise ValueError(f"{checkpoint / 'state.json'} is damaged: it is not what was written")
     if "files" in state:
         check_digests(checkpoint, state["files"])
     else:  # of an earlier version
         load_checkpoint(checkpoint)
+
+
+def _seal_of(state: Mapping[str, Any]) -> str:
+    """SHA-256 of what a state.json says, itself aside: a number that changed would be taken for the run's."""
+    return hashlib.sha256(dump_json(state).encode()).hexdigest()
 
 
 def changes_since(checkpoint: Path, config: PolicyRun, *, allowed: bool) -> dict[str, list[Any]]:
@@ -411,7 +421,8 @@ def write_checkpoint(
             save_file(whole, aside / f"{kind}.safetensors")
         write_json(aside / "generators.json", list(generators), indent=None)
         export(aside)
-        write_json(aside / "state.json", {**state, "files": digests(aside)})
+        sealed = as_read_back({**state, "files": digests(aside)})
+        write_json(aside / "state.json", {**sealed, SEAL: _seal_of(sealed)})
         put_in_place(target)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,45 @@
+"""Regular expressions that look through texts of strangers take time in proportion to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pacorl.core import grid
+from pacorl.data import comparisons, leaks, rankings, tiny_words
+from pacorl.generate import storyboard
+from pacorl.judges import judge
+from pacorl.report import publish
+from pacorl.rewards import ocr
+
+LENGTH, SECONDS = 20_000, 0.5
+"""A quadratic one takes seconds for LENGTH characters, a linear one milliseconds."""
+UNITS = (
+    *("1", "a", " ", ". ", '"', '"a', "'", "'a ", "“", "‘", "「", "{", "<|", "=", " = ", "?a", "&a", "-", "_", "1x"),
+    *("://a", "1 ", ".a", 'theme: "a', "Instruction: 'a", "sk-", "Bearer ", "-----BEGIN A ", "Yes.", "a-"),
+)
+READERS: dict[str, Callable[[str], Any]] = {
+    "layout": grid.LAYOUT.search,
+    "panel tags": grid.PANEL_TAG.findall,
+    "quoted words": ocr.QUOTED.findall,
+    "themes of questions": leaks.QUOTED.findall,
+    "ties": rankings.TIE.split,
+    "decisions": comparisons.DECISION.match,
+    "mentions": storyboard.MENTION.findall,
+    "control tokens": judge.CONTROL_TOKEN.search,
+    "words": tiny_words.WORD.findall,
+    "secrets": publish.SECRETS.search,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_an_expression_is_linear(name: str) -> None:
+    for unit in UNITS:
+        text = unit * (LENGTH // len(unit))
+        started = time.process_time()
+        for hostile in (text, f"a{text}b", f"{text}:"):
+            READERS[name](hostile)
+        assert time.process_time() - started < SECONDS, f"{unit!r} again and again"
