@@ -162,7 +162,8 @@ def all_options() -> set[str]:
         if hasattr(command, "get_command"):
             context = click.Context(command)
             pending += [command.get_command(context, name) for name in command.list_commands(context)]
-    scripts = [path.read_text("utf-8") for path in (ROOT / "benchmarks").glob("*.py")]
+    files = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests/attack/__main__.py"]
+    scripts = [path.read_text("utf-8") for path in files]
     return names | {name for text in scripts for name in re.findall(r'"(--[\w-]+)"', text)}
 
 
