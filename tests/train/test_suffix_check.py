@@ -52,6 +52,20 @@ def test_it_is_made_every_so_many_epochs_and_changes_nothing_else(tmp_path: Path
     assert all(torch.equal(value, last[1][name]) for name, value in last[0].items())
 
 
+def test_it_makes_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two processes would make one more of them than the other, and wait for it."""
+    decode, graphs = ToyPolicy.decode, []
+
+    def decoded(policy: ToyPolicy, x_BNC: torch.Tensor, *rest: object) -> object:
+        graphs.append(torch.is_grad_enabled())
+        return decode(policy, x_BNC, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ToyPolicy, "decode", decoded)
+    train_policy(toy_config(tmp_path / "run", *CHEAP, "epochs=1"))
+    assert graphs
+    assert not any(graphs)
+
+
 def test_a_full_suffix_is_not_checked(tmp_path: Path) -> None:
     run = train_policy(toy_config(tmp_path / "run", "epochs=1", "sampling.suffix.check_every=1"))
     assert SUFFIX_CORRELATION not in line(run)[0]

@@ -30,6 +30,8 @@ LEAST_CORRELATION = 0.9
 """Of the advantages by both ways, below which the run warns. Between two judgements of equal images it is 1."""
 
 
+# With a graph, a process that has nothing to finish here would leave the others waiting in their next backward.
+@torch.no_grad()
 def full_scores(
     draw: Draw,
     group: Sequence[Row],
