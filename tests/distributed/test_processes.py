@@ -68,6 +68,8 @@ OBJECTIVES["flux_scouts"] = [
     "sampling.suffix={}",
     "selection.scouts={per_prompt: 8, suffix: {steps: 1}}",
 ]
+# Weights in bf16, codes in bytes and an adapter in fp32, in one block that FSDP2 shards.
+OBJECTIVES["flux_packed"] = [*CHEAP, "model.dtype=bfloat16", "model.quantize=fp8"]
 CASES = (*OBJECTIVES, *EDITS)
 
 

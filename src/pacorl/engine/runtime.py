@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pacorl.lora.adapters import full_tensor, materialize
 
 # Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone.
+LEAST_PATIENCE = 1800.0
+"""Seconds after which processes that wait for another one give up: torch's own, for gloo."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 REPEATED_SIGNAL = 3.0
@@ -74,15 +77,23 @@ class Runtime:
         ValueError: if the launcher asks for what adapters cannot be trained with (FSDP 1, ZeRO-3).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience: float = 0.0) -> None:
+        """
+        Args:
+            patience: Seconds that a process may wait for another; NCCL's own 10 minutes would end a run whose judge is
+                away for as long as its failure budget allows.
+        """
         # Without an accelerator a launcher's processes would each be alone: accelerate has to be told `cpu`. That would
         # switch DeepSpeed off, so its processes get their backend by hand.
         on_cpus = "RANK" in os.environ and not torch.accelerator.is_available()
         deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
+        group = InitProcessGroupKwargs(timeout=timedelta(seconds=LEAST_PATIENCE + patience))
+        if on_cpus and deepspeed:
+            group.backend = "gloo"
         # model.dtype says what the weights are; autocast on top of it would part sampling from training.
         self.accelerator = Accelerator(
             cpu=on_cpus and not deepspeed,
-            kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if on_cpus and deepspeed else None,
+            kwargs_handlers=[group],
             mixed_precision="no",
         )
         self.device = torch.device(self.accelerator.device)

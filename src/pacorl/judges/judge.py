@@ -158,6 +158,10 @@ class BackendOptions(Section):
             key: value for key, value in section.items() if key not in foreign or (key == "adapter" and value != "")
         }
 
+    def patience(self, missing: int) -> float:
+        """Seconds after which so many scores are surely missing, if nobody answers."""
+        return 0.0
+
     @property
     def name(self) -> str:
         """What messages call the judge."""

@@ -76,7 +76,7 @@ class Policy(Protocol):
         """
 
     def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
-        """One conditioning per prompt, on the CPU; edits encode their sources here."""
+        """One conditioning per prompt, on the CPU; edits encode their sources here, and they alone look at `size`."""
 
     def free_encoders(self) -> None:
         """Drop the text encoders, after which nothing can be encoded."""

@@ -100,7 +100,7 @@ def opened(config: PolicyRun, design: Design, train: Sequence[Prompt], readings:
         )
         judges.open(without_held_out, in_process=False, device=device, processes=1)
         policy = builders.build_adapted_policy(sized, device=device)
-        cache = builders.encode_prompts(sized, policy, prompts, [])
+        cache = builders.encode_prompts(sized, policy, prompts, [], cache=ConditioningCache(policy))
         builders.place_transformer(sized, policy, cache, prompts[0], device=device)
         judges.open(without_held_out, in_process=True, device=device, processes=1)
         rewards = builders.build_run_rewards(

@@ -29,6 +29,7 @@ from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
 from pacorl.core.selection import best_and_worst
 from pacorl.engine.clock import PhaseClock
+from pacorl.engine.conditioning import ConditioningFiles
 from pacorl.engine.logbook import Logbook, ProgressBars
 from pacorl.engine.monitor import (
     Alarm,
@@ -140,7 +141,7 @@ class PolicyTrainer:
         self.clock = PhaseClock()
         # The order is from cheap to dear: a config that cannot work fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
-        self.runtime = Runtime()
+        self.runtime = Runtime(patience=builders.patience(config))
         allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
@@ -168,9 +169,25 @@ class PolicyTrainer:
         # that both never lie on the device together.
         self._judges.open(config, in_process=False, device=device, processes=processes)
         self.policy = builders.build_adapted_policy(config, device=device)
-        self.cache = builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts)
-        builders.place_transformer(config, self.policy, self.cache, self.train_prompts[0], device=device)
+        self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
+        try:
+            builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
+        except SharedFault as error:
+            raise error.fault from None
+        builders.place_transformer(
+            config,
+            self.policy,
+            self.cache,
+            self.train_prompts[0],
+            device=device,
+            sharded=self.runtime.sharded,
+        )
         if config.memory == "low":
+            if self.runtime.sharded:
+                raise ValueError(
+                    "memory low and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
+                    "model.quantize and judge.quantize, or launch with ddp.yaml"
+                )
             self.turns = Turns(self.policy.transformer, device=device)
         with self.scoring():
             self._load_scorers(functions)
@@ -255,6 +272,8 @@ class PolicyTrainer:
     def close(self) -> None:
         """End the log and what the judges run beside the training; `run` does."""
         self.logbook.close()
+        if self.runtime.is_main:
+            self.cache.remove()
         self._judges.close()
         self._folder.close()
 

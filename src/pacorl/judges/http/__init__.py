@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +40,10 @@ class HttpOptions(BackendOptions):
     """Further attempts before a verdict is missing."""
     startup: float = Field(180.0, ge=0)
     """Seconds that a server is waited for which does not answer yet when a run begins: a 7B model loads that long."""
+
+    def patience(self, missing: int) -> float:
+        rounds = 1 + math.ceil(missing / self.concurrency)
+        return self.startup + rounds * (1 + self.retries) * self.timeout
 
     @model_validator(mode="before")
     @classmethod
