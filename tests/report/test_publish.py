@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -50,6 +53,20 @@ def test_a_card_holds_config_data_figures_and_licence(run: Path) -> None:
     assert "Trained on: `train.jsonl`." in text
     assert "seed: 3" in text
     assert "checkpoint: black-forest-labs/FLUX.1-dev" in text
+
+
+def test_a_card_says_how_to_use_it_and_shows_what_it_did(run: Path) -> None:
+    (run / "before-after.png").write_bytes(b"an image")
+    text = (write_card(run) / "README.md").read_text()
+    assert yaml.safe_load(text.split("---")[1])["pipeline_tag"] == "text-to-image"
+    (command,) = re.findall(r"^pacorl (.+)$", text, re.MULTILINE)
+    name, *words = shlex.split(command)
+    parsed = typer.main.get_command(app).commands[name].make_context(name, words).params
+    assert (parsed["model"], parsed["adapter"]) == ("black-forest-labs/FLUX.1-dev", "OWNER/dentist")
+    (code,) = re.findall(r"```python\n(.+?)```", text, re.DOTALL)
+    compile(code, "card", "exec")
+    assert "](before-after.png)" in text
+    assert (run / "adapter/before-after.png").read_bytes() == b"an image"
 
 
 def test_without_a_summary_the_last_evaluation_is_what_was_measured(run: Path) -> None:

@@ -6,6 +6,7 @@ The card says what the run's own files say and nothing else. Nothing leaves this
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from pydantic import BaseModel, Field
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS, current_name
 from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
 from pacorl.io.files import write_atomic
-from pacorl.policies import POLICIES
+from pacorl.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.folder import number, numbers
+from pacorl.types import TINY
 
 CARD = "README.md"
+PICTURE = "before-after.png"
+"""What the quickstart draws into its run's folder."""
 FOLDERS = ("adapter", "merged")
 """Folders of a run that are worth sharing, first come first."""
 JUDGE_LICENCES = {"Qwen/Qwen2.5-VL-7B-Instruct": ("apache-2.0", "")}
@@ -80,13 +84,16 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     config = _config(run)
     base = str(config.get("model", {}).get("checkpoint") or "")
     is_judge = "data" in config
-    header = _header(base, licence, is_judge=is_judge, is_adapter=folder.name == FOLDERS[0])
+    is_adapter = folder.name == FOLDERS[0]
+    header = _header(base, licence, is_judge=is_judge, is_adapter=is_adapter) | {"pipeline_tag": _task(config)}
     train = config.get("data" if is_judge else "prompts", {}).get("train")
     sources = train if isinstance(train, list) else [train]
     body = [
         f"# {run.resolve().name}",
         f"Made of `{base}` with {'PaCo-Reward' if is_judge else 'PaCo-GRPO'} (arXiv 2512.04784) by pacorl.",
         "Trained on: " + ", ".join(f"`{_name_of(str(source))}`" for source in sources) + ".",
+        *_picture(run, folder),
+        *_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
         *_measured(run),
         *(text for benchmark in benchmarks for text in _benchmark(benchmark)),
         "## Config",
@@ -141,6 +148,43 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dic
         header["base_model"] = base
     header["library_name"] = ("peft" if is_judge else "diffusers") if is_adapter else "transformers"
     return header | {"tags": ["pacorl", "lora" if is_adapter else "merged", "judge" if is_judge else "paco-grpo"]}
+
+
+def _task(config: Mapping[str, Any]) -> str:
+    """What the hub calls the model's task."""
+    if "data" in config:
+        return "image-text-to-text"
+    kind = str(config.get("model", {}).get("kind") or DEFAULT_KIND)
+    return "image-to-image" if kind in POLICIES and not POLICIES[kind].sets else "text-to-image"
+
+
+def _picture(run: Path, folder: Path) -> Iterator[str]:
+    """The run's comparison, brought along, if it made one."""
+    if (run / PICTURE).is_file():
+        shutil.copyfile(run / PICTURE, folder / PICTURE)
+        yield f"![The same prompts and noise before (above) and after (below)]({PICTURE})"
+
+
+def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
+    """How to load it, with this project and, for a generator's adapter, with diffusers."""
+    yield "## Use"
+    if is_judge:
+        source = f"{base} --adapter {name}" if is_adapter else name
+        yield f"```bash\npacorl score a.png b.png --judge {source}\n```"
+        return
+    yield f"```bash\npacorl generate --prompt TEXT --model {base} --adapter {name}\n```"
+    if base != TINY:
+        yield "\n".join(
+            [
+                "```python",
+                "import torch",
+                "from diffusers import DiffusionPipeline",
+                "",
+                f'pipeline = DiffusionPipeline.from_pretrained("{base}", torch_dtype=torch.bfloat16)',
+                f'pipeline.load_lora_weights("{name}")',
+                "```",
+            ]
+        )
 
 
 def _name_of(source: str) -> str:
