@@ -14,6 +14,7 @@ from pacorl.data.comparisons import (
     draw_comparisons,
     load_comparisons,
     load_sharegpt,
+    missing_file,
     save_comparisons,
 )
 
@@ -179,3 +180,10 @@ def test_the_tiny_worlds_labels_are_true(tmp_path: Path) -> None:
         assert same == one.consistent
         assert one.consistent or getattr(first, one.category) != getattr(second, one.category)
     assert sum(one.consistent for one in drawn) == 12
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "../d.json"])
+def test_an_entry_that_leads_nowhere_names_its_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"file_name": name, "formatting": "sharegpt"}}))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/dataset_info\.json: .*(is not a path|leads out)"):
+        missing_file(f"{tmp_path}:d")

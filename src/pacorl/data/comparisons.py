@@ -140,7 +140,9 @@ def missing_file(source: str) -> Path | None:
             return Path(source.rpartition(":")[0] or source)
         needed = folder_entry[0] / INFO
         if needed.is_file():
-            needed = inside(folder_entry[0], _entry(*folder_entry)[1].file_name)
+            _, entry = _entry(*folder_entry)
+            with blamed_on(needed):
+                needed = inside(folder_entry[0], entry.file_name)
     return None if needed.is_file() else needed
 
 
