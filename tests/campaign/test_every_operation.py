@@ -17,10 +17,10 @@ import pytest
 from faults import AT_THE_END, RUN, Fault, Forks, Outcome
 from safetensors import safe_open
 
-from pacorl.train.ledger import LEDGER, read_ledger
+from pacorl.train.ledger import read_ledger
 
-UNEQUAL = {".lock", "report.html", "training_args.bin", "set.pdf"}
-"""What two equal runs may differ in: a process's number, seconds on a page, whether the run was resumed, the day."""
+UNEQUAL = {".lock", "report.html", "training_args.bin", "starts.jsonl", "set.pdf"}
+"""What two equal runs may differ in: a process's number, seconds on a page, how often the run was resumed, the day."""
 UNDIGESTED = ("trainer_state.json", "training_args.bin", "pytorch_lora_weights.safetensors")
 """Files with seconds or with entries in any order: those of them that are read are compared by content."""
 
@@ -51,10 +51,10 @@ def _content(path: Path) -> Any:
         with safe_open(path, "np") as file:
             return file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
     if path.suffix == ".json":
-        return _timeless(json.loads(path.read_text()))
-    if path.name == LEDGER:  # has a record more for each start, and a chain of hashes through all of them
-        records = [record for record in read_ledger(path.parent) if record["kind"] == "epoch"]
-        return [record | {"chain": ""} for record in records]
+        content = _timeless(json.loads(path.read_text()))
+        return {**content, "sha256": ""} if path.name == "state.json" else content  # of digests that may differ
+    if path.name == "ledger.jsonl":  # raises ValueError if a chain of hashes is broken
+        return [record for record in read_ledger(path.parent) if record["kind"] == "epoch"]
     if path.suffix == ".jsonl":
         lines = path.read_text().splitlines()
         # A journal's lines come as answers did.

@@ -18,7 +18,7 @@ from pacorl.train.trainer import PolicyTrainer
 def test_syncs_cost_less_than_a_fiftieth_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Callable[[str], None]
 ) -> None:
-    """Three epochs of the quickstart's recipe with a checkpoint at their end and small evaluations, on the disk of the tests."""
+    """Three epochs of the quickstart, small evaluations and a checkpoint at their end, on the disk of the tests."""
     seconds: list[float] = []
 
     def timed(handle: int) -> None:
@@ -26,7 +26,9 @@ def test_syncs_cost_less_than_a_fiftieth_of_an_epoch(
         posix.fsync(handle)  # os.fsync does nothing in tests
         seconds.append(time.perf_counter() - started)
 
-    trainer = PolicyTrainer(tiny_run(["epochs=3", "save_every=3", "prompts.evaluation_limit=4", f"out={tmp_path / 'run'}"]))
+    trainer = PolicyTrainer(
+        tiny_run(["epochs=3", "save_every=3", "prompts.evaluation_limit=4", f"out={tmp_path / 'run'}"])
+    )
     monkeypatch.setattr(os, "fsync", timed)
     started = time.perf_counter()
     trainer.run()

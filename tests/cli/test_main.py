@@ -83,14 +83,6 @@ def test_what_a_user_can_cause_is_one_line(
     assert (ended.value.code, capsys.readouterr().err) == (1, "pacorl: no space\n")
 
 
-def test_a_lost_process_is_told_without_the_insides_of_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> None:
-        raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
-
-    assert cli.exit_code(fail) == 1
-    assert capsys.readouterr().err.startswith("pacorl: another process of this run has ended or is out of reach; its")
-
-
 def test_a_megabyte_in_a_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise ValueError("a.yaml: seed: " + "9" * 10**6 + "\nb.yaml: too")

@@ -14,8 +14,6 @@ from pacorl import __version__
 from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train, verify
 from pacorl.cli.shared import Commands
 
-LOST_PEER = ("gloo/transport", "Connection closed by peer", "NCCL communicator was aborted", "ncclRemoteError")
-"""What torch says, among addresses and lines of its own source, if another process is gone."""
 LONGEST_LINE = 2000
 """Characters of a fault."""
 
@@ -95,9 +93,6 @@ def exit_code(command: Callable[[], object]) -> int:
 def _line_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, RuntimeError) and any(mark in str(error) for mark in LOST_PEER):
-        fix = "its own line says why; mend that, and go on with --resume auto"
-        return f"another process of this run has ended or is out of reach; {fix}"
     return str(error).strip() or type(error).__name__
 
 
