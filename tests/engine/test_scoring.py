@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from pacorl.engine.monitor import panel_statistics
-from pacorl.engine.scoring import Scorer, overlaps
+from pacorl.engine.rows import Row
+from pacorl.engine.scoring import Scorer, overlaps, reward_table
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt, Rollout, Size
 
@@ -145,6 +146,14 @@ def test_rewards_of_this_process_are_asked_one_at_a_time() -> None:
             scorer.submit(rollout([row]))
         scorer.results()
     assert most == [1] * 8
+
+
+def test_a_missing_score_is_invalid_and_a_row_is_of_its_prompts_group() -> None:
+    rows = [Row(PROMPTS[2], 4), Row(PROMPTS[1], 7), Row(PROMPTS[2], 5)]
+    table = reward_table({4: [None, 1.0], 5: [0.25, 2.0], 7: [0.5, math.nan]}, rows, names=("red", "double"))
+    assert table.valid_RB.tolist() == [[False, True, True], [True, False, True]]
+    assert table.score_RB[:, 2].tolist() == [0.25, 2.0]
+    assert table.group_B.tolist() == [2, 1, 2]
 
 
 def test_reasons_are_gathered() -> None:
