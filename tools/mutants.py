@@ -296,6 +296,9 @@ class Trials:
             print(f"{mutant.name}: {seen}", flush=True)
         return True
 
+    def pytest_internalerror(self, excrepr: object) -> None:
+        print(excrepr, file=sys.stderr)  # there is no terminal plugin that would
+
     def _run(self, items: Sequence[pytest.Item], *, traced: bool, prepare: Callable[[], None]) -> list[dict[str, Any]]:
         source = self.folder / SOURCE if traced else None
         in_fork(items, lambda: Recorder(self._events, seconds=self.memory.seconds, source=source), prepare)
@@ -326,10 +329,12 @@ class Trials:
         if before.get("digest") == digest and not self.again:
             return before
 
+        keyed = [((mutant.file, old.co_qualname, old.co_firstlineno), new) for old, new in changes]
+        live = [(function, new) for key, new in keyed for function in functions[key]]
+
         def bug() -> None:
-            for old, new in changes:
-                for function in functions[mutant.file, old.co_qualname, old.co_firstlineno]:
-                    function.__code__ = new
+            for function, new in live:
+                function.__code__ = new
 
         def order(test: str) -> tuple[bool, bool, float]:
             own_room = test.startswith(f"tests/{mutant.room}/")
@@ -339,8 +344,10 @@ class Trials:
         with _written(path, mutant.apply(source)):  # for processes that a test starts
             tests = [items[test] for test in sorted(callers, key=order)]
             events = self._run(tests, traced=False, prepare=bug) if tests else []
+        ended = sum(event["event"] == "done" for event in events)
         failed = [event["test"] for event in events if event["event"] == "failed"]
         hanging = [event["test"] for event in events[-1:] if event["event"] == "start"]
+        assert failed or hanging or ended == len(tests), f"the fork of mutant {mutant.name} ended by itself"
         result = {
             "digest": digest,
             "seen_by": next(iter(failed + hanging), ""),
@@ -449,7 +456,6 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
     mutants, memory = read_mutants(root / "tools" / "mutants.yaml"), Memory.load(root / options.json)
     if unknown := sorted(set(options.only) - {mutant.name for mutant in mutants}):
         parser.error(f"there is no mutant {', '.join(unknown)}")
-    memory.path = root / options.json
     chosen = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
     try_all(chosen, memory, options.tests, root=root, again=bool(options.only))
     if not options.only:
