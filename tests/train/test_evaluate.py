@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from PIL import Image
 from toy_world import toy_config, toy_world
 
+from pacorl.config.policy_run import RewardConfig
 from pacorl.lora.adapters import adapter_state
-from pacorl.train.evaluate import _surely_below
+from pacorl.train.evaluate import _surely_below, weighted_reward
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 
@@ -105,3 +107,18 @@ def test_every_evaluation_starts_from_the_same_noise(training: PolicyTrainer, mo
 )
 def test_a_low_correlation_is_warned_of_where_chance_does_not_explain_it(found: float, count: int, warns: bool) -> None:
     assert _surely_below(0.3, found, count=count) == warns
+
+
+def test_the_average_is_compared_on_the_images_that_the_trained_adapter_makes_too(training: PolicyTrainer) -> None:
+    """Every fourth of them."""
+    metrics = training.evaluate()
+    lines = (training.config.out / "samples" / f"evaluation-{training.epoch:06d}.jsonl").read_text().splitlines()
+    scores = [json.loads(line)["scores"]["consistency"] for line in lines]
+    assert len(scores) == 6
+    assert metrics["average/consistency"] == pytest.approx((scores[0] + scores[4]) / 2)
+
+
+def test_a_weighted_reward_that_lacks_a_score_is_missing() -> None:
+    rewards = [RewardConfig(name="consistency", weight=2.0), RewardConfig(name="panel_match")]
+    assert weighted_reward(rewards, {"consistency": 0.5, "panel_match": 0.25}) == 1.25
+    assert weighted_reward(rewards, {"consistency": 0.5, "panel_match": None}) is None

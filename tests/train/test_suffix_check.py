@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ from tiny_runs import metrics
 from toy_world import ToyJudge, ToyPolicy, toy_config
 
 from pacorl.core.metric_names import SUFFIX_CORRELATION
+from pacorl.core.sampling import Sampler, Suffix, Tree
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.rollout import Draw, collect
 from pacorl.engine.rows import Row
+from pacorl.engine.runtime import Runtime
 from pacorl.train.checkpoint import checkpoints
-from pacorl.train.suffix_check import advantage_correlation
+from pacorl.train.suffix_check import advantage_correlation, full_scores
 from pacorl.train.trainer import PolicyTrainer, train_policy
-from pacorl.types import Advantages, Prompt
+from pacorl.types import Advantages, Prompt, Size
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -160,3 +165,20 @@ def test_a_score_that_one_way_lacks_does_not_count() -> None:
     assert advantage_correlation(cheap, values([1.0, 0.0, -9.0, -1.0]), group) == pytest.approx(1.0)
     assert advantage_correlation(values([0.0] * 4), cheap, group) is None
     assert advantage_correlation(values([1.0] * 4, used=[True, False, False, False]), cheap, group) is None
+
+
+def test_each_sample_is_finished_from_its_own_latent() -> None:
+    """Four children of one node, as sampling by all steps would have finished them."""
+    policy, group = ToyPolicy(), [Row(Prompt(0, "a red hat"), number) for number in range(4)]
+    cheap = Sampler(size=Size(16, 16), steps=6, sde_steps=(1,), tree=Tree(1, (4,)), suffix=Suffix(steps=1))
+    draw = Draw(policy, cheap, ConditioningCache(policy), seed=0, epoch=0, batch=2)
+    whole = replace(draw, sampler=cheap.model_copy(update={"suffix": Suffix()}))
+
+    scores = full_scores(draw, group, [collect(draw, group)], rewards={"brightness": brightness}, runtime=Runtime())  # type: ignore[dict-item]
+    expected = {
+        row: [score]
+        for rollout in collect(whole, group).rollouts
+        for row, score in zip(rollout.row_B, brightness([], rollout.images), strict=True)
+    }
+    assert scores == {row: pytest.approx(score, abs=1e-3) for row, score in expected.items()}
+    assert len({round(score, 4) for (score,) in expected.values()}) == 4
