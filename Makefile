@@ -25,7 +25,7 @@ export OMP_NUM_THREADS
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup tiny quickstart docs wheel lint test campaign attack test-vllm test-deepspeed check clean distclean
+.PHONY: help setup tiny quickstart docs wheel lint test campaign attack test-vllm test-deepspeed check lattice clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,8 @@ campaign: $(READY)  ## long trials of what must survive anything (many minutes)
 attack: $(READY)  ## part of it: tens of thousands of hostile files, requests and answers (ARGS="--share 0.1" is quick)
 	PYTHONPATH=.:tests/judges:tests/policies:tests/toy OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 		$(BIN)/python -m tests.attack $(ARGS)
+lattice: $(READY)  ## what changes bits: remakes the table of docs/verify.md (many minutes)
+	PYTHONPATH=src:tests/toy:tests/policies:tests/distributed HF_HUB_OFFLINE=1 $(BIN)/python tests/distributed/lattice.py --write
 
 test-vllm: $(READY)  ## the judge against a real vLLM, in an environment of its own
 	PYTHON=$(BIN)/python tests/vllm/install.sh

@@ -1,0 +1,221 @@
+"""What changes bits? Small runs by processes, shards, batches and stops, each held to one that has none of these.
+
+    PYTHONPATH=tests/toy:tests/policies:tests/distributed python tests/distributed/lattice.py --write   # `make lattice`
+    …/lattice.py --cases "toy: awm" "kind: sd3"                                                      # some rows alone
+
+Runs are compared by their ledgers, as `pacorl verify` compares them. `--write` remakes the table of docs/verify.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import worlds
+from edit_twins import drawn, source_image
+from toy_world import toy_config, toy_world
+
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyRun
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.data.characters import vocabulary
+from pacorl.policies import POLICIES
+from pacorl.train.checkpoint import checkpoints
+from pacorl.train.ledger import read_ledger
+from pacorl.train.trainer import PolicyTrainer
+from pacorl.train.verify import Comparison, compare, recompute
+from pacorl.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
+BEGIN, END = "<!-- lattice -->\n", "<!-- end of lattice -->\n"
+SETTINGS = [
+    *("prompts_per_epoch=4", "group_size=4", "sampling.batch=4", "optimizer.updates_per_epoch=1"),
+    *("judge=none", "rewards=[{name: redness}]", "prompts.leaks=off", "evaluation.every=0", "best_by=''"),
+    *("evaluation.steps=1", "prompts.evaluation_limit=1", "adapter.rank=2", "adapter.alpha=4"),
+]
+"""Sixteen samples in four batches: four processes have one each."""
+TOY = {
+    **{name: [f"objective.name={name}"] for name in OBJECTIVES},
+    "tree": ["sampling.tree={seeds: 2}", "advantages.among=siblings"],
+    "suffix": ["sampling.steps=5", "sampling.suffix={solver: ab2, steps: 2, check_every: 1}"],
+    "scouts": ["sampling.steps=5", "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"],
+    "two updates twice": ["optimizer.updates_per_epoch=2", "objective.inner_epochs=2", "sampling.batch=2"],
+}
+"""What may be different between objectives and forms of an epoch, on the toy world."""
+TWIN_OBJECTIVES = ("grpo_clip", "diffusion_nft")
+"""One of each need: paths, and endpoints with a second policy."""
+CASES = (*(f"toy: {name}" for name in TOY), *(f"{kind}: {name}" for kind in POLICIES for name in TWIN_OBJECTIVES))
+
+
+@dataclass(frozen=True)
+class Variation:
+    """How a run departs from the one that it is held to."""
+
+    world: int = 1
+    sharded: bool = False
+    settings: tuple[str, ...] = ()
+    goes_on: bool = False
+    """From that run's checkpoint after the first epoch."""
+
+
+BASE = "base"
+VARIATIONS = {
+    BASE: Variation(settings=("epochs=2",)),
+    "2 processes": Variation(world=2),
+    "4 processes": Variation(world=4),
+    "2 shards": Variation(world=2, sharded=True),
+    "batches of 2": Variation(settings=("sampling.batch=2",)),
+    "batches of 1, 2 processes": Variation(world=2, settings=("sampling.batch=1",)),
+    "stopped": Variation(settings=("epochs=2",), goes_on=True),
+    "stopped, 2 go on": Variation(world=2, settings=("epochs=2",), goes_on=True),
+}
+
+
+def redness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+    """A reward that moves little if images do."""
+    return [float(np.asarray(image, dtype=np.float64)[..., 0].mean()) / 255 for image in images]
+
+
+def config_of(case: str, variation: Variation, folder: Path, out: Path) -> PolicyRun:
+    """The config of a case's run."""
+    kind, _, name = case.partition(": ")
+    settings = ["epochs=1", *SETTINGS]
+    if kind == "toy":
+        return toy_config(out, *settings, *TOY[name], *variation.settings)
+    spec = POLICIES[kind]
+    prompts = folder / "edits.jsonl" if spec.edits and not spec.sets else "tiny:train:4"
+    options = {"max_sequence_length": 144, "true_cfg_scale": 3.0, "gradient_checkpointing": "false", "dtype": "float32"}
+    model = [f"model.{key}={value}" for key, value in options.items() if key in spec.options.model_fields]
+    sizes = [f"{section}.size=[32, 32]" for section in ("sampling", "evaluation")]
+    texts = [f"prompts.{key}={prompts}" for key in ("train", "evaluation")]
+    overrides = [*settings, *model, *sizes, *texts, "trackers=[]", "sampling.steps=3", "save_every=1", f"out={out}"]
+    overrides += [
+        f"model.kind={kind}",
+        f"model.checkpoint={folder / kind}",
+        f"objective.name={name}",
+        "optimizer.lr=0.01",
+    ]
+    return load(PolicyRun, None, [*overrides, *variation.settings])
+
+
+def write_inputs(folder: Path, kinds: Sequence[str]) -> None:
+    """Twins with drawn weights as checkpoints, and four edits of one source."""
+    source_image(folder / "source.png", height=64, width=64)
+    edits = [{"image": "source.png", "instruction": f"Paint the hero in shade {number}."} for number in range(4)]
+    (folder / "edits.jsonl").write_text("".join(json.dumps(edit) + "\n" for edit in edits))
+    for kind in kinds:
+        torch.manual_seed(0)
+        drawn(POLICIES[kind].twin(vocabulary())).save_pretrained(folder / kind)
+
+
+def train_all(cases: Sequence[str], name: str, folder: Path) -> None:
+    """One variation's runs of all cases, in this process or as one of several: to start those costs most."""
+    from accelerate.state import AcceleratorState
+    from transformers.utils import logging
+
+    from pacorl.io.quiet import quiet_loading
+
+    quiet_loading()
+    logging.set_verbosity_error()
+    variation = VARIATIONS[name]
+    for case in cases:
+        AcceleratorState._reset_state()  # FSDP2's plugin keeps the block classes of the first model
+        start = checkpoints(out_of(folder, BASE, case) / "checkpoints")[0] if variation.goes_on else False
+        with toy_world() if case.startswith("toy") else nullcontext():
+            config = config_of(case, variation, folder, out_of(folder, name, case))
+            PolicyTrainer(config, resume=start, rewards={"redness": redness}).run()
+
+
+def out_of(folder: Path, variation: str, case: str) -> Path:
+    return folder / variation.replace(" ", "_") / case.replace(": ", "_").replace(" ", "_")
+
+
+def compared(folder: Path, variation: str, case: str) -> Comparison:
+    """The newest epoch of a variation's run, held to the same epoch of the base's."""
+    base, other = (read_ledger(out_of(folder, name, case)) for name in (BASE, variation))
+    index = next(
+        i for i, record in enumerate(base) if record["kind"] == "epoch" and record["epoch"] == other[-1]["epoch"]
+    )
+    return compare(base[0], base[index - 1 : index + 1], other[-2:])
+
+
+def verify(run: Path, out: Path) -> None:
+    """`pacorl verify RUN --epoch 1` of the toy world, as one of several processes."""
+    with toy_world():
+        comparison = recompute(run, 1)
+    if comparison:
+        out.write_text(json.dumps(comparison.to_dict()))
+
+
+def fits(case: str, variation: Variation) -> bool:
+    """The toy's transformer has no blocks to shard."""
+    return not (variation.sharded and case.startswith("toy"))
+
+
+def lattice(cases: Sequence[str], variations: Sequence[str], folder: Path) -> dict[str, dict[str, Comparison]]:
+    """case → variation → how it compares with the base."""
+    kinds = sorted({kind for kind in (case.partition(":")[0] for case in cases) if kind != "toy"})
+    worlds.run(write_inputs, folder, kinds)
+    for name in (BASE, *variations):
+        started, variation = time.monotonic(), VARIATIONS[name]
+        fitting = [case for case in cases if fits(case, variation)]
+        worlds.run(
+            train_all, fitting, name, folder, world=variation.world, extra=worlds.fsdp2() if variation.sharded else {}
+        )
+        print(f"{name}: {len(fitting)} runs, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    return {
+        case: {name: compared(folder, name, case) for name in variations if fits(case, VARIATIONS[name])}
+        for case in cases
+    }
+
+
+def cell(comparison: Comparison | None) -> str:
+    """`=` for equal bits, else the quantity that lies farthest out, by its tolerance."""
+    if comparison is None:
+        return ""
+    if comparison.answer == "equal bits":
+        return "="
+    worst = comparison.first or max(comparison.quantities, key=lambda q: q.difference / q.tolerance)
+    return f"{'**differs** ' if comparison.first else ''}{worst.name} {worst.difference:.0e}"
+
+
+def table(rows: Mapping[str, Mapping[str, Comparison]], variations: Sequence[str]) -> str:
+    """For the docs."""
+    lines = [f"| | {' | '.join(variations)} |", "|---" * (len(variations) + 1) + "|"]
+    lines += [f"| {case} | {' | '.join(cell(row.get(name)) for name in variations)} |" for case, row in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--cases", nargs="+", default=CASES, choices=CASES, metavar="CASE", help=f"of {', '.join(CASES)}"
+    )
+    parser.add_argument("--write", action="store_true", help="remake the table of docs/verify.md")
+    options = parser.parse_args()
+    variations = [name for name in VARIATIONS if name != BASE]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = lattice(options.cases, variations, Path(folder))
+    text = table(rows, variations)
+    print(text)
+    if options.write:
+        before, _, after = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(before + BEGIN + text + END + after.partition(END)[2])
+    sys.exit(any(comparison.first for row in rows.values() for comparison in row.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Which changes of processes, batches and stops change bits: the bounded form of the lattice, and its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import lattice
+import pytest
+import worlds
+
+from pacorl.train.verify import TOLERANCE, Comparison, Quantity
+
+
+def comparison(**differences: float) -> Comparison:
+    return Comparison(1, [Quantity(name, not d, d, TOLERANCE[name]) for name, d in differences.items()], {})
+
+
+def test_a_cell_names_what_lies_farthest_out() -> None:
+    assert lattice.cell(comparison(samples=0, weights=0)) == "="
+    assert lattice.cell(comparison(samples=1e-6, weights=2e-3)) == "weights 2e-03"
+    assert lattice.cell(comparison(samples=0.5, weights=9)) == "**differs** samples 5e-01"
+    assert lattice.cell(None) == ""
+
+
+def test_the_page_has_a_row_of_each_case_and_nothing_differs() -> None:
+    shown = lattice.PAGE.read_text().partition(lattice.BEGIN)[2].partition(lattice.END)[0]
+    header, _, *rows = shown.strip().split("\n")
+    assert [name.strip() for name in header.split("|")[2:-1]] == [n for n in lattice.VARIATIONS if n != lattice.BASE]
+    assert [row.split("|")[1].strip() for row in rows] == list(lattice.CASES), "make lattice"
+    assert "differs" not in shown
+
+
+@pytest.mark.slow
+def test_processes_batches_and_stops(tmp_path: Path) -> None:
+    names = ("2 processes", "batches of 2", "stopped")
+    rows = lattice.lattice(("toy: grpo_clip", "toy: scouts"), names, tmp_path)
+    for row in rows.values():
+        assert all(row[name].first is None for name in names), row
+        assert row["stopped"].answer == "equal bits"
+        assert row["2 processes"].environment == {"processes": [1, 2], "launcher": ["no", "multi_cpu"]}
+    # A run of one process is held to two.
+    run = lattice.out_of(tmp_path, lattice.BASE, "toy: grpo_clip")
+    worlds.run(lattice.verify, run, tmp_path / "answer.json", world=2)
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    assert answer["answer"] != "differs"
+    assert answer["environment"]["processes"] == [1, 2]
