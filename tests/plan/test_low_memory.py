@@ -39,7 +39,8 @@ def of(plan: Plan, component: str) -> tuple[float, tuple[str, ...]]:
 def test_a_recipe_fits_its_card(name: str) -> None:
     document = json.loads(planned(name).to_json())
     assert document["peak_gib"] <= PEAK_GIB[name]
-    assert document["forwards_per_image"]["training"] == 2 / 16
+    # Two nodes of a group of 16 are trained on, in two forwards each if the generator is guided.
+    assert document["forwards_per_image"]["training"] == (4 if "klein" in name else 2) / 16
     assert document["host_gib"] < 32
 
 
