@@ -27,7 +27,15 @@ def test_syncs_cost_less_than_a_fiftieth_of_an_epoch(
         seconds.append(time.perf_counter() - started)
 
     trainer = PolicyTrainer(
-        tiny_run(["epochs=3", "save_every=3", "prompts.evaluation_limit=4", f"out={tmp_path / 'run'}"])
+        tiny_run(
+            [
+                "epochs=3",
+                "save_every=3",
+                "prompts.train=tiny:train:18",
+                "prompts.evaluation_limit=4",
+                f"out={tmp_path / 'run'}",
+            ]
+        )
     )
     monkeypatch.setattr(os, "fsync", timed)
     started = time.perf_counter()

@@ -162,3 +162,15 @@ def test_links_cannot_leave_the_folder(tmp_path: Path) -> None:
     (tmp_path / "set" / "link.png").symlink_to(tmp_path / "secret.png")
     with pytest.raises(ValueError, match="leads out of"):
         inside(tmp_path / "set", "link.png")
+
+
+def test_a_lock_without_room_for_its_note_names_itself(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as fault, sole_holder(tmp_path / ".lock", note="process 7"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert fault.value.filename == str(tmp_path / ".lock")

@@ -190,8 +190,8 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
             handle.seek(0)  # "a+" opens at the end
             raise LockedError(f"{path} is held by another process", holder=handle.read().strip()) from None
         handle.truncate(0)  # the note of a holder that is gone
-        handle.write(note)
-        handle.flush()
+        with disk_errors(path):
+            os.write(handle.fileno(), note.encode())  # unbuffered: closing would try a refused write again
         yield
 
 
