@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from pacorl.io.documents import append_jsonl
 from pacorl.io.files import (
@@ -19,6 +21,7 @@ from pacorl.io.files import (
     own_folder,
     replacing,
     safe_name,
+    safetensors_write_errors,
     sole_holder,
     sweep,
     write_atomic,
@@ -174,3 +177,16 @@ def test_a_lock_without_room_for_its_note_names_itself(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert fault.value.filename == str(tmp_path / ".lock")
+
+
+def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    path = tmp_path / "a.safetensors"
+    try:
+        with pytest.raises(OSError, match="File too large") as fault, safetensors_write_errors(path):
+            save_file({"a": torch.zeros(100)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert fault.value.filename == str(path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from pacorl.io.files import safetensors_write_errors
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ class ConditioningFiles(ConditioningCache):
                 keys = ordered[start : start + self.CHUNK]
                 encoded = self._policy.encode([prompts[key] for key in keys], size)
                 for key, conditioning in zip(keys, encoded, strict=True):
-                    save_file({n: t.contiguous() for n, t in conditioning.tensors.items()}, self._path(key))
+                    path = self._path(key)
+                    with safetensors_write_errors(path):
+                        save_file({n: t.contiguous() for n, t in conditioning.tensors.items()}, path)
             return {}
 
         runtime.gather_rows(write)  # ranks wait for each other, and a fault on one is raised on all

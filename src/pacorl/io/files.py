@@ -226,6 +226,17 @@ def safetensors_errors(name: object) -> Iterator[None]:
         raise ValueError(f"{name}: its weights are damaged or cut off ({error}); fetch or copy them again") from None
 
 
+@contextmanager
+def safetensors_write_errors(path: Path) -> Iterator[None]:
+    """Within the block, a full disk that safetensors met is an OSError that names the file."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(path)) from error
+
+
 def safe_name(name: str) -> str:
     """The name itself. Raises ValueError if some system could not have it as a folder's name."""
     allowed = name.replace("-", "").replace("_", "").replace(".", "")
