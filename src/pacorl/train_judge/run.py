@@ -174,8 +174,9 @@ class JudgeTrainer:
         trainer.save_model(str(folder))
         if not processes().is_main_process:
             return
-        for name in ("training_args.bin", "README.md"):  # a pickle, and an empty form; config.yaml says more
-            (folder / name).unlink(missing_ok=True)
+        # A pickle, and an empty form (config.yaml says more); what safetensors had half written at a kill.
+        for path in (folder / "training_args.bin", folder / "README.md", *folder.glob(".tmp*")):
+            path.unlink(missing_ok=True)
         base = config.model.checkpoint
         if full:
             save_processor(processor, folder, source=source_of(base))
