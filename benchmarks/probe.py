@@ -40,7 +40,7 @@ SETTINGS: Mapping[str, Sequence[str]] = {
     "step_3": ("sampling.sde_steps=[3]",),
     "noise_0.35": ("sampling.noise_level=0.35",),
     "noise_1": ("sampling.noise_level=1.0",),
-    "one_start": ("sampling.tree={seeds: 1}",),
+    "two_starts": ("sampling.tree={seeds: 2}",),
     "own_starts": ("sampling.tree={seeds: 12}",),
     "temperature_1": (
         "rewards=[{name: consistency, args: {temperature: 1}}, "
@@ -100,7 +100,7 @@ def predictions(document: Mapping[str, Any]) -> dict[str, float]:
         "step_3": gains["step 3"],
         "noise_0.35": gains["noise 0.35"],
         "noise_1": gains["noise 1"],
-        "one_start": forms[1],
+        "two_starts": forms[2],
         "own_starts": forms[12],
         # Another temperature is another unit: the accuracy of its advantages moves the recipe's own signal.
         "temperature_1": gains["as configured"] * teaching(other) / teaching(own),
