@@ -53,4 +53,4 @@ def test_the_path_is_named_where_the_kernel_refuses_a_write(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     *_, line = capsys.readouterr().err.splitlines()
     assert code == 1
-    assert re.fullmatch(r"pacorl: \S*\brun/\S+: File too large", line)
+    assert re.fullmatch(r"pacorl: \S*\brun/\S+: .*File too large.*", line)

@@ -38,7 +38,17 @@ def test_what_does_not_fit_is_one_line(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setattr(
-        sys, "argv", ["pacorl", "train-policy", str(recipe()), "--dry-run", f"out={tmp_path}", *settings]
+        sys,
+        "argv",
+        [
+            "pacorl",
+            "train-policy",
+            str(recipe()),
+            "--dry-run",
+            f"out={tmp_path}",
+            "optimizer.updates_per_epoch=2",
+            *settings,
+        ],
     )
     with pytest.raises(SystemExit) as ended:
         main()

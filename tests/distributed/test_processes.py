@@ -26,6 +26,7 @@ SETTINGS = [
     "prompts.evaluation=tiny:dev:3",
     "sampling.steps=2",
     "sampling.suffix={}",
+    "optimizer.updates_per_epoch=2",
     "sampling.batch=1",  # four batches an update, so that gradients are accumulated before they cross
     "evaluation.size=[64,64]",
     "evaluation.steps=1",
@@ -66,6 +67,7 @@ OBJECTIVES["flux_scouts"] = [
     "sampling.tree={seeds: 1}",
     "sampling.steps=4",
     "sampling.suffix={}",
+    "optimizer.updates_per_epoch=2",
     "selection.scouts={per_prompt: 8, suffix: {steps: 1}}",
 ]
 # Weights in bf16, codes in bytes and an adapter in fp32, in one block that FSDP2 shards.
@@ -86,6 +88,7 @@ def edit_settings(kind: str, folder: Path) -> list[str]:
         "sampling.size=[32,32]",
         "sampling.steps=3",
         "sampling.suffix={}",
+        "optimizer.updates_per_epoch=2",
         "evaluation.steps=2",
         "evaluation.size=[32,32]",
         "optimizer.lr=1.0e-3",

@@ -12,8 +12,8 @@ from pacorl.quickstart import recipe
 
 
 def tiny_run(overrides: Sequence[str]) -> PolicyRun:
-    """configs/tiny.yaml with some settings changed."""
-    return configs.load(PolicyRun, recipe(), overrides)
+    """configs/tiny.yaml with some settings changed, and two updates of all steps, so that two groups are enough."""
+    return configs.load(PolicyRun, recipe(), ["optimizer.updates_per_epoch=2", "sampling.suffix={}", *overrides])
 
 
 def metrics(run: Path, kind: str = "", *, times: bool = False) -> list[dict[str, float]]:

@@ -62,6 +62,7 @@ SETTINGS = [
     "prompts.evaluation=tiny:dev:3",
     "sampling.size=[16,16]",
     "sampling.steps=3",
+    "sampling.suffix={}",
     "sampling.batch=2",
     "evaluation.size=[32,32]",
     "evaluation.steps=5",
@@ -69,6 +70,7 @@ SETTINGS = [
     "evaluation.compare_sizes=false",
     "judge.checkpoint=tiny",
     "optimizer.lr=0.01",
+    "optimizer.updates_per_epoch=2",
     "optimizer.ema_interval=1",
 ]
 """Sizes and numbers of steps differ between training and evaluation, batches are not groups, and an epoch has several

@@ -19,6 +19,7 @@ SMALL = [
     "sampling.batch=4",
     "evaluation.size=[64,64]",
     "evaluation.steps=2",
+    "optimizer.updates_per_epoch=2",
     "optimizer.ema_interval=1",
 ]
 

@@ -29,6 +29,7 @@ SETTINGS = [
     "prompts.evaluation=tiny:dev:1",
     "sampling.steps=2",
     "sampling.suffix={}",
+    "optimizer.updates_per_epoch=2",
     "sampling.batch=2",
     "evaluation.size=[64,64]",
     "evaluation.steps=1",

@@ -42,7 +42,7 @@ def trainer(folder: Path, *settings: str, resume: bool = False, **rewards: objec
     """A toy run with a reward that is a function; its folder's lock is given up."""
     with toy_world():
         made = PolicyTrainer(toy_config(folder, *RED, *settings), resume=resume, rewards={"red": red} | rewards)  # type: ignore[arg-type]
-    made.close()
+    made._folder.close()  # `close` would also take the encoded prompts away
     return made
 
 

@@ -54,7 +54,13 @@ def own(tmp_path: Path) -> Path:
 @pytest.fixture
 def smaller(small: list[str]) -> list[str]:
     """Two prompts of two samples, two steps, 32 px."""
-    sizes = ["sampling.size=[32,32]", "evaluation.size=[32,32]", "sampling.steps=2", "sampling.suffix={}"]
+    sizes = [
+        "sampling.size=[32,32]",
+        "evaluation.size=[32,32]",
+        "sampling.steps=2",
+        "sampling.suffix={}",
+        "optimizer.updates_per_epoch=2",
+    ]
     return [*small, *sizes, "group_size=2", "sampling.batch=2", "evaluation.batch=2"]
 
 
