@@ -142,6 +142,7 @@ def test_a_ranking_made_while_the_server_is_away_is_saved_when_it_returns(datase
     with server as links:
         page.goto(links["ann"])
         count(page, 0, 48)
+        page.wait_for_load_state("networkidle")  # a candidate whose image is not there yet cannot be ranked
         server.kill()
         page.keyboard.press("1")
         page.keyboard.press("Enter")

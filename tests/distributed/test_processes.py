@@ -45,7 +45,6 @@ OBJECTIVES = {
     "flux_suffix": [
         *CHEAP,
         "sampling.steps=5",
-        "sampling.suffix={}",
         "sampling.suffix={cache: taylor, check_every: 1}",
         "sampling.batch=4",
         "optimizer.updates_per_epoch=1",
@@ -71,7 +70,14 @@ OBJECTIVES["flux_scouts"] = [
     "selection.scouts={per_prompt: 8, suffix: {steps: 1}}",
 ]
 # Weights in bf16, codes in bytes and an adapter in fp32, in one block that FSDP2 shards.
-OBJECTIVES["flux_packed"] = [*CHEAP, "model.dtype=bfloat16", "model.quantize=fp8"]
+# In bf16 the rounding of other sums shows, so no node has children in both processes, and one update no ratio to clip.
+OBJECTIVES["flux_packed"] = [
+    *CHEAP,
+    "model.dtype=bfloat16",
+    "model.quantize=fp8",
+    "sampling.tree={}",
+    "optimizer.updates_per_epoch=1",
+]
 CASES = (*OBJECTIVES, *EDITS)
 
 
@@ -149,7 +155,7 @@ def test_the_check_of_a_suffix(runs: dict[str, Path], mode: str) -> None:
 def test_gradients(runs: dict[str, Path], mode: str, case: str) -> None:
     one, other = kept(runs["one"] / case, "gradients-*"), kept(runs[mode] / case, "gradients-*")
     assert one.keys() == other.keys()
-    assert len(one) == 2  # updates
+    assert len(one) == (1 if case == "flux_packed" else 2)  # updates
     for name, gradients in one.items():
         assert gradients.keys() == other[name].keys()
         own, mine = (torch.cat([found[n].flatten() for n in sorted(found)]) for found in (gradients, other[name]))

@@ -16,12 +16,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "epochs=1",
-    "prompts_per_epoch=2",
+    "prompts_per_epoch=3",
     "group_size=4",
     "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:test:3",
 ]
-SMALL += ["sampling.steps=3", "sampling.batch=4", "evaluation.size=[64,64]", "evaluation.steps=2"]
+SMALL += ["sampling.steps=4", "sampling.batch=4", "evaluation.size=[64,64]", "evaluation.steps=2"]
 
 
 @pytest.fixture(scope="module")

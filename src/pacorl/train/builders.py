@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,10 +26,8 @@ from pacorl.judges.judge import Judge, close_judge
 from pacorl.lora.adapters import add_lora, start_from
 from pacorl.policies import build_policy
 from pacorl.policies.policy import Policy
-from pacorl.quantize import NONE
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
-from pacorl.twins import META
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -213,51 +211,15 @@ def place_transformer(
     prompt: Prompt,
     *,
     device: torch.device,
-    sharded: bool = False,
 ) -> None:
     """Put the adapted transformer on the device, and check with a prompt that its adapter matters.
-
-    If FSDP2 is going to shard it, it stays in main memory: the launcher brings it to the device block by block, each
-    process its share, since no device need have room for the whole. What is checked then is its graph on meta tensors.
 
     Raises:
         ValueError: if the adapter changes nothing.
     """
-    if sharded:
-        policy.place_transformer("cpu")
-        freeze_idle_modules(config, policy)
-        return
     policy.place_transformer(device)
     size = policy.size_of(prompt, Size(*config.sampling.size))
     check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
-
-
-def freeze_idle_modules(config: PolicyRun, policy: Policy) -> list[str]:
-    """Freeze the adapted modules that no output depends on, by the graph of the same transformer on meta tensors.
-
-    Returns:
-        Their names, as `check_adapter` does; a gradient that is zero by its weights alone is not seen.
-    """
-    pipeline: Any = policy.pipeline  # type: ignore[attr-defined]
-    parts = {
-        **config.generator.parts,
-        **{name: dict(getattr(pipeline, name).config) for name in ("transformer", "vae")},
-    }
-    twin = config.generator.on_meta(config.model.model_copy(update={"quantize": NONE}), parts)
-    with META:
-        targets = adapter_targets(config, policy)
-        add_lora(twin.transformer, rank=config.adapter.rank, alpha=config.adapter.alpha, targets=targets)
-    size = twin.nearest_size(Size(*config.sampling.size))
-    x_BNC, sigma_B = twin.noise([0], size), torch.empty(1, device=META)
-    twin.velocity(x_BNC, sigma_B, twin.conditioning_on_meta(size, batch=1), size).mean().backward()
-    idle = [
-        name.split(".lora_B.")[0]
-        for name, parameter in twin.transformer.named_parameters()
-        if ".lora_B." in name and parameter.grad is None
-    ]
-    for name in idle:
-        policy.transformer.get_submodule(name).requires_grad_(False)
-    return idle
 
 
 def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, targets: tuple[str, ...]) -> list[str]:

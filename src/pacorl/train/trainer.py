@@ -180,7 +180,6 @@ class PolicyTrainer:
             self.cache,
             self.train_prompts[0],
             device=device,
-            sharded=self.runtime.sharded,
         )
         if config.memory == "low":
             if self.runtime.sharded:

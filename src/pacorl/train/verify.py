@@ -200,7 +200,8 @@ def recompute(run: Path, epoch: int) -> Comparison | None:
         config = _config_of(run, start, Path(folder) / "recorded.yaml")
         again = Recomputation(
             config,
-            folder=Path(folder) / "run",
+            # The main process's, for all: they write and read each other's encoded prompts in it.
+            folder=Runtime().on_main(Path(folder).joinpath("run").absolute),
             checkpoint=checkpoint_before[epoch],
             start=start,
             epoch=records[index],
