@@ -131,6 +131,12 @@ def test_a_config_that_peft_trips_over_is_named(
         merge_adapter(base(processor), str(odd))
 
 
+def test_an_activated_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
+    activated = rewritten(adapter, tmp_path / "activated", alora_invocation_tokens=[1])
+    with pytest.raises(ValueError, match=r"activated/adapter_config\.json is of an activated LoRA"):
+        merge_adapter(base(processor), str(activated))
+
+
 def test_what_is_no_lora_is_refused(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"neither adapter_model\.safetensors nor .* \(it holds nothing\)"):
         merge_adapter(base(processor), str(tmp_path))

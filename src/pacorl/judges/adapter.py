@@ -122,7 +122,9 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     path = file.parent / PEFT_CONFIG
     if not path.is_file():
         raise ValueError(f"adapter {adapter} has no {PEFT_CONFIG} beside {file.name}; a judge takes PEFT's form alone")
-    read_object(path)  # strictly, and with the file's name in its messages
+    # Strictly, and with the file's name in its messages; peft merges no activated LoRA, and names no file.
+    if read_object(path).get("alora_invocation_tokens") is not None:
+        raise ValueError(f"{path} is of an activated LoRA (aLoRA), which cannot be merged; a judge takes plain LoRA")
     try:
         config = PeftConfig.from_pretrained(str(path.parent))
     except MALFORMED as error:
