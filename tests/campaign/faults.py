@@ -203,11 +203,13 @@ class Watch:
             if self.disk:
                 self.disk.cut(random.Random(self.fault.cut))
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.disk and what == b"fsync":
-            self.disk.flush(os.fstat(descriptor).st_ino)
+        if self.disk and what in (b"fsync", b"sync"):
+            everything = [*self.disk.contents, *self.disk.listings]
+            for number in [os.fstat(descriptor).st_ino] if what == b"fsync" else everything:
+                self.disk.flush(number)
         self.operations.append(f"{what.decode()} {target.relative_to(self.folder)}")
         # A kill loses nothing that the kernel has, and a cut is made here: neither needs the disk's own time.
-        return LEFT_OUT if what == b"fsync" else DONE
+        return LEFT_OUT if what in (b"fsync", b"sync") else DONE
 
 
 def _changes_nothing(what: bytes, target: Path) -> bool:

@@ -70,6 +70,7 @@ FORWARD(int, ftruncate, (int fd, off_t size), (fd, size), "truncate", fd, 0, 0, 
 FORWARD(int, ftruncate64, (int fd, off64_t size), (fd, size), "truncate", fd, 0, 0, 0)
 FORWARD(int, fsync, (int fd), (fd), "fsync", fd, 0, 0, 0)
 FORWARD(int, fdatasync, (int fd), (fd), "fsync", fd, 0, 0, 0)
+void sync(void) { if (!before("sync", AT_FDCWD, ".", 0, 0)) NEXT(sync)(); }
 FORWARD(int, rename, (const char *from, const char *to), (from, to), "rename", AT_FDCWD, to, 0, 0)
 FORWARD(int, renameat, (int old, const char *from, int fd, const char *to), (old, from, fd, to), "rename", fd, to, 0, 0)
 FORWARD(int, unlink, (const char *path), (path), "unlink", AT_FDCWD, path, 0, 0)

@@ -21,9 +21,9 @@ from pacorl.io.files import (
     own_folder,
     replacing,
     safe_name,
-    safetensors_write_errors,
     sole_holder,
     sweep,
+    weight_write_errors,
     write_atomic,
 )
 
@@ -185,7 +185,7 @@ def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     path = tmp_path / "a.safetensors"
     try:
-        with pytest.raises(OSError, match="File too large") as fault, safetensors_write_errors(path):
+        with pytest.raises(OSError, match="File too large") as fault, weight_write_errors(path):
             save_file({"a": torch.zeros(100)}, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pacorl.io.files import safetensors_write_errors
+from pacorl.io.files import weight_write_errors
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ConditioningFiles(ConditioningCache):
                 encoded = self._policy.encode([prompts[key] for key in keys], size)
                 for key, conditioning in zip(keys, encoded, strict=True):
                     path = self._path(key)
-                    with safetensors_write_errors(path):
+                    with weight_write_errors(path):
                         save_file({n: t.contiguous() for n, t in conditioning.tensors.items()}, path)
             return {}
 

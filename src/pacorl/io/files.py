@@ -227,14 +227,16 @@ def safetensors_errors(name: object) -> Iterator[None]:
 
 
 @contextmanager
-def safetensors_write_errors(path: Path) -> Iterator[None]:
-    """Within the block, a full disk that safetensors met is an OSError that names the file."""
+def weight_write_errors(path: Path) -> Iterator[None]:
+    """Within the block, a full disk that safetensors or torch.save met is an OSError that names the file."""
     from safetensors import SafetensorError
 
     try:
         yield
-    except SafetensorError as error:
-        raise OSError(errno.EIO, str(error), str(path)) from error
+    except (SafetensorError, RuntimeError) as error:
+        # torch.save's RuntimeError gives positions in the file and no cause.
+        reason = f"it could not be written ({error}); make room if the disk is full"
+        raise OSError(errno.EIO, reason, str(path)) from error
 
 
 def safe_name(name: str) -> str:

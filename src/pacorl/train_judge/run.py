@@ -37,6 +37,7 @@ from pacorl.io.files import (
     flush_to_disk,
     flush_tree,
     own_folder,
+    weight_write_errors,
     write_atomic,
 )
 from pacorl.train_judge.data import JudgeData, each_once, in_both_orders, load_data, measure_of
@@ -171,7 +172,8 @@ class JudgeTrainer:
         """Write the trained weights and summary.json."""
         config, full = self.config, self.config.tuning.method == "full"
         folder = config.out / ("model" if full else "adapter")
-        trainer.save_model(str(folder))
+        with weight_write_errors(folder):
+            trainer.save_model(str(folder))
         if not processes().is_main_process:
             return
         # A pickle, and an empty form (config.yaml says more); what safetensors had half written at a kill.
