@@ -13,6 +13,7 @@ from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyRun
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.engine.turns import Turns
+from pacorl.train.builders import check_division
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.twins import META
 
@@ -82,3 +83,9 @@ def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> No
     served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
     assert load(PolicyRun, None, ["memory=low", *served]).judge.overlap is True
     assert load(PolicyRun, None, ["memory=low", "judge=none"]).judge is None
+
+
+def test_a_sharded_transformer_takes_no_turns() -> None:
+    """Refused before anything is loaded."""
+    with pytest.raises(ValueError, match=r"memory low and FSDP2: .* leave memory out and set"):
+        check_division(load(PolicyRun, None, ["memory=low"]), world=2, sharded=True)

@@ -120,11 +120,16 @@ def patience(config: PolicyRun) -> float:
 
 
 def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> None:
-    """Refuse sizes that leave a process without its share of an epoch, and a cache that a sharded transformer breaks.
+    """Refuse sizes that leave a process without its share of an epoch, and what a sharded transformer does not bear.
 
     Raises:
         ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
     """
+    if sharded and config.memory == "low":
+        raise ValueError(
+            "memory low and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
+            "model.quantize and judge.quantize, or launch with ddp.yaml"
+        )
     scouts, drawn = config.selection.scouts, config.drawn_per_prompt
     for key, suffix in {"sampling": config.sampling.suffix, "selection.scouts": scouts and scouts.suffix}.items():
         cache = suffix and suffix.cache
@@ -205,12 +210,7 @@ def encode_prompts(
 
 
 def place_transformer(
-    config: PolicyRun,
-    policy: Policy,
-    cache: ConditioningCache,
-    prompt: Prompt,
-    *,
-    device: torch.device,
+    config: PolicyRun, policy: Policy, cache: ConditioningCache, prompt: Prompt, *, device: torch.device
 ) -> None:
     """Put the adapted transformer on the device, and check with a prompt that its adapter matters.
 

@@ -174,19 +174,8 @@ class PolicyTrainer:
             builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
         except SharedFault as error:
             raise error.fault from None
-        builders.place_transformer(
-            config,
-            self.policy,
-            self.cache,
-            self.train_prompts[0],
-            device=device,
-        )
+        builders.place_transformer(config, self.policy, self.cache, self.train_prompts[0], device=device)
         if config.memory == "low":
-            if self.runtime.sharded:
-                raise ValueError(
-                    "memory low and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
-                    "model.quantize and judge.quantize, or launch with ddp.yaml"
-                )
             self.turns = Turns(self.policy.transformer, device=device)
         with self.scoring():
             self._load_scorers(functions)
