@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_runs import SMALL_QUICKSTART
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
@@ -20,18 +21,6 @@ from pacorl.types import Grid
 
 GRID = Grid(2, 2)
 PROMPTS = 6
-SMALL = [
-    "epochs=1",
-    "prompts_per_epoch=3",
-    "group_size=4",
-    "prompts.train=tiny:train:3",
-    "prompts.evaluation=tiny:test:3",
-    "sampling.steps=3",
-    "sampling.suffix={}",
-    "sampling.batch=4",
-    "evaluation.size=[64,64]",
-    "evaluation.steps=2",
-]
 
 
 def other(panel: Panel, name: str) -> Panel:
@@ -102,7 +91,7 @@ def test_before_stands_above_after(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
-    page, verdict = run_quickstart(tmp_path / "run", overrides=SMALL)
+    page, verdict = run_quickstart(tmp_path / "run", overrides=SMALL_QUICKSTART)
     assert len(verdict) == 3
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["judge"]["pair_accuracy"] >= 0.95
@@ -115,5 +104,5 @@ def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html), "the page asks nobody for anything"
     assert (tmp_path / "run" / "before-after.png").is_file()
     # A finished run is made anew, and comes out the same.
-    again, same = run_quickstart(tmp_path / "run", overrides=SMALL)
+    again, same = run_quickstart(tmp_path / "run", overrides=SMALL_QUICKSTART)
     assert (again, same) == (page, verdict)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from page_blocks import ROOT, blocks, run_page
+from tiny_runs import SMALL_QUICKSTART
 
 from pacorl.config.base import load
 from pacorl.config.judge_run import RewardRun
@@ -16,17 +17,6 @@ from pacorl.config.policy_run import PolicyRun
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = [ROOT / "README.md", *sorted(TUTORIALS.glob("*.md"))]
-SMALL = [
-    "epochs=1",
-    "prompts_per_epoch=3",
-    "group_size=4",
-    "prompts.train=tiny:train:3",
-    "prompts.evaluation=tiny:test:3",
-    "sampling.steps=4",
-    "sampling.batch=4",
-    "evaluation.size=[64,64]",
-    "evaluation.steps=2",
-]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*reads 48 tokens:UserWarning"),
 ]
@@ -34,7 +24,7 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_the_commands_of_the_front_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(ROOT / "README.md", tmp_path, monkeypatch, more={"pacorl quickstart": SMALL})
+    run_page(ROOT / "README.md", tmp_path, monkeypatch, more={"pacorl quickstart": SMALL_QUICKSTART})
     assert (tmp_path / "runs/quickstart/report.html").is_file()
     assert len(list(tmp_path.rglob("set-1*.png"))) == 5
 

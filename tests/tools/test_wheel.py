@@ -12,16 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tiny_runs import SMALL_QUICKSTART
 
 ROOT = Path(__file__).parents[2]
-SMALL = [
-    "epochs=1",
-    "prompts_per_epoch=3",
-    "group_size=4",
-    "prompts.train=tiny:train:3",
-    "prompts.evaluation=tiny:test:3",
-]
-SMALL += ["sampling.steps=4", "sampling.batch=4", "evaluation.size=[64,64]", "evaluation.steps=2"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +62,7 @@ def test_the_wheel_runs_alone(installed: Path, tmp_path: Path) -> None:
     assert Path(origin.strip()).is_relative_to(installed.parents[1]), (
         "the environment's own package, not the checkout's"
     )
-    run(installed, "quickstart", *SMALL, cwd=tmp_path)
+    run(installed, "quickstart", *SMALL_QUICKSTART, cwd=tmp_path)
     assert (tmp_path / "runs/quickstart/before-after.png").is_file()
     images = sorted((tmp_path / "runs/quickstart/samples").rglob("*.png"))
     scores = json.loads(run(installed, "score", images[0], "--grid", "2x2", "--json", "--keep-going", cwd=tmp_path))

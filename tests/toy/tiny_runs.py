@@ -10,6 +10,19 @@ from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyRun
 from pacorl.quickstart import recipe
 
+SMALL_QUICKSTART = [
+    "epochs=1",
+    "prompts_per_epoch=3",
+    "group_size=4",
+    "prompts.train=tiny:train:3",
+    "prompts.evaluation=tiny:test:3",
+    "sampling.steps=4",
+    "sampling.batch=4",
+    "evaluation.size=[64,64]",
+    "evaluation.steps=2",
+]
+"""What makes a quickstart take seconds and leaves the rest of its recipe alone."""
+
 
 def tiny_run(overrides: Sequence[str]) -> PolicyRun:
     """configs/tiny.yaml with some settings changed, and two updates of all steps, so that two groups are enough."""
