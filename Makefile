@@ -55,12 +55,13 @@ check: lint  ## what must hold before a commit: lint and the fast tests
 test: $(READY)  ## all tests but the campaign's and those that need a real vLLM
 	$(PYTEST) -m "not campaign and not vllm" $(ARGS)
 
-campaign: $(READY)  ## long trials of what must survive anything (many minutes)
+campaign: $(READY)  ## long trials of what must survive anything, attack included; its summary has counts and minutes
 	$(PYTEST) -m campaign $(ARGS)
 
 attack: $(READY)  ## part of it: tens of thousands of hostile files, requests and answers (ARGS="--share 0.1" is quick)
 	PYTHONPATH=.:tests/judges:tests/policies:tests/toy OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
 		$(BIN)/python -m tests.attack $(ARGS)
+
 lattice: $(READY)  ## what changes bits: remakes the table of docs/verify.md (many minutes)
 	PYTHONPATH=src:tests/toy:tests/policies:tests/distributed HF_HUB_OFFLINE=1 $(BIN)/python tests/distributed/lattice.py --write
 

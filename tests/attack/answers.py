@@ -1,6 +1,7 @@
 """Judges and reward services that misbehave: a verdict or a score is right, missing or refused, and never wrong.
 
-The behaviours are those of `tests/judges/misbehaving.py`, each as it goes over the wire.
+The behaviours are those of `tests/judges/misbehaving.py`, each as it goes over the wire. What is missing though a good
+answer was sent is `lost`, a fault too; so time-outs are long, except for behaviours that last until one.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 
-import misbehaving
 from fake_server import FakeServer, Handler
 from misbehaving import (
     BEHAVIOURS,
     SCORES,
     SLOW,
+    Draws,
     asking,
     impatient,
     lying_elsewhere,
     misbehave,
+    misbehaving,
     p_of_scores,
     questions,
     truth_of,
@@ -28,77 +29,98 @@ from misbehaving import (
 from PIL import Image
 from tests.attack.harness import Outcome, Tally
 
-VERDICTS, SCORED = 10_000, 2_000
+VERDICTS, SLOW_VERDICTS, SCORED, SLOW_SCORED = 10_000, 200, 2_000, 100
 """At share 1."""
 TOGETHER = 1000
 """Questions of one call."""
+SERVERS, CONCURRENCY, TRIES = 4, 8, 2
+LONG, SHORT = 120.0, 10.0
+"""Seconds of a time-out, without and with slow behaviours: a busy machine answers well within either."""
 
 
-def verdicts(count: int, *, seed: int) -> Tally:
-    """`HttpJudge` against four servers, each of which draws a behaviour for each question."""
-    tally, names = Tally("answers/judge"), [*BEHAVIOURS, "reset", *SLOW]
-    servers = [misbehaving.misbehaving(names, seed=4 * seed + number) for number in range(4)]
-    with impatient(), lying_elsewhere() as liar, asking(servers, timeout=2, retries=1) as judge:
+def verdicts(name: str, count: int, behaviours: Sequence[str], *, seed: int, timeout: float) -> Tally:
+    """`HttpJudge` against servers that draw a behaviour for each question."""
+    tally, draws, asked = Tally(name), Draws(behaviours, seed=seed), questions(count)
+    servers = [misbehaving(draws) for _ in range(SERVERS)]
+    with (
+        impatient(),
+        lying_elsewhere() as liar,
+        asking(servers, timeout=timeout, retries=TRIES - 1, concurrency=CONCURRENCY) as judge,
+    ):
         for start in range(0, count, TOGETHER):
-            asked = questions(count)[start : start + TOGETHER]
-            started = time.monotonic()
-            answers = judge.verdicts(asked)
-            seconds = (time.monotonic() - started) / len(asked)
-            for number, (question, verdict) in enumerate(zip(asked, answers, strict=True), start):
-                right = verdict.p_yes is not None and math.isclose(verdict.p_yes, truth_of(question), abs_tol=1e-3)
-                missing = verdict.p_yes is None and bool(verdict.error) and "\n" not in verdict.error
-                kind = "right" if right else "missing" if missing else "wrong"
-                tally.add(Outcome(number, kind, seconds, f"{verdict} for {truth_of(question)}"))
+            batch, started = asked[start : start + TOGETHER], time.monotonic()
+            answers = judge.verdicts(batch)
+            seconds = time.monotonic() - started
+            for number, (question, verdict) in enumerate(zip(batch, answers, strict=True), start):
+                kind = _kind(verdict.p_yes, truth_of(question), draws, question.text)
+                if verdict.p_yes is None and (not verdict.error or "\n" in verdict.error):
+                    kind = "nameless"
+                tally.add(Outcome(number, kind, seconds / len(batch), f"{verdict} for {truth_of(question)}"))
+            rounds = 1 + math.ceil(len(batch) / (SERVERS * CONCURRENCY))
+            if seconds > rounds * TRIES * timeout:
+                tally.add(Outcome(start, "slow", 0, f"{seconds:.0f} s for {rounds} rounds of verdicts"))
         if liar.chats:
             tally.add(Outcome(count, "wrong", 0, "a redirect was followed"))
     return tally
 
 
-def scores(count: int, *, seed: int) -> Tally:
-    """`HttpScorer`, one image at a time."""
+def scores(name: str, count: int, behaviours: Sequence[str], *, seed: int, timeout: float, together: int) -> Tally:
+    """`HttpScorer`, with a scorer of its own for so many images together; a refusal ends the call."""
     from pacorl.rewards.http import HttpScorer
     from pacorl.rewards.reward import RewardError, scores_of
     from pacorl.types import Grid, Prompt
 
-    tally, draw = Tally("answers/reward"), random.Random(seed)
-    names = [*SCORES, "reset", *SLOW]
-    with ExitStack() as stack:
-        stack.enter_context(impatient())
-        liar = stack.enter_context(lying_elsewhere())
-        server = stack.enter_context(scoring_server(names, seed=seed).running())
-        for number in range(count):
-            prompt = Prompt(id=number, text=f"number {number}", theme="", grid=Grid(1, 1))
-            image = Image.new("RGB", (8, 8), draw.choice(["red", "blue", "green"]))
-            # A service of its own each time: what one answer does to the next is the judge's tally.
-            scorer = HttpScorer(f"{server.url}/scores", timeout=1, tries=2)
+    tally, draws, pick = Tally(name), Draws(behaviours, seed=seed), random.Random(seed)
+    with impatient(), lying_elsewhere() as liar, scoring_server(draws).running() as server:
+        for start in range(0, count, together):
+            numbers = range(start, min(start + together, count))
+            prompts = [Prompt(id=n, text=f"number {n}", theme="", grid=Grid(1, 1)) for n in numbers]
+            images = [Image.new("RGB", (8, 8), pick.choice(["red", "blue", "green"])) for _ in prompts]
+            scorer = HttpScorer(f"{server.url}/scores", batch=1, concurrency=CONCURRENCY, timeout=timeout, tries=TRIES)
             started = time.monotonic()
             try:
-                (score,) = scores_of("http", scorer, [prompt], [image])
-                right = score is not None and math.isclose(score, p_of_scores(prompt.text), abs_tol=1e-9)
-                kind = "right" if right else "missing" if score is None else "wrong"
-                detail = f"{score} for {p_of_scores(prompt.text)}"
+                answers = scores_of("http", scorer, prompts, images)
+                kinds = [_kind(s, p_of_scores(p.text), draws, p.text) for s, p in zip(answers, prompts, strict=True)]
+                said = str(answers)
             except RewardError as error:
-                kind, detail = ("refused" if f"prompt {number}" in str(error) else "nameless"), str(error)
-            tally.add(Outcome(number, kind, time.monotonic() - started, detail))
+                said = str(error)
+                good = not all(draws.missing_by_design(prompt.text) for prompt in prompts)
+                kinds = ["lost" if good else "refused" if f"prompt {start}" in said else "nameless"] * len(prompts)
+            seconds = (time.monotonic() - started) / len(prompts)
+            for number, kind in zip(numbers, kinds, strict=True):
+                tally.add(Outcome(number, kind, seconds, said[:600]))
         if liar.chats:
             tally.add(Outcome(count, "wrong", 0, "a redirect was followed"))
     return tally
 
 
-def scoring_server(names: list[str], *, seed: int, honest: float = 0.3) -> FakeServer:
-    """A reward service that draws one of the behaviours for each image, or scores it."""
-    draw = random.Random(seed)
+def _kind(value: float | None, truth: float, draws: Draws, text: str) -> str:
+    if value is None:
+        return "missing" if draws.missing_by_design(text) else "lost"
+    return "right" if math.isclose(value, truth, abs_tol=1e-3) else "wrong"
+
+
+def scoring_server(draws: Draws) -> FakeServer:
+    """A reward service that draws a behaviour for each image, or scores it."""
 
     def score(handler: Handler, body: dict[str, object]) -> None:
-        answer = {"scores": [p_of_scores(prompt["text"]) for prompt in body["prompts"]]}  # type: ignore[attr-defined]
-        if draw.random() < honest:
+        (prompt,) = body["prompts"]  # type: ignore[misc]
+        answer = {"scores": [p_of_scores(prompt["text"])]}  # type: ignore[has-type]
+        name = draws.draw(prompt["text"])  # type: ignore[has-type]
+        if name == Draws.HONEST:
             handler.answer(answer)
         else:
-            misbehave(handler, answer, draw.choice(names), behaviours=SCORES)
+            misbehave(handler, answer, name, behaviours=SCORES)
 
     return FakeServer(posts={"/v1/scores": score})
 
 
 def tallies(*, seed: int, share: float) -> Iterator[Tally]:
-    yield verdicts(max(100, round(share * VERDICTS)), seed=seed)
-    yield scores(max(20, round(share * SCORED)), seed=seed)
+    def shared(count: int) -> int:
+        return max(20, round(share * count))
+
+    judge, reward = [*BEHAVIOURS, "reset"], [*SCORES, "reset"]
+    yield verdicts("answers/judge", shared(VERDICTS), judge, seed=seed, timeout=LONG)
+    yield verdicts("answers/slow_judge", shared(SLOW_VERDICTS), SLOW, seed=seed, timeout=SHORT)
+    yield scores("answers/reward", shared(SCORED), reward, seed=seed, timeout=LONG, together=1)
+    yield scores("answers/slow_reward", shared(SLOW_SCORED), SLOW, seed=seed, timeout=SHORT, together=TOGETHER)

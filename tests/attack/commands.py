@@ -56,8 +56,7 @@ def targets() -> list[Target]:
             prepare=partial(documents.prepare, file),
             mutate=partial(mutate, file=file),
             run=partial(run, command=command, file=file),
-            # A plan looks at what the config says after it was read, and names its key.
-            names=(Path(file).name, "work/run", "/work", *(("rewards.",) if name == "plan" else ())),
+            names=(Path(file).name, "work/run", "/work"),
             codes=(1, 2) if name == "plan" else (1,),  # 2: something is absent
         )
         for name, (file, command) in COMMANDS.items()

@@ -28,8 +28,8 @@ from typing import Any
 
 SECONDS, BYTES = 20.0, 2**30
 LONGEST_LINE = 2100
-FAULTS = ("traceback", "nameless", "silent", "wrong", "slow", "memory", "died")
-"""What no input may lead to. `silent`: taken though something in it was not read."""
+FAULTS = ("traceback", "nameless", "silent", "wrong", "lost", "slow", "memory", "died")
+"""What no input may lead to. `silent`: taken, though not all of it was read; `lost`: missing, though answered well."""
 
 
 class WrongError(BaseException):

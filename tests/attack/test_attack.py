@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.attack import documents, images, tables, weights
@@ -34,15 +38,26 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
 
 
 @pytest.mark.campaign
-def test_tens_of_thousands_of_inputs() -> None:
+def test_tens_of_thousands_of_inputs(tmp_path: Path, measured: Callable[[str], None]) -> None:
     """The whole attack, in a process of its own: its children are forked before anything else runs there."""
-    root = Path(__file__).parents[2]
+    root, counts = Path(__file__).parents[2], tmp_path / "counts.json"
     paths = [str(root / name) for name in (".", "tests/judges", "tests/policies", "tests/toy")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "tests.attack"]
+    command = [sys.executable, "-m", "tests.attack", "--json", str(counts)]
     ended = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True, check=False)
-    print(ended.stdout[-20_000:])
-    assert ended.returncode == 0, ended.stdout[-20_000:] + ended.stderr[-2000:]
+    assert counts.exists(), ended.stdout[-20_000:] + ended.stderr[-2000:]
+    for family, kinds in by_family(json.loads(counts.read_text())["targets"]).items():
+        listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        measured(f"attack on {family}: {kinds.total():,} inputs, {listed}")
+    assert ended.returncode == 0, ended.stdout[-20_000:]
+
+
+def by_family(targets: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """What became of the inputs of each family."""
+    families: dict[str, Counter[str]] = defaultdict(Counter)
+    for target in targets:
+        families[target["name"].partition("/")[0]].update(target["kinds"])
+    return families
 
 
 @pytest.mark.slow

@@ -38,6 +38,20 @@ def test_a_bad_dataset_is_one_line(
     )
 
 
+@pytest.mark.parametrize("more", [["--dry-run"], []], ids=["plan", "run"])
+def test_a_key_that_is_looked_at_after_the_config_was_read_has_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("{rewards: [{name: beauty}], prompts: {train: 'tiny:train:2', evaluation: 'tiny:dev:2'}}")
+    small = ["model.checkpoint=tiny", "judge.checkpoint=tiny", f"out={tmp_path / 'out'}"]
+    monkeypatch.setattr(sys, "argv", ["pacorl", "train-policy", str(config), *small, *more])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(f"pacorl: {config}: rewards: unknown reward 'beauty'; there are ")
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [

@@ -296,8 +296,18 @@ SCORES: dict[str, Behaviour] = (
     }
 )
 """The same of a service that scores one image."""
+RIGHT = {
+    "no length", "HTTP/1.0", "chunked", "chunks and a length", "one response too many", "100 Continue first",
+    "500 times 100 Continue", "103 Early Hints first", "identity", "kept alive", "cookies", "the id of a gateway",
+    "150 headers", "a folded header", "a mark", "no index", "the sampled token rounded", "every entry twice",
+    "shuffled", "half a character", "unknown fields", "a dated model", "a qualified model", "no model",
+    "an error beside it",
+}  # fmt: skip
+"""Behaviours that no right client need mind."""
 SLOW = ("hangs", "drips", "hangs within the body")
 """Behaviours that last until the client gives up."""
+LONGEST = 60.0
+"""Seconds that they last at most."""
 
 
 def misbehave(handler: Handler, answer: Json, name: str, behaviours: dict[str, Behaviour] = BEHAVIOURS) -> None:
@@ -309,32 +319,51 @@ def misbehave(handler: Handler, answer: Json, name: str, behaviours: dict[str, B
             case "reset":
                 handler.wfile.write(raw[:100])
                 handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            case "hangs":
-                time.sleep(3)
-            case "hangs within the body":
-                handler.wfile.write(raw[:-20])
-                time.sleep(3)
+            case "hangs" | "hangs within the body":
+                handler.wfile.write(raw[:-20] if name == "hangs within the body" else b"")
+                handler.connection.settimeout(LONGEST)
+                handler.connection.recv(1)  # ends when the client hangs up
             case "drips":
                 for byte in raw:
                     handler.wfile.write(bytes([byte]))
-                    time.sleep(3 / len(raw))
+                    time.sleep(LONGEST / len(raw))
             case _:
                 handler.wfile.write(raw)
     except OSError:  # the client has seen enough
         return
 
 
-def misbehaving(names: list[str], *, seed: int, honest: float = 0.3) -> FakeServer:
-    """A server that draws one of the behaviours for each question, or answers it."""
-    draw = random.Random(seed)
+class Draws:
+    """Which behaviour each try of each question gets; it follows from the seed, in whatever order they are asked."""
+
+    HONEST = "honest"
+
+    def __init__(self, names: Sequence[str], *, seed: int, honest: float = 0.3) -> None:
+        self._names, self._seed, self._honest = names, seed, honest
+        self._drawn: dict[str, list[str]] = {}
+
+    def draw(self, text: str) -> str:
+        drawn = self._drawn.setdefault(text, [])
+        draw = random.Random(f"{self._seed}/{text}/{len(drawn)}")
+        drawn.append(self.HONEST if draw.random() < self._honest else draw.choice(self._names))
+        return drawn[-1]
+
+    def missing_by_design(self, text: str) -> bool:
+        """Whether somebody answered, and nobody so that a right client has a verdict of it."""
+        drawn = self._drawn.get(text, [])
+        return bool(drawn) and not any(name == self.HONEST or name in RIGHT for name in drawn)
+
+
+def misbehaving(draws: Draws) -> FakeServer:
+    """A server that draws a behaviour for each question, or answers it."""
     server = FakeServer()
 
     def behave(handler: Handler, number: int) -> bool:
-        if draw.random() < honest:
-            return False
         body = server.chats[number - 1]
-        misbehave(handler, completion(body, p_of(body)), draw.choice(names))
-        return True
+        name = draws.draw(body["messages"][0]["content"][-1]["text"])
+        if name != Draws.HONEST:
+            misbehave(handler, completion(body, p_of(body)), name)
+        return name != Draws.HONEST
 
     server.behave = behave
     return server
@@ -360,11 +389,11 @@ def impatient() -> Iterator[None]:
 
 
 @contextmanager
-def asking(servers: Sequence[FakeServer], *, timeout: float, retries: int) -> Iterator[HttpJudge]:
-    """A judge that asks these servers."""
+def asking(servers: Sequence[FakeServer], **options: Any) -> Iterator[HttpJudge]:
+    """A judge of these options that asks these servers."""
     with ExitStack() as stack:
         urls = [stack.enter_context(server.running()).url for server in servers]
-        yield stack.enter_context(HttpJudge("judge", urls, timeout=timeout, retries=retries))
+        yield stack.enter_context(HttpJudge("judge", urls, **options))
 
 
 def questions(count: int) -> list[Question]:

@@ -7,23 +7,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import misbehaving
 import pytest
 from fake_server import FakeServer, Handler, completion, p_of
-from misbehaving import BEHAVIOURS, SLOW, asking, impatient, lying_elsewhere, misbehave, questions, truth_of
+from misbehaving import (
+    BEHAVIOURS,
+    RIGHT,
+    SLOW,
+    Draws,
+    asking,
+    impatient,
+    lying_elsewhere,
+    misbehave,
+    misbehaving,
+    questions,
+    truth_of,
+)
 
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import JudgeRefusedError
 from pacorl.types import Question, Verdict
-
-RIGHT = {
-    "no length", "HTTP/1.0", "chunked", "chunks and a length", "one response too many", "100 Continue first",
-    "500 times 100 Continue", "103 Early Hints first", "identity", "kept alive", "cookies", "the id of a gateway",
-    "150 headers", "a folded header", "a mark", "no index", "the sampled token rounded", "every entry twice",
-    "shuffled", "half a character", "unknown fields", "a dated model", "a qualified model", "no model",
-    "an error beside it",
-}  # fmt: skip
-"""Behaviours that no right client need mind."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,19 +84,21 @@ def test_each_behaviour_alone_gives_right_or_missing_verdicts(liar: FakeServer) 
 
 
 def test_among_all_behaviours_verdicts_are_right_or_missing(liar: FakeServer) -> None:
-    servers = [misbehaving.misbehaving([*BEHAVIOURS, "reset"], seed=seed, honest=0.4) for seed in range(2)]
-    asked = questions(300)
-    with asking(servers, timeout=20, retries=1) as judge:
-        counts = tally(asked, judge.verdicts(asked))
+    draws, asked = Draws([*BEHAVIOURS, "reset"], seed=0, honest=0.4), questions(300)
+    with asking([misbehaving(draws) for _ in range(2)], timeout=60, retries=1, concurrency=8) as judge:
+        verdicts = judge.verdicts(asked)
+    counts = tally(asked, verdicts)
     assert counts["wrong"] == 0
     assert min(counts["right"], counts["missing"]) > 20
+    missing = [question.text for question, verdict in zip(asked, verdicts, strict=True) if verdict.p_yes is None]
+    assert all(map(draws.missing_by_design, missing))  # nobody who was answered well is without a verdict
     assert liar.chats == []
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_who_takes_for_ever_is_missing(name: str) -> None:
     asked = questions(3)
-    with asking([misbehaving.misbehaving([name], seed=0, honest=0)], timeout=0.5, retries=0) as judge:
+    with asking([misbehaving(Draws([name], seed=0, honest=0))], timeout=0.5, retries=0) as judge:
         judge.check()
         assert tally(asked, judge.verdicts(asked)) == {"missing": 3}
 

@@ -67,14 +67,15 @@ def train_policy(
     options: RunOptions,
 ) -> None:
     """Train a generator with PaCo-GRPO."""
-    from pacorl.config.base import load
+    from pacorl.config.base import config_errors, load
     from pacorl.config.policy_run import PolicyRun
 
     run = load(PolicyRun, config, overrides or [])
     if options.dry_run:
         from pacorl.plan.plan import plan_policy, print_plan
 
-        plan = plan_policy(run)
+        with config_errors(config, run):
+            plan = plan_policy(run)
         # Rich prints the plan itself; JSON must not be wrapped at a terminal's width.
         print(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
@@ -87,7 +88,8 @@ def train_policy(
         from pacorl.plan.plan import decided, device
 
         run = decided(run, card_bytes=device()[1])
-    folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
+    with config_errors(config, run):
+        folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say
         typer.echo(f"done: {write_report(folder)}")
 
@@ -101,7 +103,7 @@ def train_reward(
     """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
     from transformers.utils import logging
 
-    from pacorl.config.base import load
+    from pacorl.config.base import config_errors, load
     from pacorl.config.judge_run import RewardRun
     from pacorl.engine.runtime import use_cores
 
@@ -115,12 +117,14 @@ def train_reward(
     if options.dry_run:
         from pacorl.plan.judge_plan import plan_reward
 
-        plan = plan_reward(run)
+        with config_errors(config, run):
+            plan = plan_reward(run)
         typer.echo(plan.to_json() if options.as_json else "\n".join(plan.lines()))
         raise typer.Exit(plan.exit_code)
     from pacorl.train_judge.run import JudgeTrainer
 
-    folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).run()
+    with config_errors(config, run):
+        folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).run()
     typer.echo(f"done: {folder / 'summary.json'}")
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -57,6 +59,19 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     for override in overrides:
         _apply(document, override, run=kind.__name__, prefix=prefix)
     return validated(kind, document, prefix=prefix)
+
+
+@contextmanager
+def config_errors(path: Path, config: Section) -> Iterator[None]:
+    """Within the block, a ValueError that begins with a key of the config names its file, too."""
+    try:
+        yield
+    except ValueError as error:
+        # What a config names (rewards, weights) is looked at long after it was read, by code that knows no file. The
+        # error stays what it is, since it may have an exit code.
+        if re.split(r"\W", str(error))[0] in type(config).model_fields and error.args == (str(error),):
+            error.args = (f"{path}: {error}",)
+        raise
 
 
 def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
