@@ -407,8 +407,34 @@ def test_an_expired_link_says_so(running):
     status, content, _ = running.ask("GET", "/api/task", token=old)
     assert status == 401
     assert json.loads(content)["error"] == "the link of ann has expired; ask for a new one. Nothing is lost"
-    status, content, _ = running.ask("POST", "/api/admin/people", {"name": "ann"}, token=running.tokens["admin"])
+    status, content, _ = running.ask("POST", "/api/admin/links", {"name": "ann"}, token=running.tokens["admin"])
     assert running.ask("GET", json.loads(content)["link"])[0] == 200
+
+
+def test_an_administrator_adds_somebody_who_takes_over_what_nobody_answered(running):
+    admin, total = running.tokens["admin"], running.store.progress("ann")["total"]
+    status, content, _ = running.ask("POST", "/api/admin/people", {"name": " cat "}, token=admin)
+    added = json.loads(content)
+    assert (status, added["name"]) == (200, "cat")
+    task = json.loads(running.ask("GET", "/api/task", token=added["link"].rpartition("/")[2])[1])
+    assert task["person"] == "cat"
+    assert running.store.progress("ann")["total"] < total
+    manifest = json.loads((running.folder / "manifests/annotate.json").read_text())
+    assert manifest["plan"]["options"]["people"] == ["ann", "ben", "cat"]
+    # Another start of the same folder shares nothing out anew: instances came from the database in their order.
+    before = {name: [one.instance for one in running.store.next_tasks(name, limit=99)] for name in ("ann", "cat")}
+    prepare(running.store, running.folder, [])
+    assert before == {name: [one.instance for one in running.store.next_tasks(name, limit=99)] for name in before}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [("ann", 409, "'ann' is there already"), ("admin", 409, "is there already"), ("\n", 400, "is not a name")],
+)
+def test_names_that_nobody_can_be_added_by(only_read, name, status, message):
+    answer = only_read.ask("POST", "/api/admin/people", {"name": name}, token=only_read.tokens["admin"])
+    assert (answer[0], only_read.store.people()) == (status, ["ann", "ben"])
+    assert message in json.loads(answer[1])["error"]
 
 
 def test_images_come_from_the_folder_only(only_read):

@@ -11,6 +11,7 @@ import pytest
 from dataset_folder import AnnotationServer, free_port
 
 from pacorl.annotate.store import Store
+from pacorl.io.documents import read_jsonl, write_jsonl
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -68,15 +69,15 @@ def test_rank_by_keys_and_drags_reload_undo_and_skip(served, browser):
     # By keys: the second is best, so the first takes the last place by itself.
     page.keyboard.press("2")
     playwright.expect(page.locator("#submit")).to_be_enabled()
-    assert names(page, "#slots") == ["2", "1"]
+    assert names(page, "#slots") == ["B", "A"]
     page.keyboard.press("Enter")
     count(page, 1, total)
 
     # By dragging into the second place, then by a tap.
     page.locator("#pool .card").nth(0).drag_to(page.locator(".slot").nth(1))
-    assert names(page, "#slots") == ["2", "1"]
+    assert names(page, "#slots") == ["B", "A"]
     page.locator("#slots .card").nth(0).click()  # back into the pool
-    assert names(page, "#pool") == ["2"]
+    assert names(page, "#pool") == ["B"]
     page.locator("#pool .card").nth(0).tap()
     shot(page, "ranked")
     page.locator("#submit").click()
@@ -89,9 +90,9 @@ def test_rank_by_keys_and_drags_reload_undo_and_skip(served, browser):
     # Undo brings the last one back as it was ranked, and it can be changed.
     page.keyboard.press("Control+z")
     count(page, 1, total)
-    assert names(page, "#slots") == ["2", "1"]
+    assert names(page, "#slots") == ["B", "A"]
     page.locator("#slots .card").nth(0).drag_to(page.locator(".slot").nth(1))
-    assert names(page, "#slots") == ["1", "2"]
+    assert names(page, "#slots") == ["A", "B"]
     page.keyboard.press("Enter")
     count(page, 2, total)
 
@@ -105,6 +106,164 @@ def test_rank_by_keys_and_drags_reload_undo_and_skip(served, browser):
     shot(page, "closer")
     assert faults == []
     assert all(url.startswith(("http://127.0.0.1:", "data:")) for url in requests)
+
+
+def focused(page) -> str:
+    return page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent")
+
+
+def test_by_the_keyboard_alone(dataset, browser):
+    """The focus is never lost: it goes on to what comes next, and stays on what was taken back or moved."""
+    folder, port = dataset(prompts=2, grids=4), free_port()
+    with AnnotationServer(folder, "--annotators", "ann", "--controls", "0", "--overlap", "0", port=port) as links:
+        page = browser.new_page()
+        page.goto(links["ann"])
+        count(page, 0, 96)
+        for _ in range(10):  # past the header, the reference and the criteria
+            page.keyboard.press("Tab")
+            if focused(page).startswith("Candidate A"):
+                break
+        press = page.keyboard.press
+        press("Enter")
+        assert focused(page) == "Candidate B, not ranked"
+        press("ArrowRight")
+        press(" ")
+        assert (names(page, "#slots"), focused(page)) == (["A", "C"], "Candidate D, not ranked")
+        press("Backspace")
+        assert (names(page, "#slots"), focused(page)) == (["A"], "Candidate C, not ranked")
+        press("d")
+        assert focused(page) == "Candidate B, not ranked"
+        press("Enter")
+        assert (names(page, "#slots"), focused(page)) == (["A", "D", "B", "C"], "Save and next")
+        page.locator(".card .pick").nth(1).focus()
+        press("ArrowLeft")
+        assert (names(page, "#slots"), focused(page)) == (["D", "A", "B", "C"], "Candidate D, 1st of 4")
+        playwright.expect(page.locator("#news")).to_have_text("Candidate D is 1st. 0 left.")
+        press("z")
+        playwright.expect(page.locator("#closerName")).to_have_text("Candidate D")
+        press("ArrowRight")
+        playwright.expect(page.locator("#closerName")).to_have_text("Candidate A")
+        press("Escape")
+        assert focused(page) == "Candidate D, 1st of 4"
+        page.locator("#submit").focus()
+        press("Enter")
+        count(page, 1, 96)
+        assert focused(page) == "Candidate A, not ranked"
+        press("Control+z")
+        count(page, 0, 96)
+        assert (names(page, "#slots"), focused(page)) == (["D", "A", "B", "C"], "Save and next")
+    with Store(folder / "annotations.db") as store:
+        assert store.answers() == []
+
+
+def test_a_long_theme_is_clamped_and_can_be_read_whole(dataset, browser):
+    folder = dataset(prompts=2, grids=2)
+    theme = "one hero who goes on and on through the town and back again, " * 12
+    rows = [row | {"theme": theme} for row in read_jsonl(folder / "instances.jsonl")]
+    write_jsonl(folder / "instances.jsonl", rows)
+    with AnnotationServer(folder, "--annotators", "ann", "--controls", "0", port=free_port()) as links:
+        page = browser.new_context(viewport={"width": 390, "height": 844}).new_page()
+        page.goto(links["ann"])
+        count(page, 0, 48)
+        clamped = page.locator("#theme").bounding_box()["height"]
+        assert page.locator("#pool .card").first.bounding_box()["y"] < 600  # above the fold
+        page.locator("#more").focus()
+        page.keyboard.press("Enter")
+        assert page.locator("#theme").bounding_box()["height"] > 3 * clamped
+        assert page.locator("#theme").text_content() == theme
+
+
+def test_the_administrator_adds_somebody_on_the_page(served, browser):
+    _, links = served
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    admin = context.new_page()
+    admin.goto(links["admin"])
+    admin.locator("#name").fill("cat")
+    admin.keyboard.press("Enter")
+    playwright.expect(admin.locator("#copy")).to_be_focused()
+    admin.keyboard.press("Enter")
+    playwright.expect(admin.locator("#copy")).to_have_text("Copied")
+    playwright.expect(admin.locator("#people tr")).to_have_count(2)
+    page = browser.new_context().new_page()
+    page.goto(admin.evaluate("navigator.clipboard.readText()"))
+    playwright.expect(page.locator("#person")).to_have_text("cat")
+    # What is read again every three seconds leaves the keyboard where it is.
+    admin.locator("#people button").nth(1).focus()
+    with admin.expect_response("**/api/admin"):
+        pass
+    admin.wait_for_timeout(100)
+    assert focused(admin).startswith("New link for cat")
+    admin.locator("#name").fill("ann")
+    admin.keyboard.press("Enter")
+    playwright.expect(admin.locator("#toast")).to_contain_text("'ann' is there already")
+
+
+FAULTS = """() => {
+  const faults = [], shown = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+  for (const node of document.querySelectorAll("button, a[href], [role=button], summary"))
+    if (node.parentElement.closest("button, a[href], [role=button]")) faults.push(`nested: ${node.outerHTML}`);
+  for (const node of document.querySelectorAll("button, input, a[href], [tabindex]"))
+    if (shown(node) && !(node.ariaLabel || node.textContent.trim() || node.labels?.length))
+      faults.push(`no name: ${node.outerHTML}`);
+  const rgba = (text) => {
+    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    return { rgb: [r, g, b], a };
+  };
+  const over = (top, under) => top.rgb.map((one, i) => one * top.a + under[i] * (1 - top.a));
+  const ground = (node) => {
+    if (!node) return [255, 255, 255];
+    const own = rgba(getComputedStyle(node).backgroundColor);
+    if (own.a === 1) return own.rgb;
+    // An image may have any colour; behind white letters white is the worst.
+    return over(own, node.closest(".card") && own.a ? [255, 255, 255] : ground(node.parentElement));
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((one) => (one /= 255) <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b + .05;
+  };
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let read = 0;
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement;
+    if (!walk.currentNode.textContent.trim() || !shown(node) || node.closest(":disabled, script, .unseen")) continue;
+    const under = ground(node), letters = light(over(rgba(getComputedStyle(node).color), under));
+    const contrast = Math.max(letters / light(under), light(under) / letters);
+    read++;
+    if (contrast < 4.5) faults.push(`${contrast.toFixed(2)}: ${walk.currentNode.textContent.trim()}`);
+  }
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("wider than the screen");
+  return { faults, read };
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_read_and_press_everything(served, browser, width, scheme):
+    """Contrast of at least 4.5 (WCAG 2.2, 1.4.3), a name for every control, none within another, nothing cut off."""
+    _, links = served
+    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+    page.goto(links["ann"])
+    playwright.expect(page.locator("#pool .card").first).to_be_visible()
+    states = {"fresh": "", "ranked": "a", "closer": "z", "skip": "s", "keys": "?"}
+    for state, key in states.items():
+        if key:
+            page.keyboard.press(key)
+        page.wait_for_timeout(300)  # transitions of colours
+        seen = page.evaluate(FAULTS)
+        assert (state, seen["faults"]) == (state, [])
+        assert seen["read"] > 10
+        shot(page, f"{state}-{width}-{scheme}")
+        if page.locator("dialog[open]").count():
+            page.keyboard.press("Escape")
+    page.keyboard.press("Enter")
+    count(page, 1, 50)
+    page.goto(links["admin"])
+    playwright.expect(page.locator("#people tr")).to_have_count(1)
+    page.locator("#name").fill(f"{scheme} {width}")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#link")).to_be_visible()
+    assert page.evaluate(FAULTS)["faults"] == []
+    shot(page, f"admin-{width}-{scheme}")
 
 
 def test_finish_and_export(served, browser):

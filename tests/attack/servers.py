@@ -78,6 +78,7 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("POST", "/api/skips", {"instance": "KEY", "reason": "unclear", "request": "request-2"}),
         Asked("POST", "/api/undo", {"request": "request-3"}),
         Asked("POST", "/api/admin/people", {"name": "ann", "days": 3}),
+        Asked("POST", "/api/admin/links", {"name": "ann", "days": 3}),
         Asked("GET", "/api/task"),
         Asked("GET", "/images/KEY/reference"),
         Asked("GET", "/images/KEY/1"),

@@ -6,7 +6,9 @@
     POST /api/skips           {instance, reason, request}
     POST /api/undo            {request}
     GET  /images/KEY/SLOT     a candidate's image, or the reference's (SLOT = reference)
-    GET  /api/admin, /api/admin/rankings.jsonl      for the administrator's token
+    GET  /api/admin, /api/admin/rankings.jsonl      for the administrator's token, as are these two:
+    POST /api/admin/people    {name, days}              adds somebody; answers with a link
+    POST /api/admin/links     {name, days}              a new link for somebody; the old one ends
 
 Images are named by instance and slot, never by path. Tokens come as a cookie or as `Authorization: Bearer`.
 """
@@ -97,13 +99,18 @@ def prepare(
         for name in dict.fromkeys([ADMIN, *people, *renew])
         if name not in present or name in renew
     }
+    share_work(store, folder, instances, sharing)
+    return links
+
+
+def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharing: Sharing) -> None:
+    """Shares the instances out among the people that the store has, and writes the step's manifest."""
     store.share(instances, sharing)
     # What is ranked, and how it is shared. The rankings are the database's, which grows.
     inputs = [path for path in (folder / "instances.jsonl", folder / "controls.jsonl") if path.is_file()]
     options = {**asdict(sharing), "people": store.people()}
     step = DatasetStep(folder, "annotate", inputs=inputs, options=options, seed=sharing.seed)
     step.finish(outputs=[], counts={name: store.progress(name)["total"] for name in store.people()})
-    return links
 
 
 def plan(folder: Path, people: Sequence[str], *, sharing: Sharing | None = None) -> dict[str, int]:
@@ -201,7 +208,8 @@ def make_app(folder: Path, store: Store) -> FastAPI:
         ("POST", "/api/skips", skip),
         ("POST", "/api/undo", undo),
         ("GET", "/api/admin", admin),
-        ("POST", "/api/admin/people", renew_link),
+        ("POST", "/api/admin/people", add_person),
+        ("POST", "/api/admin/links", renew_link),
         ("GET", "/api/admin/rankings.jsonl", rankings),
     ]
     return site.app(routes, state=AppState(folder, store, site))
@@ -317,10 +325,20 @@ def admin(state: State, person: Administrator) -> dict[str, Any]:
     return {**state.summary[1], "people": people}
 
 
+def add_person(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:
+    """A link for somebody new, who takes over what nobody has answered."""
+    name = form.name.strip()
+    if name in (ADMIN, *state.store.people()):
+        raise RefusedError(f"{name!r} is there already; give another name, or make them a new link", status=409)
+    token = state.store.add_person(name, days=form.days)
+    share_work(state.store, state.folder, state.store.instances(), state.store.sharing())
+    return {"name": name, "link": f"/join/{token}"}
+
+
 def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:
     """A fresh link for someone who has a share of the work; the old one ends."""
     if form.name not in state.store.people():
-        raise RefusedError(f"{form.name[:60]!r} has no share of the work; start the server with this name", status=404)
+        raise RefusedError(f"{form.name[:60]!r} has no share of the work; add them first", status=404)
     return {"name": form.name, "link": f"/join/{state.store.add_person(form.name, days=form.days)}"}
 
 

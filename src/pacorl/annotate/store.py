@@ -94,7 +94,7 @@ class Store:
     def add_person(self, name: str, *, is_admin: bool = False, days: float = 30) -> str:
         """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored."""
         if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
-            raise ValueError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
+            raise RefusedError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
         # Only the hash stays: a copy of the database, which is part of the folder, signs nobody in.
         token = secrets.token_urlsafe(24)
         with self._transaction() as db:
@@ -126,6 +126,10 @@ class Store:
         """How the work was shared last; the defaults, for a new database."""
         rows = self._all("SELECT value FROM meta WHERE key = 'sharing'")
         return Sharing(**(parse_json(rows[0][0]) if rows else {}))
+
+    def instances(self) -> list[Instance]:
+        """Everything that is to be ranked, control questions included, in the order in which it came."""
+        return [stored_instance(content) for (content,) in self._all("SELECT content FROM instances ORDER BY rowid")]
 
     def answered(self) -> dict[str, set[str]]:
         """Instance id → who has answered it, skips included."""

@@ -5,66 +5,110 @@ const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
 const LOW_SHARE = 0.8;  // of control questions passed; below it a person's rankings deserve a look
 
+async function call(path, body) {
+  const options = body && { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } };
+  const answer = await fetch(path, options);
+  const content = await answer.json();
+  if (!answer.ok) throw new Error(content.error);
+  return content;
+}
+
 async function look() {
   try {
-    const answer = await fetch("/api/admin");
-    const content = await answer.json();
-    if (!answer.ok) throw new Error(content.error);
-    show(content);
+    show(await call("/api/admin"));
     $("toast").hidden = true;
   } catch (error) {
-    $("toast").textContent = error.message;
-    $("toast").hidden = false;
+    toast(error);
   }
-  setTimeout(look, REFRESH_MS);
+}
+
+async function watch() {
+  await look();
+  setTimeout(watch, REFRESH_MS);
+}
+
+function toast(error) {
+  $("toast").textContent = error.message;
+  $("toast").hidden = false;
 }
 
 function show({ people, agreement, skips, skipped }) {
   const sum = (key) => people.reduce((total, one) => total + one[key], 0);
-  const done = sum("ranked") + sum("skipped");
+  const done = sum("ranked") + sum("skipped"), meter = $("bar").parentElement;
   $("bar").style.width = `${sum("total") ? (100 * done) / sum("total") : 0}%`;
+  meter.setAttribute("aria-valuenow", done);
+  meter.setAttribute("aria-valuemax", sum("total"));
   $("count").textContent = `${done} of ${sum("total")}`;
   $("ranked").textContent = sum("ranked");
   $("shared").textContent = agreement.instances;
   $("kendall").textContent = agreement.kendall_w?.toFixed(3) ?? "–";
   $("alpha").textContent = agreement.krippendorff_alpha?.toFixed(3) ?? "–";
-  $("people").replaceChildren(...people.map(person));
-  $("skips").replaceChildren(...skips.reverse().map((one) => row([one.annotator, one.instance, one.reason])));
+  fill($("people"), people.map(person));
+  fill($("skips"), skips.reverse().map((one) => [one.annotator, one.instance, one.reason]));
   $("skippedCount").textContent = skipped || "nothing so far";
 }
 
 function person(one) {
-  const meter = document.createElement("div"), bar = document.createElement("i"), renew = document.createElement("button");
+  const done = one.ranked + one.skipped, meter = document.createElement("div"), bar = document.createElement("i");
   meter.className = "meter";
-  bar.style.width = `${one.total ? (100 * (one.ranked + one.skipped)) / one.total : 0}%`;
+  bar.style.width = `${one.total ? (100 * done) / one.total : 0}%`;
   meter.append(bar);
+  const renew = document.createElement("button"), controls = document.createElement("span");
   renew.className = "quiet";
   renew.textContent = "New link";
-  renew.title = "Makes a fresh link; the old one ends";
+  renew.setAttribute("aria-label", `New link for ${one.name}; the old one ends`);
   renew.onclick = () => newLink(one.name);
-  const controls = one.controls_answered ? `${one.controls_passed} of ${one.controls_answered}` : "–";
+  controls.textContent = one.controls_answered ? `${one.controls_passed} of ${one.controls_answered}` : "–";
+  if (one.controls_answered && one.controls_passed / one.controls_answered < LOW_SHARE) controls.className = "low";
   const seconds = one.median_seconds === null ? "–" : `${one.median_seconds.toFixed(1)} s`;
-  const cells = row([one.name, meter, `${one.ranked + one.skipped} of ${one.total}`, one.skipped, controls, seconds, renew]);
-  if (one.controls_answered && one.controls_passed / one.controls_answered < LOW_SHARE) cells.children[4].className = "low";
-  return cells;
+  return [one.name, meter, `${done} of ${one.total}`, one.skipped, controls, seconds, renew];
 }
 
-function row(cells) {
-  const line = document.createElement("tr");
-  line.append(...cells.map((content) => {
-    const cell = document.createElement("td");
-    cell.append(content);
-    return cell;
+// Rows are made anew at each look, so the keyboard's focus goes on to the same cell of the same row.
+function fill(body, rows) {
+  const names = [...body.parentElement.querySelectorAll("th")].map((head) => head.textContent);
+  const focused = [...body.querySelectorAll("button")].indexOf(document.activeElement);
+  body.replaceChildren(...rows.map((cells) => {
+    const line = document.createElement("tr");
+    line.append(...cells.map((content, column) => {
+      const cell = document.createElement("td");
+      cell.dataset.label = names[column];
+      cell.append(content);
+      return cell;
+    }));
+    return line;
   }));
-  return line;
+  if (focused >= 0) body.querySelectorAll("button")[focused]?.focus({ preventScroll: true });
 }
 
 async function newLink(name) {
-  if (!confirm(`Make a new link for ${name}? The old one ends.`)) return;
-  const options = { method: "POST", body: JSON.stringify({ name }), headers: { "Content-Type": "application/json" } };
-  const content = await (await fetch("/api/admin/people", options)).json();
-  $("link").textContent = content.error ?? `${name}: ${location.origin}${content.link}`;
-  $("link").hidden = false;
+  if (confirm(`Make a new link for ${name}? The old one ends.`)) await showLink("/api/admin/links", { name });
 }
 
-look();
+async function showLink(path, body) {
+  try {
+    const { name, link } = await call(path, body);
+    const [text, code] = $("link").children;
+    text.textContent = `${name}'s link, shown once:`;
+    code.textContent = location.origin + link;
+    $("copy").textContent = "Copy";
+    $("link").hidden = false;
+    $("copy").focus();
+    await look();
+    return true;
+  } catch (error) {
+    toast(error);
+  }
+}
+
+$("add").onsubmit = async (event) => {
+  event.preventDefault();
+  if (await showLink("/api/admin/people", { name: $("name").value.trim() })) $("name").value = "";
+};
+$("copy").onclick = async () => {
+  const code = $("link").querySelector("code");
+  getSelection().selectAllChildren(code);  // what can be done where the clipboard is closed: over http, from another machine
+  await navigator.clipboard?.writeText(code.textContent).then(() => { $("copy").textContent = "Copied"; }, () => {});
+};
+
+watch();

@@ -8,8 +8,10 @@ const RETRY_MS = 3000;
 
 let task = null;      // what the server asks
 let order = [];       // slots in the order of rank; null for an empty place
+let cards = [];       // a candidate's box, by slot
 let shownAt = 0;
 let busy = false;
+let keys = false;     // whether the last input came from the keyboard: only then the focus is led on
 
 // --- talking to the server
 
@@ -92,12 +94,13 @@ function show(state) {
   $("message").hidden = true;
   $("work").hidden = false;
   order = task.previous ? [...task.previous] : task.candidates.map(() => null);
+  cards = task.candidates.map(card);
   shownAt = performance.now();
-  $("theme").textContent = task.theme;
+  showTheme(task.theme);
   showCriteria(task.criteria);
   showReference();
   document.documentElement.style.setProperty("--columns", Math.min(task.candidates.length, 5));
-  draw();
+  draw(nextStop());
   for (const address of state.ahead) new Image().src = address;
 }
 
@@ -107,10 +110,17 @@ function showReference() {
   image.src = task.reference;
 }
 
+function showTheme(text) {
+  $("theme").textContent = text;
+  $("theme").classList.remove("whole");
+  $("more").setAttribute("aria-expanded", false);
+  $("more").textContent = "Show all of it";
+  $("more").hidden = $("theme").scrollHeight <= $("theme").clientHeight + 1;
+}
+
 function showCriteria(criteria) {
-  const list = $("criteria").querySelector("ul");
   const items = Object.entries(criteria).flatMap(([dimension, named]) => Object.values(named).map((text) => [dimension, text]));
-  list.replaceChildren(...items.map(([dimension, text]) => {
+  $("criteria").querySelector("ul").replaceChildren(...items.map(([dimension, text]) => {
     const item = document.createElement("li"), name = document.createElement("b");
     name.textContent = `${dimension}: `;
     item.append(name, text);
@@ -119,60 +129,69 @@ function showCriteria(criteria) {
   $("criteria").hidden = items.length === 0;
 }
 
-function draw() {
-  const cards = task.candidates.map((address, slot) => card(address, slot));
+const letter = (slot) => (slot < 26 ? String.fromCharCode(65 + slot) : String(slot + 1));
+
+function ordinal(place) {
+  const number = place + 1, teen = number % 100 > 10 && number % 100 < 14;
+  return number + (teen ? "th" : { 1: "st", 2: "nd", 3: "rd" }[number % 10] ?? "th");
+}
+
+// Puts every card where it belongs. The cards are moved and never made again, since a new node has no focus.
+function draw(focus = document.activeElement) {
   $("slots").replaceChildren(...order.map((slot, place) => {
     const box = document.createElement("li"), label = document.createElement("span");
     box.className = slot === null ? "slot" : "slot filled";
     box.dataset.place = place;
     label.className = "place";
-    label.textContent = place + 1;
+    label.textContent = ordinal(place);
     box.append(label);
     if (slot !== null) box.append(cards[slot]);
     return box;
   }));
-  const left = cards.filter((_, slot) => !order.includes(slot));
-  $("pool").replaceChildren(...left);
-  $("poolTitle").hidden = $("pool").hidden = left.length === 0;
+  $("pool").replaceChildren(...unranked().map((slot) => cards[slot]));
+  $("poolTitle").hidden = $("pool").hidden = unranked().length === 0;
   $("submit").disabled = busy || order.includes(null) || Boolean(task.broken);
+  for (const [slot, box] of cards.entries()) {
+    const place = order.indexOf(slot);
+    box.firstElementChild.setAttribute("aria-label", `Candidate ${letter(slot)}, ${place < 0 ? "not ranked" : `${ordinal(place)} of ${order.length}`}`);
+  }
+  if (keys) (focus?.disabled || !focus?.isConnected || focus === document.body ? nextStop() : focus)?.focus({ preventScroll: focus === nextStop() });
 }
 
-const images = new Map();  // by address, so that an image is not loaded again at each drawing
+const unranked = () => task.candidates.map((_, slot) => slot).filter((slot) => !order.includes(slot));
+
+// Where the keyboard goes on: to the next candidate, or to the button that saves.
+function nextStop(after = -1) {
+  const left = unranked();
+  const slot = left.find((other) => other > after) ?? left[0];
+  if (slot !== undefined) return cards[slot].firstElementChild;
+  return $("submit").disabled && (busy || task.broken) ? $("skip") : $("submit");
+}
 
 function card(address, slot) {
-  const box = document.createElement("div");
+  const box = document.createElement("div"), pick = document.createElement("button");
+  const image = new Image(), name = document.createElement("span"), look = document.createElement("button");
   box.className = "card";
   box.dataset.slot = slot;
-  box.tabIndex = 0;
-  box.setAttribute("role", "button");
-  box.setAttribute("aria-label", `Candidate ${slot + 1}`);
-  const name = document.createElement("span");
+  pick.className = "pick";
+  image.alt = "";
+  image.draggable = false;
+  image.onerror = () => {
+    box.classList.add("missing");
+    image.replaceWith("This image is missing. Skip this one.");
+    if (!cards.includes(box)) return;  // of a question that has been answered
+    task.broken = true;
+    draw();
+  };
+  image.src = address;
   name.className = "name";
-  name.textContent = slot + 1;
-  const look = document.createElement("button");
+  name.textContent = letter(slot);
   look.className = "look";
   look.textContent = "⤢";
-  look.tabIndex = -1;
-  look.title = "Look closer";
-  box.append(imageAt(address, slot), name, look);
-  if (imageAt(address, slot).dataset.missing) {
-    box.classList.add("missing");
-    box.replaceChildren(name, "This image is missing. Skip this one.");
-  }
+  look.setAttribute("aria-label", `Look closer at candidate ${letter(slot)}`);
+  pick.append(image, name);
+  box.append(pick, look);
   return box;
-}
-
-function imageAt(address, slot) {
-  if (!images.has(address)) {
-    if (images.size > 200) images.clear();
-    const image = new Image();
-    image.alt = `Candidate ${slot + 1}`;
-    image.draggable = false;
-    image.onerror = () => { image.dataset.missing = "1"; if (task) { task.broken = true; draw(); } };
-    image.src = address;
-    images.set(address, image);
-  }
-  return images.get(address);
 }
 
 // --- ranking
@@ -182,24 +201,25 @@ function place(slot) {
   if (free < 0 || order.includes(slot)) return;
   order[free] = slot;
   finishIfOneIsLeft();
+  tell(`Candidate ${letter(slot)} is ${ordinal(free)}`);
   draw();
+  if (keys) nextStop(slot).focus();
 }
 
 function finishIfOneIsLeft() {
-  const free = order.indexOf(null);
-  const left = task.candidates.map((_, slot) => slot).filter((slot) => !order.includes(slot));
-  if (left.length === 1 && order.length > 1) order[free] = left[0];
+  const left = unranked();
+  if (left.length === 1 && order.length > 1) order[order.indexOf(null)] = left[0];
 }
 
 function takeBack(slot) {
   order = order.map((other) => (other === slot ? null : other));
-  draw();
+  tell(`Candidate ${letter(slot)} is taken back`);
+  draw(cards[slot].firstElementChild);
 }
 
 function takeLastBack() {
-  for (let place = order.length - 1; place >= 0; place--) {
-    if (order[place] !== null) { order[place] = null; return draw(); }
-  }
+  const last = order.findLast((slot) => slot !== null);
+  if (last !== undefined) takeBack(last);
 }
 
 function dropOn(slot, target) {
@@ -209,7 +229,15 @@ function dropOn(slot, target) {
   if (before >= 0) order[before] = there;   // two places swap
   order[target] = slot;
   if (before < 0) finishIfOneIsLeft();
+  tell(`Candidate ${letter(slot)} is ${ordinal(target)}`);
   draw();
+}
+
+// An arrow moves a ranked candidate by a place, and goes from one unranked candidate to the next.
+function arrow(slot, step) {
+  const before = order.indexOf(slot), left = unranked();
+  if (before < 0) return cards[left.at((left.indexOf(slot) + step) % left.length)].firstElementChild.focus();
+  if (before + step >= 0 && before + step < order.length) dropOn(slot, before + step);
 }
 
 function submit() {
@@ -222,8 +250,10 @@ const undo = () => change("/api/undo", {});
 // --- dragging, with a mouse, a pen or a finger
 
 let drag = null;
+let dragged = -Infinity;  // when the last drag ended: the click that follows it is none
 
 document.addEventListener("pointerdown", (event) => {
+  keys = false;
   const box = event.target.closest(".card");
   if (!box || event.button > 0 || event.target.closest(".look")) return;
   drag = { box, slot: Number(box.dataset.slot), x: event.clientX, y: event.clientY, ghost: null, id: event.pointerId };
@@ -242,7 +272,8 @@ document.addEventListener("pointerup", (event) => {
   if (!drag || event.pointerId !== drag.id) return;
   const { slot, ghost } = drag, target = ghost && under(event);
   lower();
-  if (!ghost) return order.includes(slot) ? takeBack(slot) : place(slot);
+  if (!ghost) return;  // a tap, which is a click
+  dragged = event.timeStamp;
   if (target) dropOn(slot, target.dataset.place === undefined ? null : Number(target.dataset.place));
 });
 
@@ -274,54 +305,86 @@ function mark(target) {
 // --- keys and buttons
 
 document.addEventListener("keydown", (event) => {
+  keys = true;
   if (document.querySelector("dialog[open]") || event.altKey || event.metaKey) return;
   const undoing = event.ctrlKey && event.key.toLowerCase() === "z";
   if (event.ctrlKey && !undoing) return;
   const focused = document.activeElement?.closest?.(".card");
+  const named = task ? candidateOf(event.key) : -1;
   if (undoing) { if (!$("undo").disabled || !$("back").hidden) undo(); }
   else if (event.key === "?") $("keys").showModal();
   else if (!task) return;
-  else if (/^[1-9]$/.test(event.key) && Number(event.key) <= task.candidates.length) toggle(Number(event.key) - 1);
+  else if (named >= 0) toggle(named);
   else if (event.key === "Backspace") takeLastBack();
-  else if ((event.key === "Enter" || event.key === " ") && focused) toggle(Number(focused.dataset.slot));
-  else if (event.key === "Enter" && document.activeElement?.tagName !== "BUTTON") submit();
+  else if (event.key === "Enter" && document.activeElement === document.body) submit();
+  else if (/^Arrow(Left|Right)$/.test(event.key) && focused) arrow(Number(focused.dataset.slot), event.key === "ArrowLeft" ? -1 : 1);
   else if (event.key.toLowerCase() === "s") openSkip();
-  else if (event.key.toLowerCase() === "z") closer(null);
+  else if (event.key.toLowerCase() === "z") closer(focused ? Number(focused.dataset.slot) : null);
   else return;
   event.preventDefault();
 });
 
+// The slot that a key names, by its letter or its number; -1 for none. Beyond I, letters are commands.
+function candidateOf(key) {
+  const slot = /^[1-9]$/.test(key) ? Number(key) - 1 : "abcdefghi".indexOf(key.toLowerCase());
+  return key.length === 1 && slot < task.candidates.length ? slot : -1;
+}
+
 const toggle = (slot) => (order.includes(slot) ? takeBack(slot) : place(slot));
 
+let closerSlot = null;
+
 function closer(slot) {
+  closerSlot = slot;
   $("closerReference").src = task.reference;
   $("closerCandidate").parentElement.hidden = slot === null;
   if (slot !== null) {
     $("closerCandidate").src = task.candidates[slot];
-    $("closerName").textContent = `Candidate ${slot + 1}`;
+    $("closerCandidate").alt = $("closerName").textContent = `Candidate ${letter(slot)}`;
   }
-  $("closer").showModal();
+  if (!$("closer").open) $("closer").showModal();
+}
+
+function turn(step) {
+  const count = task.candidates.length;
+  closer(closerSlot === null ? (step > 0 ? 0 : count - 1) : (closerSlot + step + count) % count);
 }
 
 function openSkip() {
   $("reason").value = "";
-  for (const button of document.querySelectorAll(".reason")) button.classList.remove("chosen");
+  choose(null);
   $("skipping").showModal();
 }
 
 function skipNow() {
-  const chosen = document.querySelector(".reason.chosen")?.textContent ?? "";
+  const chosen = document.querySelector(".reason[aria-pressed=true]")?.textContent ?? "";
   const reason = $("reason").value.trim() || chosen;
   if (!reason) return $("reason").focus();
   $("skipping").close();
   change("/api/skips", { instance: task.instance, reason });
 }
 
+function choose(chosen) {
+  for (const button of document.querySelectorAll(".reason")) button.setAttribute("aria-pressed", button === chosen);
+}
+
 document.addEventListener("click", (event) => {
-  const look = event.target.closest(".look");
-  if (look) closer(Number(look.closest(".card").dataset.slot));
+  const box = event.target.closest(".card");
+  if (!box || event.timeStamp - dragged < 50) return;
+  if (event.target.closest(".look")) closer(Number(box.dataset.slot));
+  else toggle(Number(box.dataset.slot));
 });
+$("more").onclick = () => {
+  const whole = $("theme").classList.toggle("whole");
+  $("more").setAttribute("aria-expanded", whole);
+  $("more").textContent = whole ? "Show less" : "Show all of it";
+};
 $("reference").onclick = () => closer(null);
+$("earlier").onclick = () => turn(-1);
+$("later").onclick = () => turn(1);
+$("closer").onkeydown = (event) => {
+  if (/^Arrow(Left|Right)$/.test(event.key)) turn(event.key === "ArrowLeft" ? -1 : 1);
+};
 $("submit").onclick = submit;
 $("undo").onclick = $("back").onclick = undo;
 $("skip").onclick = openSkip;
@@ -329,11 +392,8 @@ $("skipNow").onclick = skipNow;
 $("clear").onclick = () => { order = order.map(() => null); draw(); };
 $("help").onclick = () => $("keys").showModal();
 $("reason").onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); skipNow(); } };
-for (const button of document.querySelectorAll(".reason")) {
-  button.onclick = () => {
-    for (const other of document.querySelectorAll(".reason")) other.classList.toggle("chosen", other === button);
-  };
-}
+for (const button of document.querySelectorAll(".reason")) button.onclick = () => choose(button);
+$("criteria").open = innerWidth > 820;  // on a phone it would push the candidates below the fold
 
 // --- telling
 
@@ -344,12 +404,15 @@ function message(title, text) {
   $("back").hidden = true;
   $("message").querySelector("h1").textContent = title;
   $("message").querySelector("p").textContent = text;
+  if (keys) $("message").querySelector("h1").focus();
 }
 
 function ended(text, unsaved) {
   const kept = unsaved ? " Your last ranking is kept in this browser and will be saved when you open the new link here." : "";
   message("This link does not open the page", `${text}.${kept}`);
 }
+
+const tell = (text) => { $("news").textContent = `${text}. ${unranked().length} left.`; };
 
 let fading = 0;
 
