@@ -92,6 +92,7 @@ FAULTS = [
         "advantages.floor: form max with value 0 is no floor; set value above 0, or take",
     ),
     (["advantages.floor.form=least"], "advantages.floor.form: Input should be 'none', 'max' or 'add' (got 'least')"),
+    (["optimizer.betas=[0.9, 1]"], "optimizer.betas.1: Input should be less than 1 (got 1)"),
     (["optimizer.ema_decay=1.5"], "optimizer.ema_decay: Input should be less than or equal to 1 (got 1.5)"),
     (
         ["adapter.dropout=0.1"],

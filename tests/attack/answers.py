@@ -1,4 +1,4 @@
-"""Judges and reward services that misbehave: a verdict or a score is right, missing or refused, and never wrong.
+"""Judges, reward services and language models that misbehave: what they say is right, missing or refused, never wrong.
 
 The behaviours are those of `tests/judges/misbehaving.py`, each as it goes over the wire. What is missing though a good
 answer was sent is `lost`, a fault too; so time-outs are long, except for behaviours that last until one.
@@ -10,12 +10,14 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fake_server import FakeServer, Handler
 from misbehaving import (
     BEHAVIOURS,
     SCORES,
     SLOW,
+    TEXTS,
     Draws,
     asking,
     impatient,
@@ -24,12 +26,13 @@ from misbehaving import (
     misbehaving,
     p_of_scores,
     questions,
+    text_of,
     truth_of,
 )
 from PIL import Image
 from tests.attack.harness import Outcome, Tally
 
-VERDICTS, SLOW_VERDICTS, SCORED, SLOW_SCORED = 10_000, 200, 2_000, 100
+VERDICTS, SLOW_VERDICTS, SCORED, SLOW_SCORED, TALKED = 10_000, 200, 2_000, 100, 1_000
 """At share 1."""
 TOGETHER = 1000
 """Questions of one call."""
@@ -94,25 +97,61 @@ def scores(name: str, count: int, behaviours: Sequence[str], *, seed: int, timeo
     return tally
 
 
+def texts(name: str, count: int, behaviours: Sequence[str], *, seed: int) -> Tally:
+    """`ChatModel`, one question at a time."""
+    from pacorl.dataset.llm import ChatError, ChatModel, ChatRefusedError
+
+    tally, draws = Tally(name), Draws(behaviours, seed=seed)
+    with impatient(), lying_elsewhere() as liar, talking_server(draws).running() as server:
+        model = ChatModel("judge", base_url=server.url, timeout_seconds=LONG, retries=TRIES - 1)
+        for number in range(count):
+            question, started = f"number {number}", time.monotonic()
+            try:
+                said = model.ask([{"role": "user", "content": question}])
+                kind = "right" if said == text_of(question) else "wrong"
+            except (ChatError, ChatRefusedError) as error:
+                said = str(error)
+                kind = "nameless" if "\n" in said else "missing" if draws.missing_by_design(question) else "lost"
+            tally.add(Outcome(number, kind, time.monotonic() - started, said[:600]))
+        if liar.chats:
+            tally.add(Outcome(count, "wrong", 0, "a redirect was followed"))
+    return tally
+
+
 def _kind(value: float | None, truth: float, draws: Draws, text: str) -> str:
     if value is None:
         return "missing" if draws.missing_by_design(text) else "lost"
     return "right" if math.isclose(value, truth, abs_tol=1e-3) else "wrong"
 
 
+def answered(handler: Handler, answer: dict[str, Any], text: str, draws: Draws, behaviours: dict[str, Any]) -> None:
+    """The answer, or what the behaviour that is drawn makes of it."""
+    if (name := draws.draw(text)) == Draws.HONEST:
+        handler.answer(answer)
+    else:
+        misbehave(handler, answer, name, behaviours=behaviours)
+
+
 def scoring_server(draws: Draws) -> FakeServer:
     """A reward service that draws a behaviour for each image, or scores it."""
 
-    def score(handler: Handler, body: dict[str, object]) -> None:
-        (prompt,) = body["prompts"]  # type: ignore[misc]
-        answer = {"scores": [p_of_scores(prompt["text"])]}  # type: ignore[has-type]
-        name = draws.draw(prompt["text"])  # type: ignore[has-type]
-        if name == Draws.HONEST:
-            handler.answer(answer)
-        else:
-            misbehave(handler, answer, name, behaviours=SCORES)
+    def score(handler: Handler, body: dict[str, Any]) -> None:
+        (prompt,) = body["prompts"]
+        answered(handler, {"scores": [p_of_scores(prompt["text"])]}, prompt["text"], draws, SCORES)
 
     return FakeServer(posts={"/v1/scores": score})
+
+
+def talking_server(draws: Draws) -> FakeServer:
+    """A language model that draws a behaviour for each question, or answers it."""
+
+    def talk(handler: Handler, body: dict[str, Any]) -> None:
+        question = body["messages"][0]["content"]
+        message = {"role": "assistant", "content": text_of(question)}
+        answer = {"model": body["model"], "choices": [{"index": 0, "message": message}]}
+        answered(handler, answer, question, draws, TEXTS)
+
+    return FakeServer(posts={"/v1/chat/completions": talk})
 
 
 def tallies(*, seed: int, share: float) -> Iterator[Tally]:
@@ -123,4 +162,5 @@ def tallies(*, seed: int, share: float) -> Iterator[Tally]:
     yield verdicts("answers/judge", shared(VERDICTS), judge, seed=seed, timeout=LONG)
     yield verdicts("answers/slow_judge", shared(SLOW_VERDICTS), SLOW, seed=seed, timeout=SHORT)
     yield scores("answers/reward", shared(SCORED), reward, seed=seed, timeout=LONG, together=1)
+    yield texts("answers/language_model", shared(TALKED), [*TEXTS, "reset"], seed=seed)
     yield scores("answers/slow_reward", shared(SLOW_SCORED), SLOW, seed=seed, timeout=SHORT, together=TOGETHER)

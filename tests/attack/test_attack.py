@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.attack import documents, images, tables, weights
+from misbehaving import BEHAVIOURS, SCORES, TEXTS
+from tests.attack import answers, documents, images, tables, weights
 from tests.attack.harness import FAULTS, Target, attempt
 
 TARGETS = {target.name: target for room in (documents, images, tables, weights) for target in room.targets()}
@@ -35,6 +36,16 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
     outcomes = [attempt(target, path, work, seed=1, number=number) for number in range(INPUTS[name.partition("/")[0]])]
     assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
     assert any(kind == "refused" for kind, _ in outcomes)
+
+
+def test_answers_are_right_or_missing_and_no_good_one_is_lost() -> None:
+    judge = answers.verdicts("a/judge", 60, [*BEHAVIOURS, "reset"], seed=1, timeout=60)
+    reward = answers.scores("a/reward", 40, [*SCORES, "reset"], seed=1, timeout=60, together=1)
+    model = answers.texts("a/model", 40, [*TEXTS, "reset"], seed=1)
+    for tally in (judge, reward, model):
+        assert tally.faults == []
+        assert tally.kinds["right"] > tally.kinds.total() / 4
+        assert tally.kinds["missing"]
 
 
 @pytest.mark.campaign

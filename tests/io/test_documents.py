@@ -186,6 +186,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("seed: 1\nout: x\nseed: 2", "f.yaml:3: not valid YAML: key 'seed' is given twice, first in line 1; keep one"),
         ("a:\n  b: .inf", "f.yaml: not valid YAML: a.b: inf is not a finite number"),
         ("a: .nan", "f.yaml: not valid YAML: a: nan is not a finite number"),
+        (".nan", "f.yaml: not valid YAML: nan is not a finite number"),
         ('x: 1\na: !!int ""', "f.yaml:2: not valid YAML: '' is no int"),
         ("a: !!bool foo", "f.yaml: not valid YAML: 'foo' is no bool"),
         ("a: !!timestamp foo", "f.yaml: not valid YAML: could not determine a constructor for the tag"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image, PngImagePlugin
 
-from pacorl.io.images import ImageError, as_rgb, check_readable, open_image
+from pacorl.io.images import ImageError, as_rgb, check_readable, open_image, upright_size
 
 GRADIENT = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
 
@@ -223,6 +223,13 @@ def test_whatever_a_decoder_raises_is_an_image_error(fault: Exception, monkeypat
         open_image(written(GRADIENT), name="cat")
 
 
+def test_a_damaged_header_is_named_where_only_the_size_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(written(GRADIENT)[:20])
+    with pytest.raises(ImageError, match=r"a\.png: (damaged|not an image)"):
+        upright_size(path)
+
+
 def test_a_size_that_grows_while_it_is_decoded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         PngImagePlugin.PngImageFile, "size", property(lambda image: (40, 30 if image._im is None else 900))
@@ -237,5 +244,7 @@ def test_what_is_no_file_is_not_waited_for(make: str, tmp_path: Path) -> None:
     os.mkfifo(path) if make == "fifo" else path.mkdir()
     with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
         open_image(path)
+    with pytest.raises(OSError, match=r"not a regular file|Is a directory"):
+        upright_size(path)
     with pytest.raises(ImageError, match=r"a\.png: (not a regular file|Is a directory)"):
         check_readable([path])

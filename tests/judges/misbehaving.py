@@ -98,8 +98,11 @@ def lying(answer: Json) -> Json:
     """An answer of the right form to another question."""
     if "scores" in answer:
         return {"scores": [LIE for _ in answer["scores"]]}
-    named = [entry["token"] for entry in first(answer)["top_logprobs"]]
     lie = json.loads(dumped(answer))
+    if "logprobs" not in lie["choices"][0]:
+        lie["choices"][0]["message"]["content"] = str(LIE)
+        return lie  # type: ignore[no-any-return]
+    named = [entry["token"] for entry in first(answer)["top_logprobs"]]
     values = [math.log(LIE * 0.9), math.log((1 - LIE) * 0.9), math.log(0.05)]
     entries = [{"token": token, "logprob": value, "bytes": None} for token, value in zip(named, values, strict=True)]
     lie["choices"][0]["logprobs"]["content"] = [{**entries[0], "top_logprobs": entries}]
@@ -296,6 +299,10 @@ SCORES: dict[str, Behaviour] = (
     }
 )
 """The same of a service that scores one image."""
+TEXTS: dict[str, Behaviour] = {name: behave for name, behave in BEHAVIOURS.items() if name not in ANSWERS}
+TEXTS |= {name: behave for name, behave in ANSWERS.items() if "choice" in name or "error" in name or name == "no index"}
+del TEXTS["400 digits"]
+"""The same of a language model."""
 RIGHT = {
     "no length", "HTTP/1.0", "chunked", "chunks and a length", "one response too many", "100 Continue first",
     "500 times 100 Continue", "103 Early Hints first", "identity", "kept alive", "cookies", "the id of a gateway",
@@ -367,6 +374,11 @@ def misbehaving(draws: Draws) -> FakeServer:
 
     server.behave = behave
     return server
+
+
+def text_of(question: str) -> str:
+    """The right text of a language model."""
+    return f"an answer to {question}"
 
 
 def p_of_scores(text: str) -> float:

@@ -221,6 +221,7 @@ class MonitorConfig(Section):
 # What other entries read stands in a dumped config of the first edition too: its default there says nothing.
 OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip", flat={"clip_range": 1e-4, "beta": 0.1})
 ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed", flat={"threshold": 0.2, "std": "group"})
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
@@ -232,7 +233,7 @@ class OptimizerConfig(Section):
     """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps in which the rate rises to `lr`."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's decay of its first and second moments."""
     weight_decay: float = Field(1e-4, ge=0)
     """AdamW's decoupled decay."""

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pacorl.dataset.manifest import Progress
 from pacorl.io.documents import Journal, object_within, typed
 from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, ask, blocking, service_url
+from pacorl.judges.http.messages import only_choice
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -95,7 +96,7 @@ class ChatModel:
             raise ChatError(str(answer.fault()))
         try:
             document = answer.document()
-            used, text = document.get("usage") or {}, document["choices"][0]["message"]["content"]
+            used, text = document.get("usage") or {}, only_choice(document)["message"]["content"]
             tokens = {name: int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")}
         except MALFORMED as fault:
             raise TransientError(f"an answer of another form ({type(fault).__name__})") from None

@@ -231,7 +231,8 @@ def _check_values(document: Any) -> None:
                 elif (isinstance(value, float) and not math.isfinite(value)) or (
                     isinstance(value, int) and abs(value) > FLOAT_MAX
                 ):
-                    raise ValueError(f"{f'{path}.{key}'.lstrip('.')}: {repr(value)[:20]} is not a finite number")
+                    at = f"{path}.{key}".lstrip(".") + ": " if depth else ""
+                    raise ValueError(f"{at}{repr(value)[:20]} is not a finite number")
         if not inner:
             return
         level = inner

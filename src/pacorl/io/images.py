@@ -9,8 +9,9 @@ The second image in a phone's photo (MPO) is not such a frame, and is ignored. W
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     """
     data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
     name = name or ("the image" if isinstance(source, bytes) else str(source))
-    try:
+    with _decoder_errors(name, data, max_pixels):
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_frames(image, name)
         # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats say
@@ -63,6 +64,14 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
         image.load()
         _check_pixels(image, name, max_pixels)
         upright = ImageOps.exif_transpose(image)
+    return as_rgb(upright, name)
+
+
+@contextmanager
+def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
+    """Within the block, whatever a decoder raises is an ImageError that names the image."""
+    try:
+        yield
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -75,7 +84,6 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     except Exception as error:  # decoders raise what they like: struct.error, TypeError, RuntimeError
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise ImageError(f"{name}: damaged or cut off ({reason})") from None
-    return as_rgb(upright, name)
 
 
 def _check_pixels(image: Image.Image, name: str, most: int) -> None:
@@ -85,8 +93,9 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
 
 @cache
 def upright_size(path: Path) -> Size:
-    """Height and width of an image as it is looked at, from its header."""
-    with Image.open(path, formats=FORMATS) as image:
+    """Height and width of an image as it is looked at, from its header. Raises as `open_image` does."""
+    data = read_bytes(path, limit=MAX_BYTES)
+    with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         # EXIF orientations from 5 on say that the camera was held sideways.
         sideways = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         return Size(image.width, image.height) if sideways else Size(image.height, image.width)

@@ -131,7 +131,7 @@ def read_p_yes(
 def read_text(answer: Json, model: str) -> str:
     """The words of a chat completion of this model."""
     check_model(answer, model)
-    text = _choice(answer)["message"]["content"]
+    text = only_choice(answer)["message"]["content"]
     if not isinstance(text, str):
         raise TransientError("an answer without text")
     return text.strip()
@@ -144,8 +144,8 @@ def check_model(answer: Json, model: str) -> None:
         raise TransientError(f"{name[:80]!r} answered instead of {model!r}")
 
 
-def _choice(answer: Json) -> Json:
-    """The one choice of an answer."""
+def only_choice(answer: Json) -> Json:
+    """The one choice of a chat completion. Raises TransientError if it is not one, of index 0."""
     choices = answer["choices"]
     # One was asked for, so another means that the answer is to another question.
     indices = [choice.get("index", 0) for choice in choices]
@@ -159,7 +159,7 @@ def _first_token(answer: Json) -> tuple[set[tuple[str, float]], float]:
 
     A server that repeats an entry (the sampled token, say) lists it once here.
     """
-    choice = _choice(answer)
+    choice = only_choice(answer)
     try:
         first = choice["logprobs"]["content"][0]
     except (LookupError, TypeError):
