@@ -90,6 +90,8 @@ HEADERS = [
     *["Host: evil.example", "Host: ", "Host: a\r\nHost: b", "Host: [::1", "Host: \xff", "Origin: http://evil.example"],
     *[
         "Origin: null",
+        "Origin: http://[::1",
+        "Origin: ",
         "Sec-Fetch-Site: cross-site",
         "Cookie: " + "a=b; " * 3000,
         "Cookie: \x00=\xff",
@@ -127,6 +129,23 @@ HEADERS = [
         " folded: x",
         "X-Pacorl-Decline: maybe",
     ],
+]
+VALUES = [
+    *[
+        "[",
+        "]",
+        "http://[::1",
+        "[::1]:x",
+        "127.0.0.1/health?",
+        "x@127.0.0.1",
+        "=;=",
+        "bytes=-",
+        "bytes=0-,0-",
+        "-0",
+        "+5",
+    ],
+    *["5, 5", "a" * 5000, "\xff", "%", "%ff", "?", "#", '"', "\\", ", ", ";", "0x5", "1e9", "\t", "W/", "*/*", "off"],
+    *["application/json; charset=\xff", "application/x-www-form-urlencoded", "text/html; charset=utf-7", "a/b/c; d"],
 ]
 PATHS = [
     *[
@@ -279,7 +298,10 @@ def _head(server: Running, asked: Asked, draw: random.Random) -> bytes:
 
 
 def _header(server: Running, asked: Asked, draw: random.Random) -> bytes:
-    return built(server, asked, *draw.sample(HEADERS, draw.choice([1, 1, 2])))
+    chosen = draw.sample(HEADERS, draw.choice([1, 1, 2]))
+    if draw.random() < 0.5:  # a value that any header may have
+        chosen = [f"{line.partition(':')[0]}: {draw.choice(VALUES)}" for line in chosen]
+    return built(server, asked, *chosen)
 
 
 def _path(server: Running, asked: Asked, draw: random.Random) -> bytes:

@@ -7,7 +7,10 @@ import json
 import math
 import urllib.error
 import urllib.request
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
@@ -220,6 +223,10 @@ def test_a_key_is_asked_for(local_judge: LocalJudge, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WRONG", "wrong")
     with serving({"judge": local_judge}, api_key="right") as url:
         assert "ok" in get(f"{url}/health")
+        address = urlsplit(url).netloc
+        with closing(HTTPConnection(address)) as connection:
+            connection.request("GET", "/v1/models", headers={"Host": f"{address}/health?"})
+            assert connection.getresponse().status == 401
         with HttpJudge.connect(url, model="judge", api_key_env="RIGHT") as judge:
             assert judge.verdicts(QUESTIONS[:1])[0].valid
         with (

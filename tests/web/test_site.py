@@ -147,6 +147,8 @@ def test_further_names_are_taken_from_the_environment(client, monkeypatch):
     [
         {"Origin": "http://localhost:9999"},
         {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://[::1"},
         {"Origin": "https://evil.example"},
         {"Sec-Fetch-Site": "same-site"},
         {"Sec-Fetch-Site": "cross-site"},

@@ -105,7 +105,7 @@ class Site:
 
     async def _admit(self, request: Request) -> None:
         """A change is let through, and its body read, only for somebody who is known."""
-        if request.method not in READING and request.url.path != "/join":
+        if request.method not in READING and request.scope["path"] != "/join":
             token = self.token(request)
             if not token:
                 raise RefusedError("open the page by the link that you were given", status=401)
