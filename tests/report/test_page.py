@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_metrics
 
 from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.ranking import Interval
@@ -36,9 +37,6 @@ from pacorl.report.folder import Sample, read_run
 from pacorl.report.page import Pair, choose, match, spread, write_report
 from pacorl.report.results import Result, compared
 
-EVIL = "<script>alert('\"&')</script>"
-TEXT = "2x1 grid layout of a fox. [TOP]: A fox sleeps. [BOTTOM]: A fox <b>runs</b>."
-
 
 class Elements(HTMLParser):
     """Collects every (tag, attributes) of a page."""
@@ -52,57 +50,10 @@ class Elements(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
 
-def _lines(*records: dict[str, Any]) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def _evaluation(run: Path, epoch: int, p_yes: dict[int, float], **extra: Any) -> None:
-    folder = run / "samples" / f"evaluation-{epoch:06d}"
-    folder.mkdir(parents=True)
-    records = []
-    for prompt, value in p_yes.items():
-        Image.new("RGB", (16, 32), (prompt, epoch, 90)).save(folder / f"{prompt:04d}.png")
-        record = {"prompt_id": prompt, "seed": 7, "text": TEXT, "theme": "a fox", "grid": "2x1", "scores": {"valid": 1}}
-        image = f"{folder.name}/{prompt:04d}.png"
-        records.append(record | {"image": image, "p_yes": [[None, value], [value, None]]} | extra)
-    (run / "samples" / f"evaluation-{epoch:06d}.jsonl").write_text(_lines(*records))
-
-
-def _metrics(run: Path, *records: dict[str, Any]) -> Path:
-    run.mkdir(exist_ok=True)
-    (run / "metrics.jsonl").write_text(_lines(*records))
-    return run
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A small finished run."""
-    folder = _metrics(
-        tmp_path / "run",
-        {"kind": "evaluation", "epoch": 0, "consistency": 0.3},
-        {"kind": "epoch", "epoch": 0, "step": 0, "reward/fit/mean": 0.3, "reward/fit/std": 0.1, "loss": 0.5, "odd": 1},
-        {"kind": "epoch", "epoch": 1, "step": 2, "reward/fit/mean": 0.4, "reward/fit/std": 0.1, "loss": 0.4, "odd": 2},
-        {"kind": "evaluation", "epoch": 2, "consistency": 0.7},
-    )
-    _evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75})
-    _evaluation(folder, 2, {1: 0.875, 2: 0.5, 4: 0.75})
-    Image.new("RGB", (64, 64)).save(folder / "samples" / "epoch-000001.png")
-    (folder / "config.yaml").write_text(f"title: {EVIL}\nlr: 0.001\n")
-    interval = {"mean": 0.25, "low": 0.125, "high": 0.375}
-    summary = {
-        "title": f"Foxes {EVIL}",
-        "judge": {"pair_accuracy": 0.98},
-        "before": {"consistency": interval},
-        "after": {"consistency": interval | {"mean": 0.75, "high": 0.875}},
-        "difference": {"consistency": interval},
-        "seconds": {"training": 90.0, "evaluation": 30},
-        "versions": {EVIL: "1.0"},
-        "seed": 42,
-        "config_hash": "abc",
-        "verdict": ["It got better.", EVIL, "See below."],
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
+    return finished_run(tmp_path / "run")
 
 
 def _page(run: Path) -> str:
@@ -119,9 +70,9 @@ def test_page_has_every_part_of_a_finished_run(run: Path) -> None:
 
 
 def test_texts_are_escaped(run: Path) -> None:
-    _evaluation(run, 3, {1: 0.9}, text=EVIL, theme=EVIL, scores={EVIL: 1.0})
+    write_evaluation(run, 3, {1: 0.9}, text=EVIL, theme=EVIL, scores={EVIL: 1.0})
     with (run / "metrics.jsonl").open("a") as file:
-        file.write(_lines({"kind": "epoch", "epoch": 2, EVIL: 3, f"reward/{EVIL}/cv": 1, "reward/b/cv": 2}))
+        file.write(json_lines({"kind": "epoch", "epoch": 2, EVIL: 3, f"reward/{EVIL}/cv": 1, "reward/b/cv": 2}))
     page = _page(run)
     assert "alert(" in page
     assert "<script>alert" not in page
@@ -156,7 +107,7 @@ def running(tmp_path: Path) -> Path:
     epoch = {"kind": "epoch", "watch/blank": 0.0, "clip_fraction": 0.5, "grad_norm": 1.0, "judge/requests": 24.0}
     evaluation = {"kind": "evaluation", "held_out/ocr": 0.5, "watch/blank": 0.0, "correlation/fit": 0.7}
     evaluation |= {"average/fit": 0.4}
-    folder = _metrics(
+    folder = write_metrics(
         tmp_path / "running",
         evaluation | {"epoch": 0, "seconds/evaluation": 2.0},
         epoch | seconds | {"epoch": 1, "ratio_deviation/1": 0.0, "samples/missing": 0.0},
@@ -165,8 +116,8 @@ def running(tmp_path: Path) -> Path:
         | {"epoch": 2, "seconds/evaluation": 2.0, "held_out/ocr": 0.2, "alarm/held_out/ocr": 1.0}
         | {"trained/fit": 0.6},
     )
-    _evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75}, scores={"fit": 0.25}, held_out={"ocr": 0.5})
-    _evaluation(folder, 2, {1: 0.875, 2: 0.5, 3: 0.75}, scores={"fit": 0.75}, held_out={"ocr": 0.25})
+    write_evaluation(folder, 0, {1: 0.25, 2: 0.5, 3: 0.75}, scores={"fit": 0.25}, held_out={"ocr": 0.5})
+    write_evaluation(folder, 2, {1: 0.875, 2: 0.5, 3: 0.75}, scores={"fit": 0.75}, held_out={"ocr": 0.25})
     (folder / "config.yaml").write_text("out: x\nepochs: 5\n")
     return folder
 
@@ -184,7 +135,7 @@ def test_a_running_page_shows_how_far_it_is_and_what_alarmed(running: Path) -> N
 
 def test_a_quiet_watch_says_so(running: Path) -> None:
     lines = [json.loads(line) for line in (running / "metrics.jsonl").read_text().splitlines()]
-    _metrics(running, *({key: value for key, value in line.items() if "alarm" not in key} for line in lines))
+    write_metrics(running, *({key: value for key, value in line.items() if "alarm" not in key} for line in lines))
     page = write_report(running).read_text()
     assert "raised no alarm" in page
     assert "raised alarms" not in page
@@ -192,7 +143,7 @@ def test_a_quiet_watch_says_so(running: Path) -> None:
 
 def test_without_a_summary_the_images_themselves_are_compared(running: Path) -> None:
     compared_scores = {result.name: result for result in compared(read_run(running).samples)}
-    assert set(compared_scores) == {"fit", "held_out/ocr"}
+    assert set(compared_scores) == {"consistency", "fit", "held_out/ocr"}
     fit, ocr = compared_scores["fit"], compared_scores["held_out/ocr"]
     assert (fit.before.mean, fit.after.mean, fit.difference.mean) == (0.25, 0.75, 0.5)
     assert (ocr.difference.low, ocr.difference.mean, ocr.difference.high) == (-0.25, -0.25, -0.25)
@@ -224,14 +175,14 @@ def test_rebuilding_gives_the_same_page(run: Path) -> None:
 
 
 def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
-    page = _page(_metrics(tmp_path / "young"))
+    page = _page(write_metrics(tmp_path / "young"))
     assert "<section" not in page
     assert "young" in page
 
 
 def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
-    run = _metrics(tmp_path / "young", {"kind": "epoch", "epoch": 0, "loss": 1.0})
-    _evaluation(run, 0, {1: 0.5})
+    run = write_metrics(tmp_path / "young", {"kind": "epoch", "epoch": 0, "loss": 1.0})
+    write_evaluation(run, 0, {1: 0.5})
     page = _page(run)
     assert "Generated so far" in page
     assert page.count('<figure class="shown"') == 1
@@ -277,7 +228,7 @@ def test_bad_metrics_are_named_by_file_and_line(tmp_path: Path, line: str, messa
 
 @pytest.mark.parametrize("image", ["../../secret.png", "/etc/secret.png"])
 def test_images_cannot_come_from_elsewhere(run: Path, image: str) -> None:
-    _evaluation(run, 4, {1: 0.5}, image=image)
+    write_evaluation(run, 4, {1: 0.5}, image=image)
     with pytest.raises(ValueError, match=r"evaluation-000004\.jsonl:1: .*leads out of"):
         write_report(run)
 
@@ -289,7 +240,7 @@ def test_a_broken_image_is_named(run: Path) -> None:
 
 
 def test_an_incomplete_sample_is_named(run: Path) -> None:
-    (run / "samples" / "evaluation-000009.jsonl").write_text(_lines({"prompt_id": 1, "seed": 2}))
+    (run / "samples" / "evaluation-000009.jsonl").write_text(json_lines({"prompt_id": 1, "seed": 2}))
     with pytest.raises(ValueError, match=r"evaluation-000009\.jsonl:1: image: Field required"):
         write_report(run)
 
@@ -298,7 +249,7 @@ def test_an_incomplete_sample_is_named(run: Path) -> None:
 
 
 def _charts(tmp_path: Path, *records: dict[str, Any]) -> dict[str, list[Chart]]:
-    return charts(read_run(_metrics(tmp_path, *records)))
+    return charts(read_run(write_metrics(tmp_path, *records)))
 
 
 def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
@@ -324,7 +275,7 @@ def test_series_are_grouped_and_unknown_ones_come_last(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_finite_breaks_its_line(tmp_path: Path) -> None:
     records = [{"kind": "epoch", "epoch": e, "loss": value} for e, value in enumerate([1.0, 2.0, None, 3.0])]
-    run = _metrics(tmp_path, *records)
+    run = write_metrics(tmp_path, *records)
     assert charts(read_run(run))["Training health"][0].lines[0].points[2] == (2.0, None)
     assert _page(run).count("<polyline") == 2
 
@@ -441,3 +392,32 @@ def test_words() -> None:
         "0.8 s", "42 s", "1 min 0 s", "3 min 20 s", "2 h 5 min",
     ]  # fmt: skip
     assert [label(name) for name in ("grad_norm", "new_thing", "a/b")] == ["Gradient norm", "New thing", "A · b"]
+
+
+def test_one_name_stands_for_one_number(tmp_path: Path) -> None:
+    """A log's `consistency` is the reward, a summary's the judge's P(Yes)."""
+    records = [{"kind": "evaluation", "epoch": e, "consistency": 0.9, "p_yes": 0.25} for e in (0, 1)]
+    epoch = {"kind": "epoch", "epoch": 0, "reward/consistency/mean": 0.8}
+    run = write_metrics(tmp_path / "run", *records, epoch)
+    for number in (0, 1):
+        write_evaluation(run, number, {1: 0.25, 2: 0.25}, scores={"consistency": 0.9})
+    groups = charts(read_run(run))
+    ends = {chart.title: chart.ends for chart in groups["Evaluation"]}
+    assert ends == {"Consistency": "0.250 → 0.250", "Consistency, as rewarded": "0.900 → 0.900"}
+    assert [chart.title for chart in groups["Rewards"]] == ["Consistency, as rewarded"]
+    measures = {result.name: result.after.mean for result in compared(read_run(run).samples) if result.after}
+    assert measures == {"consistency": 0.25, "consistency_reward": 0.9}
+
+
+def test_a_reward_that_is_p_yes_itself_is_shown_once(tmp_path: Path) -> None:
+    run = write_metrics(tmp_path / "run", {"kind": "evaluation", "epoch": 0, "consistency": 0.5, "p_yes": 0.5 + 1e-9})
+    assert [chart.title for chart in charts(read_run(run))["Evaluation"]] == ["Consistency"]
+
+
+def test_a_page_opens_on_the_median_change(run: Path) -> None:
+    write_evaluation(run, 5, {1: 0.35, 2: 0.5, 3: 0.15})
+    page = _page(run)
+    headline = page[page.index('<header class="headline') : page.index("</header>")]
+    assert "Median change" in headline
+    assert 'href="#set-2-7"' in headline
+    assert headline.count("<img") == 2

@@ -141,11 +141,15 @@ def quickstart(
     typer.echo("\n".join([*verdict, f"page: {page}"]))
 
 
-def report(run: Path = typer.Argument(help="A run's folder.")) -> None:
-    """Build a run's page again."""
+def report(
+    run: Path = typer.Argument(help="A run's folder."),
+    other: Path = typer.Argument(None, help="A second run's folder, to be compared with the first."),
+) -> None:
+    """Build a run's page again; with two runs, one page that compares them."""
+    from pacorl.report.compare import write_comparison
     from pacorl.report.page import write_report
 
-    typer.echo(write_report(run))
+    typer.echo(write_comparison(run, other) if other else write_report(run))
 
 
 def publish(

@@ -5,11 +5,15 @@ A log that an earlier version wrote is read under today's names, so only this fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 MONITOR, HELD_OUT, ALARM, SECONDS = "monitor/", "held_out/", "alarm/", "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
 SCOUTS_CORRELATION = "scouts/correlation"
+
+SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 
 RENAMED_PREFIXES: Mapping[str, str] = {"watch/": MONITOR}
 RENAMED_SIGNS: Mapping[str, str] = {"lattice": "grid_artifact"}
@@ -28,6 +32,19 @@ def current_name(key: str) -> str:
     prefix, slash, sign = key.partition("/")
     prefix = RENAMED_PREFIXES.get(prefix + slash, prefix + slash)
     return prefix + (RENAMED_SIGNS.get(sign, sign) if prefix in (MONITOR, ALARM) else sign)
+
+
+def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a log under a page's names, if the run wrote P(Yes) beside the reward that is made of it.
+
+    A log has the judge's mean P(Yes) as `p_yes`, and what the reward makes of it as `consistency`. A summary calls the
+    former `consistency`, and a page must not give two numbers one name, nor one number two names.
+    """
+    shown = {"/".join(SHOWN_NAMES.get(part, part) for part in key.split("/")): value for key, value in record.items()}
+    p_yes, reward = (shown.get(name) for name in ("consistency", "consistency_reward"))
+    if p_yes is not None and reward is not None and math.isclose(p_yes, reward, rel_tol=1e-6):
+        del shown["consistency_reward"]
+    return shown
 
 
 def sign_meaning(sign: str) -> str:

@@ -188,7 +188,9 @@ def shares_svg(seconds: Mapping[str, float]) -> Markup:
         title = tag("title", f"{name}: {duration(spent)}")
         pieces.append(tag("rect", title, x=x, y=0, width=max(width - 3, 1.0), height=20, class_=f"fill-{index % 6}"))
         x += width
-    return tag("svg", *pieces, class_="shares", viewBox="0 0 1200 20", preserveAspectRatio="none", role="img")
+    label = "Share of each phase of the time"
+    box = {"viewBox": "0 0 1200 20", "preserveAspectRatio": "none"}
+    return tag("svg", *pieces, class_="shares", role="img", aria_label=label, **box)
 
 
 # --- pair matrices ---------------------------------------------------------------------------------------------------

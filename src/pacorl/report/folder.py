@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pacorl.core.grid import parse_layout
-from pacorl.core.metric_names import current_name
+from pacorl.core.metric_names import current_name, shown_names
 from pacorl.io.documents import blamed_on, parse_object, read_object, read_text, typed
 from pacorl.io.files import inside
 from pacorl.types import Grid
@@ -56,6 +56,12 @@ class Sample:
         judged = [value for row in self.p_yes for value in row if value is not None]
         return sum(judged) / len(judged) if judged else self.scores.get("consistency")
 
+    @property
+    def measures(self) -> dict[str, Any]:
+        """The scores by a page's names, the judge's P(Yes) of the matrix first."""
+        judged = self.p_yes and self.consistency is not None
+        return shown_names({"p_yes": self.consistency} | dict(self.scores)) if judged else dict(self.scores)
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -90,6 +96,8 @@ def read_run(run: Path) -> RunFolder:
             raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
         # Logs of earlier versions hold earlier names, and their pages can be built again.
         records.append({current_name(key): value for key, value in record.items()})
+    if any("p_yes" in record for record in records):
+        records = [shown_names(record) for record in records]
     return RunFolder(
         path=run,
         epochs=[record for record in records if record.get("kind") == "epoch"],

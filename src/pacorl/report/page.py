@@ -65,7 +65,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(figures, name) for name in ("label", "amount", "change", "duration")}
-    environment.globals |= {name: getattr(figures, name) for name in ("MEANINGS", "interval_svg")}
+    environment.globals |= {name: getattr(figures, name) for name in ("MEANINGS", "interval_svg")} | {"zip": zip}
     return environment
 
 
@@ -78,9 +78,6 @@ def _contents(run: RunFolder) -> dict[str, object]:
     sets = choose(pairs)
     open_sets = [sets[index] for index in spread(len(sets), count=OPEN_SETS)]
     changes = [pair.change for pair in pairs if pair.change is not None]
-    id_of = {row.pair.key: row.id for row in sets}
-    # Unjudged pairs come last, so a pair's index is that of its bar.
-    links = {index: id_of[pair.key] for index, pair in enumerate(pairs) if pair.key in id_of}
     return {
         "title": str(run.summary.get("title") or name),
         "name": name,
@@ -101,10 +98,11 @@ def _contents(run: RunFolder) -> dict[str, object]:
         "epochs": sorted(run.samples),
         "measure": MEASURES[measure_of(run.samples)],
         "unmatched": unmatched,
+        "lead": sets[len(sets) // 2] if sets else None,  # the median of the changes: a page is not to open on its best
         "open_sets": open_sets,
         "folded_sets": [row for row in sets if row not in open_sets],
         "changes": changes,
-        "changes_plot": changes_svg(changes, links),
+        "changes_plot": changes_svg(changes, links_to(pairs, sets)),
     }
 
 
@@ -166,8 +164,8 @@ class Set:
     @property
     def scores(self) -> list[tuple[str, float | None, float | None]]:
         """(name, before, after) of every score that either image has."""
-        before = self.pair.before.scores
-        after = self.pair.after.scores if self.pair.after else {}
+        before = self.pair.before.measures
+        after = self.pair.after.measures if self.pair.after else {}
         return [(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
 
     @property
@@ -201,10 +199,22 @@ def measure_of(samples: Mapping[int, Sequence[Sample]]) -> Measure:
     return "consistency" if judged else "reward"
 
 
-def choose(pairs: Sequence[Pair], *, count: int = SHOWN) -> list[Set]:
-    """At most `count` of the sorted pairs at evenly spread ranks: the largest change, the smallest, and between."""
-    indices = spread(len(pairs), count=count)
-    return [Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index])) for index in indices]
+def choose(pairs: Sequence[Pair], *, count: int = SHOWN, names: Sequence[str] = ("Before", "After")) -> list[Set]:
+    """At most `count` of the sorted pairs at evenly spread ranks: the largest change, the smallest, and between.
+
+    Args:
+        names: what the page calls the sides.
+    """
+    return [
+        Set(pair=pairs[index], rank=_rank_name(pairs, index), sides=_sides(pairs[index], names))
+        for index in spread(len(pairs), count=count)
+    ]
+
+
+def links_to(pairs: Sequence[Pair], sets: Sequence[Set]) -> dict[int, str]:
+    """Index of a pair, which is that of its bar since unjudged pairs come last → the id of its set on the page."""
+    id_of = {row.pair.key: row.id for row in sets}
+    return {index: id_of[pair.key] for index, pair in enumerate(pairs) if pair.key in id_of}
 
 
 def spread(length: int, *, count: int) -> list[int]:
@@ -212,7 +222,7 @@ def spread(length: int, *, count: int) -> list[int]:
     return [int(index) for index in np.linspace(0, length - 1, min(length, count)).round()]
 
 
-def _sides(pair: Pair) -> list[Side]:
+def _sides(pair: Pair, names: Sequence[str]) -> list[Side]:
     return [
         Side(
             name,
@@ -221,7 +231,7 @@ def _sides(pair: Pair) -> list[Side]:
             matrix=pair_matrix_svg(sample.p_yes, title=f"P(Yes) of each pair of panels, {name.lower()}"),
             value=getattr(sample, pair.measure),
         )
-        for name, sample in (("Before", pair.before), ("After", pair.after))
+        for name, sample in zip(names, (pair.before, pair.after), strict=True)
         if sample
     ]
 

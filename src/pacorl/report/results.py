@@ -74,7 +74,7 @@ def compared(samples: Mapping[int, Sequence[Sample]]) -> list[Result]:
 
 
 def _scores(sample: Sample) -> dict[str, float]:
-    return {**sample.scores, **{f"{HELD_OUT}{name}": value for name, value in sample.held_out.items()}}
+    return {**sample.measures, **{f"{HELD_OUT}{name}": value for name, value in sample.held_out.items()}}
 
 
 def _bootstrapped(prompts: Sequence[int], before: NDArray[np.float64], after: NDArray[np.float64]) -> list[Interval]:

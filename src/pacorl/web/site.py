@@ -32,6 +32,7 @@ Route = tuple[str, str, Callable[..., Any]]
 
 SHARED_FILES = Path(__file__).parent / "page"
 JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="stylesheet" href="/page/base.css"><main><h1>{title}</h1>
 <form method="post" action="/join"><input type="hidden" name="token" value="{token}">
 <button>Open{name}</button></form></main></html>

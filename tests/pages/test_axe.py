@@ -1,0 +1,259 @@
+"""Every page of the project in Chromium, in light and dark, on a desk and on a phone: axe-core finds nothing to mend.
+
+Screenshots are the tests' output: build/screenshots, or the folder in PACORL_SCREENSHOTS.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dataset_folder import AnnotationServer, free_port
+from page_blocks import ROOT
+from PIL import Image
+from run_folder import finished_run
+from toy_world import ToyJudge
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+
+SCREENSHOTS = Path(os.environ.get("PACORL_SCREENSHOTS") or ROOT / "build" / "screenshots")
+WIDTHS = {"desk": (1440, 900), "phone": (390, 844)}
+SCHEMES: dict[str, dict[str, Any]] = {"light": {}, "dark": {"runOnly": ["color-contrast", "link-in-text-block"]}}
+"""Colour scheme → the rules that are asked: in the dark only colours differ."""
+PATIENCE = 240_000  # milliseconds until a studio has loaded its models, on a busy machine
+UNFOLD = "for (const fold of document.querySelectorAll('details')) fold.open = true"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One page, in one state."""
+
+    name: str
+    site: str
+    """The fixture that gives its URL, or the URLs of its site by their names."""
+    page: str = ""
+    """Its name among the URLs."""
+    reach: Callable[[Any], object] = lambda page: None
+    """What a visitor does there before the page is looked at."""
+
+
+def rank_one(page: Any) -> None:
+    playwright.expect(page.locator("#pool .card").first).to_be_visible()
+    page.keyboard.press("1")
+
+
+def open_dialog(button: str) -> Callable[[Any], object]:
+    def reach(page: Any) -> None:
+        playwright.expect(page.locator("#pool .card").first).to_be_visible()
+        page.locator(button).click()
+
+    return reach
+
+
+def follow_link(page: Any) -> None:
+    page.locator("a").click()
+    playwright.expect(page.locator("button")).to_contain_text("Open")
+
+
+def generate_in_studio(page: Any) -> None:
+    playwright.expect(page.locator("#theme")).not_to_have_value("", timeout=PATIENCE)
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#ranks .card").first).to_be_visible(timeout=PATIENCE)
+    playwright.expect(page.locator("#progress")).to_be_hidden(timeout=PATIENCE)
+
+
+def unbuilt(case: Case, owner: str) -> Any:
+    """A page that is being built anew, by whoever owns the folder."""
+    return pytest.param(case, marks=[pytest.mark.slow, pytest.mark.xfail(strict=True, reason=f"{owner} mends it")])
+
+
+def served(case: Case) -> Any:
+    """A page that a process of its own serves, which takes seconds to start."""
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
+CASES = [
+    Case("report", "run_pages", "report"),
+    Case("compare", "run_pages", "compare"),
+    Case("score", "score_pages", "set"),
+    Case("ranking", "score_pages", "ranking"),
+    Case("generated", "generated_page"),
+    Case("benchmark", "benchmark_page"),
+    served(Case("annotate", "annotation", "ann", rank_one)),
+    served(Case("annotate-keys", "annotation", "ann", open_dialog("#help"))),
+    served(Case("annotate-skip", "annotation", "ann", open_dialog("#skip"))),
+    served(Case("annotate-admin", "annotation", "administrator")),
+    served(Case("join", "annotation", "join", follow_link)),
+    unbuilt(Case("studio", "studio", "open"), "studio"),
+    unbuilt(Case("studio-made", "studio", "open", generate_in_studio), "studio"),
+    unbuilt(Case("docs", "docs_site", "index.html"), "door"),
+]
+
+
+# --- what the pages show ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A finished run's report, and two runs compared."""
+    from pacorl.report.compare import write_comparison
+    from pacorl.report.page import write_report
+
+    first, second = (finished_run(tmp_path_factory.mktemp("runs") / name) for name in ("first", "second"))
+    (second / "config.yaml").write_text("lr: 0.002\n")
+    return {"report": write_report(first).as_uri(), "compare": write_comparison(first, second).as_uri()}
+
+
+@pytest.fixture(scope="module")
+def score_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A set with reasons, and a ranking."""
+    from pacorl.score.page import write_page
+    from pacorl.score.scores import score_set
+
+    folder = tmp_path_factory.mktemp("scores")
+    images = [Image.new("RGB", (48, 48), (40 * number, 90, 120)) for number in range(5)]
+    scores = {
+        name: score_set(ToyJudge(), images, ranking=name == "ranking", reasons=True) for name in ("set", "ranking")
+    }
+    return {
+        name: write_page(
+            folder / f"{name}.html", each, judge="toy", theme="Five greys", refused={"q": "q.png: bad"}
+        ).as_uri()
+        for name, each in scores.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def generated_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two candidates with their pair matrices."""
+    from pacorl.data.characters import Panel, character_prompts, draw_grid
+    from pacorl.generate.files import save, write_page
+    from pacorl.generate.sets import GeneratedImage, Judged, Recipe
+    from pacorl.types import Size
+
+    folder, (prompt,) = tmp_path_factory.mktemp("generated"), character_prompts("test", 1)
+    image = draw_grid([Panel.parse(text) for text in prompt.panels], prompt.grid, 32)
+    recipe = Recipe("tiny", "", 7, Size(64, 64), 10, 3.5, None, None, 48, "0.1.0")
+    matrix = tuple(tuple(None if row == column else 0.25 * row for column in range(4)) for row in range(4))
+    candidates = [GeneratedImage(prompt, image, recipe, Judged(0.5, matrix), rank, 2) for rank in (1, 2)]
+    saved = save(candidates, folder, judge="toy")
+    return write_page(folder / "page.html", saved, title="A set", notes=["Drawn by hand."], judge="toy").as_uri()
+
+
+@pytest.fixture(scope="module")
+def benchmark_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A table of a measured and a published row."""
+    from pacorl.bench.suite import Line, Table
+    from pacorl.report.page import render
+
+    columns = ("Character", "Story", "Object", "Scene", "Mean")
+    lines = (
+        Line("A judge", (0.5, 0.75, 0.25, 0.5, 0.5)),
+        Line("A paper’s", (0.5, 0.75, None, 0.5, 0.6), published=True),
+    )
+    path = tmp_path_factory.mktemp("benchmark") / "table.html"
+    page = render(
+        "benchmark.html",
+        title="A benchmark",
+        name="benchmark",
+        remarks=["Five items are missing."],
+        tables=(Table("All", columns, lines, source="a paper, Tab. 1", notes=("Higher is better.",)),),
+        facts=[("5", "measured")],
+    )
+    path.write_text(page, encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def annotation(
+    made_datasets: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
+    """The links of `pacorl dataset annotate`, and one that another page leads to."""
+    folder, elsewhere = made_datasets(2, 2, paired=True), tmp_path_factory.mktemp("elsewhere") / "page.html"
+    with AnnotationServer(
+        folder, "--annotators", "ann", "--controls", "2", "--overlap", "0", port=free_port()
+    ) as links:
+        elsewhere.write_text(f'<a href="{links["ann"]}">Rank</a>', encoding="utf-8")
+        yield links | {"join": elsewhere.as_uri()}
+
+
+@pytest.fixture(scope="module")
+def studio() -> Iterator[dict[str, str]]:
+    """The link of `pacorl studio`."""
+    command = [sys.executable, "-m", "pacorl.cli", "studio", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        link = process.stdout.readline().strip().removeprefix("studio: ")
+        assert link.startswith("http://127.0.0.1:"), link
+        yield {"open": link}
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def docs_site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The built documentation."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        "NO_MKDOCS_2_WARNING": "1",
+    }
+    subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True)
+    return {path.name: path.as_uri() for path in folder.glob("*.html")}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+# --- the test --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_axe_finds_nothing(case: Case, browser: Any, request: pytest.FixtureRequest) -> None:
+    site = request.getfixturevalue(case.site)
+    context = browser.new_context(reduced_motion="reduce")
+    page = context.new_page()
+    page.goto(site[case.page] if case.page else site)
+    case.reach(page)
+    faults = [fault for device in WIDTHS for fault in faults_on(page, case, device)]
+    context.close()
+    assert not faults, "\n".join(faults)
+
+
+def faults_on(page: Any, case: Case, device: str) -> list[str]:
+    """What axe-core calls a violation, one line each; a page that is wider than its window is a fault too."""
+    width, height = WIDTHS[device]
+    page.set_viewport_size({"width": width, "height": height})
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    faults = []
+    for scheme, rules in SCHEMES.items():
+        page.emulate_media(color_scheme=scheme)
+        page.screenshot(path=SCREENSHOTS / f"{case.name}-{device}-{scheme}.png")
+        page.evaluate(UNFOLD)  # what is folded away is not looked at
+        violations = axe.Axe().run(page, options=rules | {"resultTypes": ["violations"]}).response["violations"]
+        faults += [f"{device}, {scheme}: {line}" for each in violations for line in lines_of(each)]
+    overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return faults + [f"{device}: the page is {overflow} pixels wider than its window"] * (overflow > 0)
+
+
+def lines_of(violation: dict[str, Any], *, most: int = 3) -> list[str]:
+    nodes = violation["nodes"]
+    lines = [
+        f"{violation['id']} ({violation['impact']}), {node['target']}: {node['failureSummary']!r}" for node in nodes
+    ]
+    return lines[:most] + [f"… and {len(lines) - most} more"] * (len(lines) > most)

@@ -1,0 +1,75 @@
+"""Two runs on one page: only what both were asked for is compared, and differences are paired."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from run_folder import finished_run, write_evaluation, write_metrics
+
+from pacorl.report.compare import asked_of_both, charts_of_both, differing_keys, side_names, write_comparison
+from pacorl.report.folder import read_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs whose newest evaluations share prompts 1 and 2."""
+    first = finished_run(tmp_path / "one")
+    second = write_metrics(
+        tmp_path / "two",
+        {"kind": "epoch", "epoch": 0, "loss": 0.9},
+        {"kind": "epoch", "epoch": 1, "loss": 0.3},
+        {"kind": "evaluation", "epoch": 2, "consistency": 0.5},
+    )
+    write_evaluation(second, 2, {1: 0.375, 2: 0.75, 9: 0.5})
+    (second / "config.yaml").write_text("title: other\nlr: 0.002\nadapter: {rank: 4}\nout: elsewhere\n")
+    return first, second
+
+
+def test_the_page_has_both_sides_of_everything(runs: tuple[Path, Path]) -> None:
+    page = write_comparison(*runs).read_text("utf-8")
+    texts = [" ".join(text.split()) for text in re.findall(r">([^<>]+)<", page)]
+    assert {"one and two", "Largest gain", "+0.250", "−0.500", "0.002", "adapter.rank"} <= set(texts)
+    assert "2 images of one run alone are left out." in texts
+    assert texts.count("Loss") == 1, "the losses of both are one chart"
+    assert not re.search(r"https?://|@import|url\(", page)
+    assert write_comparison(*runs).read_text("utf-8") == page
+
+
+def test_the_same_number_is_another_prompt_if_its_text_is(runs: tuple[Path, Path]) -> None:
+    first, second = runs
+    write_evaluation(second, 3, {1: 0.9, 2: 0.9}, text="something else")
+    samples, alone = asked_of_both(read_run(first), read_run(second))
+    assert (samples, alone) == ({}, 5)
+    assert "No image of one run" in write_comparison(*runs).read_text("utf-8")
+
+
+def test_curves_that_both_have_share_a_chart(runs: tuple[Path, Path]) -> None:
+    first, second = map(read_run, runs)
+    drawn = {chart.title: [line.label for line in chart.lines] for chart in charts_of_both(first, second, ("a", "b"))}
+    assert drawn == {"Loss": ["a", "b"], "Consistency": ["a", "b"]}
+
+
+def test_configs_differ_by_dotted_keys() -> None:
+    first, second = (
+        "out: x\nseed: 1\nadapter: {rank: 4, alpha: 8}\nrewards: [{name: a}]",
+        "out: y\nseed: 1\nrewards: []",
+    )
+    assert differing_keys(first, second) == [
+        ("adapter.rank", "4", "–"),
+        ("adapter.alpha", "8", "–"),
+        ("rewards.0.name", "a", "–"),
+        ("rewards", "–", "[]"),
+    ]
+    assert differing_keys("", "") == []
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    assert side_names(tmp_path / "a", tmp_path / "b") == ("a", "b")
+    assert side_names(tmp_path / "x/run", tmp_path / "y/run") == ("x/run", "y/run")
+
+
+def test_one_run_is_no_comparison(runs: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match="the same run; name two"):
+        write_comparison(runs[0], runs[0] / ".." / "one")
