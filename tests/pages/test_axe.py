@@ -92,7 +92,7 @@ CASES = [
     served(Case("annotate", "annotation", "ann", rank_one)),
     served(Case("annotate-keys", "annotation", "ann", open_dialog("#help"))),
     served(Case("annotate-skip", "annotation", "ann", open_dialog("#skip"))),
-    served(Case("annotate-admin", "annotation", "administrator")),
+    served(Case("annotate-admin", "annotation", "admin")),
     served(Case("join", "annotation", "join", follow_link)),
     unbuilt(Case("studio", "studio", "open"), "studio"),
     unbuilt(Case("studio-made", "studio", "open", generate_in_studio), "studio"),
