@@ -6,6 +6,9 @@ import http.client
 import json
 import re
 import shutil
+import sqlite3
+import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -221,6 +224,84 @@ def test_an_undone_ranking_stays_the_next_when_work_is_shared_again(store):
 def test_the_same_id_with_other_images_is_refused(store):
     with pytest.raises(ValueError, match=r"i0 is in .* with other images"):
         store.share(instances(6, candidates=3), NO_OVERLAP)
+
+
+def in_line(store, changes):
+    """The threads of several changes, all of which wait until none of them has begun."""
+    threads = [threading.Thread(target=change) for change in changes]
+    with store._writing:
+        for thread in threads:
+            thread.start()
+        while len(store._waiting) < len(changes):
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+
+
+def test_rankings_that_come_at_once_reach_the_disk_by_one_commit(store):
+    statements, outcomes = [], []
+    store._db.set_trace_callback(statements.append)
+    keys = [public_key(task.instance.id) for task in store.next_tasks("ann", limit=6)]
+
+    def rank(number):
+        try:
+            store.rank(ANN, keys[number], [0, 1, 2, 3], request=f"request-{min(number, 4)}")
+        except RefusedError as refusal:
+            outcomes.append(str(refusal))
+        else:
+            # On the disk by now, and so there for readers, for the whole group.
+            outcomes.append(store.progress("ann")["ranked"])
+
+    in_line(store, [partial(rank, number) for number in range(6)])
+    # The last two have one request id, and the second of them to come is refused without harm to the others.
+    assert Counter(map(str, outcomes)) == {"5": 5, "this request id was used for something else": 1}
+    assert statements.count("COMMIT") == 1
+
+
+def test_readers_see_nothing_that_is_not_on_the_disk(store):
+    with store._transaction() as db:
+        db.execute("DELETE FROM assignments")
+        assert store.progress("ann")["total"] == 6
+    assert store.progress("ann")["total"] == 0
+
+
+def test_a_change_that_fails_takes_back_its_own_part_alone(store):
+    def fail():
+        with pytest.raises(KeyError), store._transaction() as db:
+            db.execute("DELETE FROM instances WHERE id = 'i5'")
+            raise KeyError
+
+    in_line(store, [fail, partial(store.rank, ANN, key(store), [0, 1, 2, 3], request="request-1")])
+    assert len(store.answered()) == 1
+    assert len(store._all("SELECT 1 FROM instances")) == 6
+
+
+def test_on_a_full_disk_nothing_is_acknowledged_and_with_room_all_goes_on(store):
+    (pages,) = store._all("PRAGMA page_count")[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    keys, faults = [public_key(task.instance.id) for task in store.next_tasks("ann", limit=2)], []
+
+    def rank(name, request):
+        try:
+            store.rank(ANN, name, [0, 1, 2, 3], request=request * 30)
+        except sqlite3.Error as error:
+            faults.append(str(error))
+
+    def fill():
+        with store._transaction() as db:
+            db.execute("INSERT INTO meta VALUES ('much', ?)", ("x" * 10**6,))
+
+    def refused():
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            fill()
+
+    in_line(store, [partial(rank, keys[0], "a"), partial(rank, keys[1], "b"), refused])
+    assert len(faults) + len(store.answered()) == 2  # those after the fault are a group of their own
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    for name, request in zip(keys, "ab", strict=True):  # the clients send them again
+        rank(name, request)
+    assert len(store.answered()) == 2
+    fill()
 
 
 def test_control_questions_are_scored_and_stay_out_of_the_export(tmp_path):

@@ -215,13 +215,13 @@ def make_app(folder: Path, store: Store) -> FastAPI:
     return site.app(routes, state=AppState(folder, store, site))
 
 
-def _state(request: Request) -> AppState:
+async def _state(request: Request) -> AppState:  # waits for nothing: otherwise a thread would do it
     state: AppState = request.app.state.shared
     return state
 
 
 def _person(request: Request) -> Person:
-    state = _state(request)
+    state: AppState = request.app.state.shared
     token = state.site.token(request)
     if not token:
         raise RefusedError("open the page by the link that you were sent", status=401)

@@ -1,8 +1,9 @@
 """The database behind the page: SQLite in WAL mode, one server at a time.
 
-A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL). Every submission carries a
-request id of the client's own: sent again after a lost answer, it is acknowledged again and counted once. The table
-`events` keeps everything that ever happened, undone answers too.
+A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL); rankings that come while others
+wait for the disk share the next wait. Every submission carries a request id of the client's own: sent again after a lost
+answer, it is acknowledged again and counted once. The table `events` keeps everything that ever happened, undone answers
+too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -58,11 +61,17 @@ class Store:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        # One connection serves all threads: no statement may fall into another thread's transaction.
-        self._lock = threading.RLock()
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._db = connect(path, read_only=True) if read_only else connect(path, setup=SETUP)
+        # Readers have a connection of their own: they see only what is on the disk, and do not wait for it with writers.
+        self._reader = self._db if read_only else connect(path)
+        # One connection serves many threads: no statement may fall into another thread's transaction.
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        self._waiting: deque[None] = deque()
+        """An entry for each thread that has a change to make."""
+        self._group: Future[None] = Future()
+        """Done once the changes that were made since the last COMMIT are on the disk."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,25 +80,49 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        with self._lock:
+        with self._writing, self._reading:
+            self._reader.close()
             self._db.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            # IMMEDIATE takes the write lock at once: a transaction that reads first could not be upgraded later.
-            self._db.execute("BEGIN IMMEDIATE")
+        """The block makes all its changes or none, and they are on the disk at its end.
+
+        The last of the threads that wait to make changes commits for all: one wait for the disk took 8 of the 9 ms of a
+        ranking (DeWitt et al., 1984: group commit).
+        """
+        self._waiting.append(None)
+        with self._writing:
+            self._waiting.pop()
+            group = self._group
             try:
-                yield self._db
-            # An interrupt too must not leave the transaction open: the next one could not begin.
-            except BaseException:
-                self._db.execute("ROLLBACK")
+                with _savepoint(self._db):
+                    yield self._db
+            except sqlite3.Error as error:  # after some, SQLite has rolled back what others changed as well
+                self._commit(error)
                 raise
-            self._db.execute("COMMIT")
+            finally:
+                if not self._waiting:
+                    self._commit()
+        group.result()
+
+    def _commit(self, error: sqlite3.Error | None = None) -> None:
+        """End the group: what its threads changed is on the disk, or all of them raise the error."""
+        group, self._group = self._group, Future()
+        try:
+            if error:
+                raise error
+            if self._db.in_transaction:
+                self._db.execute("COMMIT")
+            group.set_result(None)
+        except sqlite3.Error as fault:
+            group.set_exception(fault)
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
 
     def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._db.execute(sql, values).fetchall()
+        with self._reading:
+            return self._reader.execute(sql, values).fetchall()
 
     def add_person(self, name: str, *, is_admin: bool = False, days: float = 30) -> str:
         """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored."""
@@ -264,8 +297,8 @@ class Store:
 
     def answers(self, *, controls: bool = False) -> list[Answer]:
         """Every ranking as it stands, best first; with `controls`, only those of control questions."""
-        with self._lock:
-            return stored_answers(self._db, controls=controls)
+        with self._reading:
+            return stored_answers(self._reader, controls=controls)
 
     def skips(self) -> list[dict[str, str]]:
         """Who skipped what, and why."""
@@ -296,6 +329,25 @@ class Store:
     def version(self) -> int:
         """Grows with every event: a summary of an older version is stale."""
         return int(self._all("SELECT COALESCE(MAX(number), 0) FROM events")[0][0])
+
+
+@contextmanager
+def _savepoint(db: sqlite3.Connection) -> Iterator[None]:
+    """Begin a transaction if none is open; if the block raises, its own changes are taken back."""
+    if not db.in_transaction:
+        # IMMEDIATE takes the write lock at once: a transaction that reads first could not be upgraded later.
+        db.execute("BEGIN IMMEDIATE")
+    db.execute("SAVEPOINT change")
+    try:
+        yield
+    # An interrupt too: else half a change would go to the disk with the others'.
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK TO change")
+        raise
+    finally:
+        if db.in_transaction:
+            db.execute("RELEASE change")
 
 
 @contextmanager
