@@ -34,6 +34,11 @@ STORIES = {
         ["dataset", "generate", "run", "--grids", "2", *SMALL],
         ["dataset", "pair", "run"],
     ],
+    "export": [
+        ["dataset", "import", "run", "rankings.csv", "--kind", "rankings"],
+        ["dataset", "export", "run", "--test-share", "0.5"],
+        ["dataset", "tasks", "run", "--out", "run/tasks"],
+    ],
     "generate": [
         ["generate", "--prompt", "red round hero, crown, night", *SET, *SMALL, "--out", "run", "--pdf", "run/set.pdf"]
     ],
@@ -42,9 +47,10 @@ STORIES = {
 
 
 def draw_images() -> None:
-    """What `score` looks at, in the working folder."""
-    for panel, name in zip(all_panels()[:2], ("a.png", "b.png"), strict=True):
-        draw(panel, 32).save(name)
+    """What `score` and `dataset import` look at, in the working folder."""
+    for panel, name in zip(all_panels()[:6], "abcdef", strict=True):
+        draw(panel, 32).save(f"{name}.png")
+    Path("rankings.csv").write_text("reference,candidates\na.png,b.png > c.png\nd.png,e.png > f.png\n")
 
 
 def run(story: str) -> None:

@@ -25,7 +25,7 @@ UNDIGESTED = ("trainer_state.json", "training_args.bin", "pytorch_lora_weights.s
 """Files with seconds or with entries in any order: those of them that are read are compared by content."""
 
 NO_ROOM = re.compile(r"pacorl: .*\brun\b.*(No space left on device|writ).*")
-RESUMED = ("train-policy", "train-reward", "dataset")
+RESUMED = ("train-policy", "train-reward", "dataset", "export")
 """The stories that go on from where they were stopped."""
 
 
@@ -41,17 +41,17 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 def outputs(folder: Path) -> dict[str, Any]:
     """All that a run leaves, without what clocks say."""
     files = (path for path in folder.rglob("*") if path.name not in UNEQUAL)
-    return {path.relative_to(folder).as_posix(): _content(path) for path in files}
+    return {path.relative_to(folder).as_posix(): _content(path, folder.parent) for path in files}
 
 
-def _content(path: Path) -> Any:
+def _content(path: Path, root: Path) -> Any:
     if path.is_dir():
         return None
     if path.suffix == ".safetensors":
         with safe_open(path, "np") as file:
             return file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
     if path.suffix == ".json":
-        content = _timeless(json.loads(path.read_text()))
+        content = _timeless(json.loads(path.read_text().replace(str(root), ".")))  # manifests name what was imported
         return {**content, "sha256": ""} if path.name == "state.json" else content  # of digests that may differ
     if path.name == "ledger.jsonl":  # raises ValueError if a chain of hashes is broken
         return [record for record in read_ledger(path.parent) if record["kind"] == "epoch"]

@@ -30,7 +30,7 @@ def command(words: Sequence[str], errors: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_the_others_say_in_one_line_that_a_rank_has_ended(tmp_path: Path, killed: int) -> None:
+def test_the_others_say_in_one_line_which_rank_has_ended(tmp_path: Path, killed: int) -> None:
     run, errors = tmp_path / "run", tmp_path / "errors"
     words = ["train-policy", str(recipe()), *toy_world.SETTINGS, f"out={run}", "--resume", "auto"]
     both = worlds.start(command, [*words, "epochs=1000"], errors, world=2)
@@ -40,7 +40,7 @@ def test_the_others_say_in_one_line_that_a_rank_has_ended(tmp_path: Path, killed
         process.join(60)
     assert both[1 - killed].exitcode == 1
     *_, line = Path(f"{errors}-{1 - killed}").read_text().splitlines()
-    assert line.startswith(f"pacorl: rank {1 - killed} of 2 has lost the others: one of them has ended")
+    assert line.startswith(f"pacorl: rank {1 - killed} of 2 has lost rank {killed}, which has ended; ")
     assert line.endswith("with --resume auto")
     assert "gloo" not in Path(f"{errors}-{1 - killed}").read_text()
     epochs = int(checkpoints(run / "checkpoints")[-1].name.removeprefix("step-")) // 2 + 1

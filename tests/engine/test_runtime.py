@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
 from toy_world import toy_config, toy_world
 
-from pacorl.engine.runtime import Runtime, lost_ranks
+from pacorl.engine import runtime
+from pacorl.engine.runtime import ProcessId, Runtime, lost_ranks, own_process
 from pacorl.train.trainer import PolicyTrainer
 
 
@@ -80,12 +85,41 @@ def test_tf32_is_for_what_stays_fp32_beside_a_bf16_generator(tmp_path: Path, set
         torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
     ],
 )
-def test_a_lost_rank_is_one_line(fault: RuntimeError) -> None:
-    with pytest.raises(RuntimeError, match=r"^rank 1 of 4 has lost the others: .* --resume auto$"), lost_ranks(1, 4):
+@pytest.mark.parametrize(
+    ("ended", "line"),
+    [
+        ({2}, "rank 0 of 4 has lost rank 2, which has ended"),
+        ({1, 2}, "rank 0 of 4 has lost ranks 1, 2, which have ended"),
+        (set(), "rank 0 of 4 has lost rank 3, which has ended or whose machine is out of reach"),
+    ],
+)
+def test_a_lost_rank_is_one_line_that_names_it(
+    fault: RuntimeError, ended: set[int], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "ENDING", 0.2)
+    here, others = own_process(), [subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) for _ in range(2)]
+    processes = [here, *(here._replace(number=other.pid) for other in others), ProcessId(1, "elsewhere")]
+    for rank in ended:
+        others[rank - 1].kill()
+        os.waitid(os.P_PID, others[rank - 1].pid, os.WEXITED | os.WNOWAIT)  # ended, and its launcher has not looked
+    with pytest.raises(RuntimeError, match=f"^{line}.* --resume auto$") as lost, lost_ranks(0, processes):
         raise fault
+    for other in others:
+        other.kill()
+        other.communicate()
+    assert not any(word in str(lost.value) for word in ("gloo", "NCCL", "::1"))
+
+
+def test_a_connection_that_breaks_between_processes_that_run_is_not_blamed_on_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "ENDING", 0.0)
+    lost = pytest.raises(RuntimeError, match="has lost its connection to the others, whose processes all run; what")
+    with lost, lost_ranks(0, [own_process()] * 2):
+        raise RuntimeError("gloo: Timed out waiting 1800000ms for recv operation to complete")
 
 
 @pytest.mark.parametrize(("world", "words"), [(1, "gloo"), (2, "shapes do not fit")])
 def test_other_faults_stay_what_they_are(world: int, words: str) -> None:
-    with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, world):
+    with pytest.raises(RuntimeError, match=f"^{words}$"), lost_ranks(0, [own_process()] * world):
         raise RuntimeError(words)

@@ -25,7 +25,7 @@ from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
-from pacorl.io.files import inside, replacing
+from pacorl.io.files import disk_errors, flush_all, inside, replacing
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
@@ -72,8 +72,8 @@ class Export:
         return mean_rankings([answer for answer in self.answers if self.split_of.get(answer.group) == "test"])
 
     def comparisons(self, pairs: Sequence[LabelledPair]) -> list[Comparison]:
-        """Pairs as a judge's training data, their images brought into the export."""
-        return [
+        """Pairs as a judge's training data, their images brought into the export, and on the disk."""
+        comparisons = [
             Comparison(
                 images=tuple(map(self.bring_image, pair.images)),
                 question=pair.question,
@@ -84,6 +84,8 @@ class Export:
             )
             for pair in pairs
         ]
+        flush_all(self.out)  # one wait, before a file names them
+        return comparisons
 
     def bring_image(self, name: str) -> Path:
         """Links an image into the export; returns its path there."""
@@ -96,7 +98,7 @@ class Export:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """`target` becomes the same file as `source`, or a copy of it."""
+    """`target` becomes the same file as `source`, or a copy of it; `flush_all` then brings both to the disk."""
     if target.is_file() and target.samefile(source):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +107,8 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
+        with disk_errors(target):
+            shutil.copyfile(source, target)
 
 
 def write_sharegpt(export: Export) -> list[Path]:
@@ -183,6 +186,7 @@ def write_consistency_rank(export: Export) -> list[Path]:
         reference, *candidates = names.values()
         row = {"folder": folder, "ref_image": reference, "comp_images": candidates}
         rows.append(row | {"rank_images": [names[image] for image in answer.candidates]})
+    flush_all(root)
     write_jsonl(root / "prompt_data.jsonl", prompts.values())
     write_jsonl(root / "consistency_full_rank.jsonl", rows)
     return [root / "prompt_data.jsonl", root / "consistency_full_rank.jsonl"]

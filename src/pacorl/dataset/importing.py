@@ -21,7 +21,7 @@ from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, write_records
 from pacorl.dataset.rules import pair_key, question_suffix
 from pacorl.io.documents import blamed_on, read_json, read_jsonl, read_keyed, read_text
-from pacorl.io.files import digest, inside, safe_name
+from pacorl.io.files import digest, flush_all, inside, safe_name
 from pacorl.io.images import check_readable, listed
 
 
@@ -262,6 +262,7 @@ def import_folder(
     for done, (inner, path) in enumerate(bundle.images.items(), 1):
         link_or_copy(path, bundle.target / "files" / inner)
         progress(done, len(bundle.images))
+    flush_all(bundle.target)  # one wait, before a file names them
     path = bundle.target / ("rankings.jsonl" if rankings else "pairs.jsonl")
     write_records(path, rankings or pairs)
     return step.finish(outputs=[path], counts=counts)

@@ -19,7 +19,7 @@ from pacorl.data.rankings import Ranking
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
 from pacorl.io.documents import blamed_on, read_json
-from pacorl.io.files import inside, write_atomic
+from pacorl.io.files import flush_all, inside, write_atomic
 
 LOCAL = "/data/local-files/?d="
 """What Label Studio's local storage is reached by."""
@@ -56,6 +56,7 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
     images = {name for one in instances.values() for name in (one.reference, *one.candidates)}
     for name in sorted(images):
         link_or_copy(inside(folder, name), out / name)
+    flush_all(out)
     untied = [one for one in answers if not one.ranks]
     tasks = [_task(one, [answer for answer in untied if answer.instance == one.id]) for one in instances.values()]
     write_atomic(out / "tasks.json", json.dumps(tasks, indent=1, ensure_ascii=False) + "\n")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
+from pacorl.io.files import is_running
 from pacorl.lora.adapters import full_tensor, materialize
 
 # Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone.
@@ -31,6 +33,8 @@ LEAST_PATIENCE = 1800.0
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 REPEATED_SIGNAL = 3.0
+ENDING = 5.0
+"""Seconds that a process may take to end after its connections: it gives its memory back in between."""
 
 Outcome = TypeVar("Outcome")
 Batch = TypeVar("Batch")
@@ -51,9 +55,28 @@ class SharedFault(Exception):
         self.fault = fault
 
 
+class ProcessId(NamedTuple):
+    """Which process a rank is."""
+
+    number: int
+    machine: str
+    """Its name; on Linux also the processes that it can see, which a container has of its own."""
+
+
+def own_process() -> ProcessId:
+    machine = platform.node()
+    with suppress(OSError):
+        machine += os.readlink("/proc/self/ns/pid")
+    return ProcessId(os.getpid(), machine)
+
+
 @contextmanager
-def lost_ranks(rank: int, world: int) -> Iterator[None]:
-    """Within the block a connection that another rank's end has cut is one line that says so.
+def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
+    """Within the block a connection that another rank's end has cut is one line that says so, and which rank it was.
+
+    Args:
+        rank: this process's.
+        processes: of all ranks.
 
     Raises:
         RuntimeError: for what gloo or NCCL say of it, which names their own files and addresses.
@@ -62,12 +85,33 @@ def lost_ranks(rank: int, world: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         # gloo has no kind of error of its own, and gives the line of its source in every message.
-        if world == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
+        if len(processes) == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
             raise
         raise RuntimeError(
-            f"rank {rank} of {world} has lost the others: one of them has ended, or its machine is out of reach; what "
-            "it said last, or the launcher, names the cause. Then start the same command again with --resume auto"
+            f"rank {rank} of {len(processes)} has lost {_lost(rank, processes)}; what it said last, or the launcher, "
+            "names the cause. Then start the same command again with --resume auto"
         ) from error
+
+
+def _lost(rank: int, processes: Sequence[ProcessId]) -> str:
+    """The ranks that have ended, as far as this process can see, or between which ones it cannot tell."""
+    here = [other for other, process in enumerate(processes) if process.machine == processes[rank].machine]
+    deadline = time.monotonic() + ENDING
+    while not (ended := [other for other in here if not is_running(processes[other].number)]):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    elsewhere = [other for other in range(len(processes)) if other not in here]
+    if ended:
+        return f"{_ranks(ended)}, which {'has' if len(ended) == 1 else 'have'} ended"
+    if elsewhere:
+        one_of = "one of " if len(elsewhere) > 1 else ""
+        return f"{one_of}{_ranks(elsewhere)}, which has ended or whose machine is out of reach"
+    return "its connection to the others, whose processes all run"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 class Runtime:
@@ -106,6 +150,8 @@ class Runtime:
         self.sharded: bool = self.accelerator.is_fsdp2
         """Whether a forward needs every process, since each holds a share of the weights."""
         self.deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.processes: list[ProcessId] = self.gather(own_process())
+        """Of all ranks."""
         self._told_to_stop_at: float | None = None
         if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
             raise ValueError("FSDP 1 cannot hold frozen and trained weights together; set fsdp_version: 2")

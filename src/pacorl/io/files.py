@@ -119,11 +119,12 @@ def sweep(folder: Path) -> None:
     mine = f".{platform.node()}-"
     for path in folder.rglob(f".*{PART}"):
         name, _, process = path.name.removesuffix(PART).rpartition("-")
-        if f"{name}-".endswith(mine) and process.isdigit() and not _runs(int(process)):
+        if f"{name}-".endswith(mine) and process.isdigit() and not is_running(int(process)):
             path.unlink(missing_ok=True)
 
 
-def _runs(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Whether a process of this machine runs; always True on Windows."""
     if os.name == "nt":  # where signal 0 would end it
         return True
     try:
@@ -132,6 +133,9 @@ def _runs(process: int) -> bool:
         return False
     except PermissionError:  # somebody else's
         return True
+    with contextlib.suppress(OSError):  # only Linux has it
+        # One that has ended keeps its number until its parent has asked how.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     return True
 
 
@@ -145,7 +149,7 @@ def flush_all(folder: Path) -> None:
     """Wait until everything below a folder is on the disk, by one wait where the system has it, however many files."""
     if hasattr(os, "sync"):
         os.sync()
-    else:
+    elif folder.is_dir():
         flush_tree(folder)
 
 

@@ -148,7 +148,7 @@ class PolicyTrainer:
         self.turns: Turns | None = None
         """Of generator and scoring models on the device, with `memory: low`."""
         self._judges, self._folder = builders.RunJudges(), ExitStack()
-        with lost_ranks(self.runtime.rank, self.runtime.world), ExitStack() as on_fault:
+        with lost_ranks(self.runtime.rank, self.runtime.processes), ExitStack() as on_fault:
             on_fault.callback(self._judges.close)
             on_fault.enter_context(self._folder)
             self.runtime.on_main(self._own_folder)
@@ -251,7 +251,7 @@ class PolicyTrainer:
         """
         runtime = self.runtime
         try:
-            with runtime.signals(), lost_ranks(runtime.rank, runtime.world), self.bars, disk_errors(self.config.out):
+            with runtime.signals(), lost_ranks(runtime.rank, runtime.processes), self.bars, disk_errors(self.config.out):
                 self._run_epochs()
         finally:
             self.close()

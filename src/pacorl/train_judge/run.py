@@ -21,14 +21,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from accelerate.utils import reduce
+from accelerate.utils import gather_object, reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import check_changes, dump
 from pacorl.config.judge_run import RewardRun
 from pacorl.engine.logbook import TIME, Logbook, check_trackers
-from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks
+from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks, own_process
 from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
 from pacorl.io.files import (
     check_digests,
@@ -116,9 +116,9 @@ class JudgeTrainer:
             Interrupted: after a SIGTERM or SIGINT, when the state is saved.
         """
         with (
+            lost_ranks(processes().process_index, gather_object([own_process()])),
             own_folder(self.config.out) if processes().is_main_process else nullcontext(),
             disk_errors(self.config.out),
-            lost_ranks(processes().process_index, processes().num_processes),
         ):
             return self._run()
 
