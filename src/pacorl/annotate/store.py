@@ -64,7 +64,7 @@ class Store:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._db = connect(path, read_only=True) if read_only else connect(path, setup=SETUP)
-        # Readers have a connection of their own: they see only what is on the disk, and do not wait for it with writers.
+        # Readers have their own connection: they see only what is on the disk, and do not wait for it with writers.
         self._reader = self._db if read_only else connect(path)
         # One connection serves many threads: no statement may fall into another thread's transaction.
         self._writing, self._reading = threading.Lock(), threading.Lock()

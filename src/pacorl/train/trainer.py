@@ -251,7 +251,12 @@ class PolicyTrainer:
         """
         runtime = self.runtime
         try:
-            with runtime.signals(), lost_ranks(runtime.rank, runtime.processes), self.bars, disk_errors(self.config.out):
+            with (
+                runtime.signals(),
+                lost_ranks(runtime.rank, runtime.processes),
+                self.bars,
+                disk_errors(self.config.out),
+            ):
                 self._run_epochs()
         finally:
             self.close()
