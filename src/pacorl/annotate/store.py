@@ -1,9 +1,9 @@
 """The database behind the page: SQLite in WAL mode, one server at a time.
 
 A ranking is acknowledged only after its transaction is on the disk (synchronous=FULL); rankings that come while others
-wait for the disk share the next wait. Every submission carries a request id of the client's own: sent again after a lost
-answer, it is acknowledged again and counted once. The table `events` keeps everything that ever happened, undone answers
-too.
+wait for the disk share the next wait. Every submission carries a request id of the client's own: sent again after a
+lost answer, it is acknowledged again and counted once. The table `events` keeps everything that ever happened, undone
+answers too.
 """
 
 from __future__ import annotations
