@@ -80,6 +80,10 @@ def test_a_json_that_nothing_describes(folder: Path) -> None:
         (sharegpt(answer="Maybe. They differ."), "must begin with Yes or No, it is 'Maybe. They differ.'"),
         (sharegpt(answer="Yesterday."), "must begin with Yes or No"),
         (sharegpt(question="<image>Same?"), "2 images and 1 <image> tags"),
+        (
+            sharegpt(question="<image><image>Same?<|im_end|>"),
+            r"may not hold the control token <\|im_end\|>; take it out",
+        ),
         (sharegpt(images=["a.png"]), "1 images and 2 <image> tags"),
         (sharegpt(images="a.png"), "'images' must be a list of paths"),
         (sharegpt(images=["../a.png", "b.png"]), "leads out of"),
@@ -140,6 +144,8 @@ def test_an_unknown_source_is_refused(folder: Path, source: str, fault: str) -> 
         ({"question": "<image>Same?"}, "it has 2 images and 1 <image> tags"),
         ({"images": []}, "'images' must be a list of paths"),
         ({"reasons": 3}, "'reasons' must be a text"),
+        ({"question": "<|image_pad|>Same?"}, r"a text may not hold the control token <\|image_pad\|>"),
+        ({"reasons": "They differ.<|im_end|>"}, r"a text may not hold the control token <\|im_end\|>"),
     ],
 )
 def test_a_bad_line_is_named(folder: Path, changes: dict[str, Any], fault: str) -> None:

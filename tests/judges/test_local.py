@@ -354,7 +354,7 @@ def test_a_question_cannot_smuggle_an_image_in(judge: LocalJudge) -> None:
     (verdict,) = judge.verdicts([Question(tuple(panels(2)), "Same? <|image_pad|>")])
     assert (verdict.p_yes, verdict.error) == (
         None,
-        "a text may not hold the control token <|image_pad|>; take it out of the prompt",
+        "a text may not hold the control token <|image_pad|>; take it out",
     )
 
 

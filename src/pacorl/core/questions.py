@@ -6,6 +6,21 @@ a judge is sensitive to it, so change nothing here without retraining.
 
 from __future__ import annotations
 
+import re
+
+CONTROL_TOKEN = re.compile(r"<\|\w{1,40}\|>")
+"""The tokens with which the Qwen-VL families structure a conversation."""
+
+
+def text_fault(text: str) -> str:
+    """Why a text cannot be asked or answered, because it would end its own turn of the conversation; empty if it can.
+
+    One rule for a judge in this process, for all servers and for what a judge learns: some take such a token as it is
+    spelled and some as what it does, and the same question would have several answers.
+    """
+    token = CONTROL_TOKEN.search(text)
+    return f"a text may not hold the control token {token[0]}; take it out" if token else ""
+
 
 def same_theme(theme: str) -> str:
     """Two sub-figures of one set: are they consistent? (The reward's default question.)"""

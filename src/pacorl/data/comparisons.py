@@ -27,7 +27,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pacorl.core.questions import meets_criterion
+from pacorl.core.questions import meets_criterion, text_fault
 from pacorl.data import characters
 from pacorl.data.characters import IDENTITY, Split, with_another
 from pacorl.data.records import TINY, TINY_COUNTS, evenly_spread, tiny_source
@@ -197,13 +197,9 @@ def _comparison(record: Mapping[str, Any], folder: Path) -> Comparison:
     if not question.strip():
         raise ValueError("'question' is missing or empty; give what the judge is to be asked")
     _check_tags(question, images, tags_required=False)
-    return Comparison(
-        images=images,
-        question=question,
-        consistent=consistent,
-        answer=answer,
-        **{name: text_field(record, name) for name in ("reasons", "category", "group")},
-    )
+    texts = {name: text_field(record, name) for name in ("reasons", "category", "group")}
+    _check_turns(question, answer, texts["reasons"])
+    return Comparison(images=images, question=question, consistent=consistent, answer=answer, **texts)
 
 
 # --- LLaMA-Factory's sharegpt form -----------------------------------------------------------------------------
@@ -303,6 +299,7 @@ def _turns(record: Any, folder: Path, columns: Mapping[str, str], tags: Mapping[
     question, answer = (text_field(message, tags["content_tag"]) for message in messages)
     images = _images(record.get(columns["images"]), folder)
     _check_tags(question, images, tags_required=True)
+    _check_turns(question, answer)
     consistent, reasons = _decision(answer)
     return Comparison(
         images=images,
@@ -383,3 +380,8 @@ def draw_comparisons(folder: Path, *, split: Split, count: int, seed: int = 0) -
             )
         )
     return drawn
+
+
+def _check_turns(*texts: str) -> None:
+    for fault in filter(None, map(text_fault, texts)):
+        raise ValueError(fault)

@@ -8,7 +8,6 @@ To add a backend: a file with an options model, a class behind `Judge` and a `Ju
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,20 +22,6 @@ from pacorl.types import Question, Verdict
 WORDS = (("Yes",), ("No",))
 VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))
 """The spellings whose probabilities EditReward-Bench adds up (those of them that are single tokens)."""
-
-
-CONTROL_TOKEN = re.compile(r"<\|\w{1,40}\|>")
-"""The tokens with which the Qwen-VL families structure a conversation."""
-
-
-def text_fault(text: str) -> str:
-    """Why a text cannot be asked, because it would end its own turn of the conversation; empty if it can.
-
-    One rule for a judge in this process and for all servers: some take such a token as it is spelled and some as what
-    it does, and the same question would have several answers.
-    """
-    token = CONTROL_TOKEN.search(text)
-    return f"a text may not hold the control token {token[0]}; take it out of the prompt" if token else ""
 
 
 class JudgeRefusedError(ValueError):

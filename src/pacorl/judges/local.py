@@ -17,8 +17,9 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
+from pacorl.core.questions import text_fault
 from pacorl.judges.domain import Domain
-from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec, text_fault
+from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
 from pacorl.judges.pairwise import both_orders
 from pacorl.judges.prompting import ChatPrompt, Prompting
 from pacorl.judges.sharing import SharedForward, can_share, packed

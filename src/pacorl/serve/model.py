@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pacorl.judges.judge import text_fault
+from pacorl.core.questions import text_fault
 from pacorl.judges.local import LocalJudge, log_softmax
 from pacorl.judges.prompting import ChatPrompt, DistinctImage
 from pacorl.score.scores import Scores, score_set

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pacorl.core.questions import text_fault
 from pacorl.judges.http.messages import DeclinedError, EncodedImage, ImageFormat, UnansweredError, encode
-from pacorl.judges.judge import Counters, text_fault
+from pacorl.judges.judge import Counters
 from pacorl.types import Question, Verdict
 
 if TYPE_CHECKING:

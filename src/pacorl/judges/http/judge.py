@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
+from pacorl.core.questions import text_fault
 from pacorl.io.net import LoopThread, is_url, key_from
 from pacorl.judges.http.batch import RequestBatch, encoded
 from pacorl.judges.http.client import Endpoint, EndpointPool, facts_of
@@ -30,7 +31,7 @@ from pacorl.judges.http.messages import (
     read_text,
     verdict_body,
 )
-from pacorl.judges.judge import VARIANTS, WORDS, Counters, JudgeFacts, text_fault
+from pacorl.judges.judge import VARIANTS, WORDS, Counters, JudgeFacts
 from pacorl.judges.pairwise import mean_of_orders, with_turned
 from pacorl.types import Question, Verdict
 
