@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 from tools.tiny.serving import serving_app
 
+from pacorl.annotate.scoring import LiveScores
 from pacorl.annotate.server import make_app, plan, prepare, serve
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.annotate.simulate import Client, simulate
-from pacorl.annotate.store import Person, Store, only_server, public_key
+from pacorl.annotate.store import Person, Store, only_server, public_key, shown_order
 from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.web.guard import RefusedError
@@ -516,6 +517,34 @@ def test_names_that_nobody_can_be_added_by(only_read, name, status, message):
     answer = only_read.ask("POST", "/api/admin/people", {"name": name}, token=only_read.tokens["admin"])
     assert (answer[0], only_read.store.people()) == (status, ["ann", "ben"])
     assert message in json.loads(answer[1])["error"]
+
+
+def test_the_administrator_sees_skills_and_both_ends_of_the_scale(running):
+    admin = running.tokens["admin"]
+    nothing = json.loads(running.ask("GET", "/api/admin/scores", token=admin)[1])
+    assert nothing == {"skills": {}, "most": [], "least": [], "rankings": 0}
+    for one in running.store.next_tasks("ann", limit=9):
+        order = sorted(range(len(one.slots)), key=lambda slot: one.slots[slot])  # the candidates as they are listed
+        key = public_key(one.instance.id)
+        running.store.rank(Person("ann", False, 0), key, order, request=f"request-{key}")
+    live = LiveScores(running.store, patience=0)
+    scores = live.summary(Person("admin", True, 0))
+    assert (scores["skills"], scores["rankings"]) == ({"ann": 1.0}, len(running.store.answers()))
+    assert scores["most"][0]["score"] > 0 > scores["least"][0]["score"]
+    _, key, slot = scores["most"][0]["images"][1].rsplit("/", 2)
+    (best,) = (one for one in running.store.instances() if public_key(one.id) == key)
+    assert shown_order("admin", best)[int(slot)] == 0
+    for address in scores["most"][0]["images"]:
+        assert running.ask("GET", address, token=admin)[0] == 200
+    assert running.ask("GET", "/api/admin/scores", token=running.tokens["ann"])[0] == 403
+
+
+def test_a_fit_stands_for_a_while_and_then_sees_what_came(store):
+    live = LiveScores(store, patience=1e9)
+    first = live.now()
+    store.rank(Person("ann", False, 0), key(store), [0, 1, 2, 3], request="request-1")
+    assert live.now() is first
+    assert LiveScores(store, patience=0).now().skills()[0].rankings == 1
 
 
 def test_images_come_from_the_folder_only(only_read):

@@ -6,7 +6,8 @@
     POST /api/skips           {instance, reason, request}
     POST /api/undo            {request}
     GET  /images/KEY/SLOT     a candidate's image, or the reference's (SLOT = reference)
-    GET  /api/admin, /api/admin/rankings.jsonl      for the administrator's token, as are these two:
+    GET  /api/admin, /api/admin/scores, /api/admin/rankings.jsonl
+                              for the administrator's token, as are these two:
     POST /api/admin/people    {name, days}              adds somebody; answers with a link
     POST /api/admin/links     {name, days}              a new link for somebody; the old one ends
 
@@ -25,6 +26,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from pacorl.annotate.scoring import LiveScores
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, share_out
 from pacorl.annotate.store import Person, Store, Task, only_server, public_key, shown_order
 from pacorl.dataset.manifest import DatasetStep
@@ -189,6 +191,7 @@ class AppState:
     folder: Path
     store: Store
     site: Site
+    scores: LiveScores
     summary: tuple[int, dict[str, Any]] | None = None
     """The last summary, and the store's version that it was made from."""
 
@@ -208,11 +211,12 @@ def make_app(folder: Path, store: Store) -> FastAPI:
         ("POST", "/api/skips", skip),
         ("POST", "/api/undo", undo),
         ("GET", "/api/admin", admin),
+        ("GET", "/api/admin/scores", scores),
         ("POST", "/api/admin/people", add_person),
         ("POST", "/api/admin/links", renew_link),
         ("GET", "/api/admin/rankings.jsonl", rankings),
     ]
-    return site.app(routes, state=AppState(folder, store, site))
+    return site.app(routes, state=AppState(folder, store, site, LiveScores(store)))
 
 
 async def _state(request: Request) -> AppState:  # waits for nothing: otherwise a thread would do it
@@ -340,6 +344,11 @@ def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[st
     if form.name not in state.store.people():
         raise RefusedError(f"{form.name[:60]!r} has no share of the work; add them first", status=404)
     return {"name": form.name, "link": f"/join/{state.store.add_person(form.name, days=form.days)}"}
+
+
+def scores(state: State, person: Administrator) -> dict[str, Any]:
+    """Skills, and the pairs of images at both ends of the scale, as far as people have come."""
+    return state.scores.summary(person)
 
 
 def rankings(state: State, person: Administrator) -> Response:

@@ -297,7 +297,7 @@ def export(
     folder: Path = FOLDER,
     *,
     out: Path | None = typer.Option(None, help="Where to write; FOLDER/export unless named."),
-    formats: str = typer.Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
+    formats: str = typer.Option("sharegpt,jsonl,consistency_rank,scores", help="Also: parquet."),
     rule: str = RULE,
     question: str = QUESTION,
     test_share: float = typer.Option(0.1, help="Share of the prompts that is held out."),

@@ -4,6 +4,7 @@
     comparisons_SPLIT.jsonl                     the project's own                   `jsonl`
     data/SPLIT-00000-of-00001.parquet           Hugging Face datasets               `parquet`
     benchmark/                                  ConsistencyRank's layout, of `test` `consistency_rank`
+    scores.jsonl, annotators.jsonl              every pair's score, and skills      `scores`
 
 The folder stands alone: images are linked into it, or copied if the file system has no links.
 """
@@ -24,6 +25,7 @@ from pacorl.data.comparisons import save_comparisons, save_sharegpt
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
+from pacorl.dataset.scores import Scores
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
 from pacorl.io.files import disk_errors, flush_all, inside, replacing
 from pacorl.types import Comparison
@@ -215,11 +217,22 @@ def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
     return folders
 
 
+def write_scores(export: Export) -> list[Path]:
+    """The score of every ranked pair of images, whatever its split, and the skill of every annotator."""
+    pairs, annotators = Scores(export.answers).rows()
+    for name in sorted({name for row in pairs for name in row["images"]}):
+        export.bring_image(name)
+    write_jsonl(export.out / "scores.jsonl", pairs)
+    write_jsonl(export.out / "annotators.jsonl", annotators)
+    return [export.out / "scores.jsonl", export.out / "annotators.jsonl"]
+
+
 FORMATS: dict[str, Callable[[Export], list[Path]]] = {
     "sharegpt": write_sharegpt,
     "jsonl": write_comparisons,
     "parquet": write_parquet,
     "consistency_rank": write_consistency_rank,
+    "scores": write_scores,
 }
 
 
@@ -265,7 +278,7 @@ def export(
     folder: Path,
     *,
     out: Path | None = None,
-    formats: Sequence[str] = ("sharegpt", "jsonl", "consistency_rank"),
+    formats: Sequence[str] = ("sharegpt", "jsonl", "consistency_rank", "scores"),
     shares: Mapping[str, float] = SHARES,
     rule: str = "best_worst",
     question: str = "theme",
