@@ -84,12 +84,13 @@ def test_a_flag_that_is_none_is_refused(path: tuple[str, ...]) -> None:
 
 FLAGS = {
     ("generate",): "--prompt --panel --layout --record --storyboard --image --instruction --model --kind --adapter "
-    "--size --steps --guidance --guidance-scale --true-cfg --true-cfg-scale --negative-prompt --text-tokens "
-    "--max-sequence-length --seed --count --best-of --keep-all --judge --ask --judge-model --judge-adapter "
-    "--api-key-env --out --report --pdf --json",
+    "--lora-scale --size --steps --guidance --guidance-scale --true-cfg --true-cfg-scale --negative-prompt "
+    "--text-tokens --max-sequence-length --seed --count --best-of --keep-all --judge --ask --judge-model "
+    "--judge-adapter --api-key-env --out --report --pdf --json",
     ("score",): "--judge --model --adapter --api-key-env --theme --criteria --grid --rank --symmetric --reasons "
     "--temperature --report --json --keep-going",
-    ("studio",): "--model --kind --adapter --judge --judge-model --judge-adapter --api-key-env --host --port --open",
+    ("studio",): "--model --kind --adapter --judge --judge-model --judge-adapter --api-key-env --host --port "
+    "--history --open",
     ("benchmark", "t2is"): "--out --model --kind --adapter --images --prompts --size --panel-size --steps --guidance "
     "--seed --paint-batch --paint-only --judge --judge-model --judge-adapter --api-key-env --alignment "
     "--alignment-arg --aesthetics --aesthetics-arg --aesthetics-scale --limit --shard --trained --skip-bad --name "

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,10 @@ def adapter(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def link(adapter):
+def link(adapter, tmp_path_factory):
     """`pacorl studio` as a process of its own, on any free port."""
-    command = [sys.executable, "-c", COMMAND, "studio", "--port", "0", "--adapter", str(adapter)]
+    history = str(tmp_path_factory.mktemp("history"))
+    command = [sys.executable, "-c", COMMAND, "studio", "--port", "0", "--adapter", str(adapter), "--history", history]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     line = process.stdout.readline()
     assert line.startswith("studio: http://127.0.0.1:"), line
@@ -138,7 +140,7 @@ def test_candidates_are_made_ranked_and_compared(page):
     page.locator("body").click(position={"x": 4, "y": 400})
     page.keyboard.press("2")
     playwright.expect(page.locator("#ranks .card").nth(1)).to_have_attribute("aria-selected", "true")
-    page.get_by_role("radio", name="against number 1").click()
+    page.get_by_label("Compare with").select_option("number 1")
     playwright.expect(page.locator("#leftTag")).to_contain_text("number 1")
     with page.expect_download() as download:
         page.locator("#download").click()
@@ -146,9 +148,53 @@ def test_candidates_are_made_ranked_and_compared(page):
         assert saved.info["seed"] == page.locator("#seedLine").text_content().split()[1].rstrip(",")
         assert "hero" in saved.info["prompt"]
 
+    with page.expect_download() as download:
+        page.locator("#export").click()
+    exported = zipfile.ZipFile(download.value.path()).namelist()
+    assert exported == ["image.png", "base.png", *(f"panel-{number}.png" for number in range(1, 5)), "recipe.json"]
+
     # Coming back loses nothing.
     page.reload()
     made(page)
+
+
+def test_earlier_sets_are_found_again_by_keys_alone(page):
+    page.keyboard.press("h")
+    card = page.locator("#sets li").first
+    playwright.expect(card).to_be_visible()
+    shot(page, "studio-history")
+    card.locator("a").focus()
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#made")).to_be_visible()
+    assert "#set-" in page.url
+    page.locator("#ranks .card").first.focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("#ranks .card").nth(1)).to_be_focused()
+    page.keyboard.press("h")
+    playwright.expect(page.locator("#history")).to_be_visible()
+    count = page.locator("#sets li").count()
+    page.locator("#sets li button").last.press("Enter")
+    page.locator("#sets li button").last.press("Enter")
+    playwright.expect(page.locator("#sets li")).to_have_count(count - 1)
+
+
+def test_modes_say_what_the_model_cannot_do_and_a_storyboard_is_refused_in_one_line(page):
+    playwright.expect(page.locator("#ready")).to_have_text("ready", timeout=PATIENCE)
+    page.locator("input[value=set]").focus()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("#cannot")).to_contain_text("makes images from words alone and sees no picture")
+    playwright.expect(page.locator("#generate")).to_be_disabled()
+    page.keyboard.press("ArrowRight")
+    playwright.expect(page.locator("#generate")).to_be_enabled()
+    page.locator("#scenes textarea").first.fill("{villain}, waving, flag")
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#formError")).to_contain_text("names 'villain', who is none of hero")
+    shot(page, "studio-storyboard")
+    page.locator("input[value=set]").check()
+    page.locator("#settings summary").click()
+    page.locator("#candidates").fill("51")
+    page.keyboard.press("Control+Enter")
+    playwright.expect(page.locator("#formError")).to_contain_text("less than or equal to 50")
 
 
 def test_what_the_tiny_generator_does_not_know_is_said_and_examples_help(page):
@@ -164,7 +210,7 @@ def test_what_the_tiny_generator_does_not_know_is_said_and_examples_help(page):
 
 def test_a_job_can_be_cancelled(page):
     page.locator("#settings summary").click()
-    page.locator("#candidates").fill("9")
+    page.locator("#candidates").fill("50")
     page.locator("#steps").fill("200")
     page.locator("#generate").click()
     playwright.expect(page.locator("#percent")).to_contain_text("%", timeout=PATIENCE)

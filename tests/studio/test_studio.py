@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import json
+import platform
 import threading
 import time
+import zipfile
+from dataclasses import asdict
 
 import pytest
 from PIL import Image
@@ -13,8 +18,19 @@ from pacorl.config.options import StudioModels
 from pacorl.data.characters import all_panels, draw
 from pacorl.io.images import ImageError, png_bytes
 from pacorl.studio import models as limits
+from pacorl.studio.history import History
 from pacorl.studio.jobs import MAX_ENDED, MAX_WAITING, BusyError, Job, JobQueue
-from pacorl.studio.models import EXAMPLES, ModelHost, Uploads, example, prompt_for, words
+from pacorl.studio.models import (
+    EXAMPLES,
+    ModelHost,
+    Sampling,
+    Uploads,
+    board_for,
+    edit_prompt,
+    example,
+    prompt_for,
+    words,
+)
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -168,15 +184,36 @@ def test_the_judge_tab_says_what_it_cannot_judge():
     }
 
 
+def test_the_tiny_editor_starts_from_a_picture_and_says_what_it_cannot_do():
+    host = ModelHost(StudioModels(kind="kontext"))
+    assert host.modes is None
+    hero = draw(all_panels()[0], 32)
+    upload = Uploads().add(png_bytes(hero), "me.png")
+    prompt = edit_prompt(host.names, "Paint the hero green.")
+    job = Job("1", "set")
+    result = host.make_set(job, prompt, Sampling(candidates=2, steps=1), sources=[upload])
+    assert [one["layout"] for one in result["candidates"]] == ["1x1", "1x1"]
+    assert set(job.images) == {"source-1", *(one["image"] for one in result["candidates"])}
+    assert result["sources"] == ["source-1"]
+    assert Image.open(io.BytesIO(job.images["source-1"])).size == hero.size
+    assert set(host.modes) == {"set", "storyboard"}
+    assert "makes no sets from words" in host.modes["set"]
+    host.close()
+    assert host.modes is None
+
+
 def test_every_example_can_be_asked_for():
     tiny, real = StudioModels(), StudioModels(model="black-forest-labs/FLUX.1-dev")
     asked = [example(tiny, number) for number in range(20)]
     for one in asked:
         assert prompt_for(tiny, one["theme"], one["panels"], None).grid.count == 4
+        assert len(board_for(tiny, one["board"]).scenes) == 4
+        assert edit_prompt(tiny, one["instruction"]).text == one["instruction"]
     assert len({one["theme"] for one in asked}) > 5
     for number in range(len(EXAMPLES)):
         one = example(real, number)
         assert prompt_for(real, one["theme"], one["panels"], None).panels == tuple(one["panels"])
+        assert board_for(real, one["board"]).characters
     assert words(real) == {}
     assert "crown" in words(tiny)["hat"]
     with pytest.raises(ValueError, match="two panels or more, 1 is described"):
@@ -187,7 +224,7 @@ def test_every_example_can_be_asked_for():
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch, tmp_path):
     """The application on a test client; its models are never loaded."""
     pytest.importorskip("fastapi", reason="needs the serve extra")
     from starlette.testclient import TestClient
@@ -196,15 +233,24 @@ def server(monkeypatch):
     from pacorl.studio.models import ModelHost
 
     monkeypatch.setattr(ModelHost, "load", lambda self, job: {})
-    monkeypatch.setattr(
-        ModelHost,
-        "make_set",
-        lambda self, job, prompt, **options: {name: options[name] for name in ("seed", "compare")},
-    )
+
+    def make(self, job, asked, sampling, *, sources=()):
+        """What a real host returns, of two red candidates."""
+        names = [f"source-{number}" for number, _ in enumerate(sources, 1)]
+        job.images |= {"adapter-0": png(64), "adapter-1": png(64), **{name: png() for name in names}}
+        recipe = {"prompt": getattr(asked, "text", "") or asked.title, "seed": str(sampling.seed)}
+        one = {"base": None, "recipe": recipe, "layout": "1x1" if sources else "2x2", "panels": ["a"], "rank": 1}
+        one |= {"width": 64, "height": 64, "score": 0.5, "matrix": [], "error": "", "seed": sampling.seed}
+        result = {"kind": "edit" if sources else "set", "theme": recipe["prompt"], "sources": names}
+        candidates = [{**one, "image": f"adapter-{number}"} for number in range(2)]
+        return {**result, "candidates": candidates, "sampling": asdict(sampling)}
+
+    monkeypatch.setattr(ModelHost, "make_set", make)
+    monkeypatch.setattr(ModelHost, "make_storyboard", make)
     monkeypatch.setattr(
         ModelHost, "judge", lambda self, job, uploads, **options: {"names": [one.name for one in uploads]}
     )
-    studio = module.AppState("secret")
+    studio = module.AppState("secret", folder=tmp_path / "sets")
     with TestClient(module.make_app(studio), follow_redirects=False, base_url="http://localhost") as client:
         yield client, studio
     studio.close()
@@ -241,6 +287,10 @@ def test_nothing_without_the_token(server):
         ("DELETE", "/api/jobs/1"),
         ("GET", "/images/1/a.png"),
         ("GET", "/uploads/x"),
+        ("POST", "/api/edits"),
+        ("POST", "/api/storyboards"),
+        ("DELETE", "/api/history/1"),
+        ("GET", "/sets/1/0.zip"),
     ]:
         assert client.request(method, path, json=SET if path == "/api/sets" else None).status_code in (401, 422), path
     assert client.get("/api/state", headers={"Authorization": "Bearer wrong"}).status_code == 401
@@ -262,11 +312,14 @@ def test_every_answer_forbids_foreign_requests(server):
 def test_a_set_is_queued_or_refused_at_once(server):
     client, studio = server
     enter(client)
-    assert result_of(client, studio, client.post("/api/sets", json={**SET, "seed": 7}))["result"]["seed"] == 7
+    assert sampled(client, studio, "/api/sets", {**SET, "seed": 7})["seed"] == 7
+    assert sampled(client, studio, "/api/sets", {**SET, "candidates": 50})["candidates"] == 50
     for change, fault in [
         ({"theme": "a dragon"}, "'dragon'"),
         ({"panels": ["waving, flag"]}, "two panels or more"),
-        ({"candidates": 99}, "candidates: Input should be less than or equal to 9"),
+        ({"candidates": 51}, "candidates: Input should be less than or equal to 50"),
+        ({"lora_scale": 0.5}, "lora_scale has no LoRA to act on; start the studio with --adapter"),
+        ({"lora_scale": 2.5}, "lora_scale: Input should be less than or equal to 2"),
         ({"seed": -1}, "seed: "),
         ({"size": "9000x64"}, "too large"),
         ({"layout": "wide"}, "no layout such as"),
@@ -275,9 +328,139 @@ def test_a_set_is_queued_or_refused_at_once(server):
         answer = client.post("/api/sets", json={**SET, **change})
         assert (answer.status_code, fault in answer.json()["error"]) == (422, True), answer.text
     state = client.get("/api/state").json()
-    assert state["latest"]["set"] == "2"
+    assert state["latest"]["set"] == "3"
     assert client.get("/api/jobs/77").status_code == 404
     assert client.get("/images/2/none.png").status_code == 404
+
+
+def sampled(client, studio, path, form) -> dict:
+    return result_of(client, studio, client.post(path, json=form))["result"]["sampling"]
+
+
+def test_the_strength_of_a_lora_is_handed_on(server):
+    client, studio = server
+    enter(client)
+    studio.names = StudioModels(adapter="mine")
+    assert sampled(client, studio, "/api/sets", {**SET, "lora_scale": 0.35})["lora_scale"] == 0.35
+    assert sampled(client, studio, "/api/sets", SET)["compare"] is True
+
+
+def test_an_edit_starts_from_uploads(server):
+    client, studio = server
+    enter(client)
+    source = client.post("/api/uploads", params={"name": "me.png"}, content=png()).json()["id"]
+    form = {"instruction": "Paint the hero green.", "sources": [source]}
+    result = result_of(client, studio, client.post("/api/edits", json=form))["result"]
+    assert (result["kind"], result["theme"], result["sources"]) == ("edit", form["instruction"], ["source-1"])
+    assert client.get(f"{result['images']}/source-1.png").content == png()
+    for change, status, fault in [
+        ({"sources": []}, 422, "sources: List should have at least 1 item"),
+        ({"sources": ["nobody"]}, 404, "hand it in again"),
+        ({"instruction": " "}, 422, "the instruction is empty"),
+        ({"instruction": "add a dragon"}, 422, "add a dragon"),
+    ]:
+        answer = client.post("/api/edits", json={**form, **change})
+        assert (answer.status_code, fault in answer.json()["error"]) == (status, True), answer.text
+
+
+BOARD = {
+    "title": "A hero's day",
+    "style": "night",
+    "characters": {"hero": "red round hero, crown"},
+    "scenes": ["{hero}, waving, flag", "{hero}, jumping, boat", "{hero}, standing, tree", "{hero}, waving, lamp"],
+}
+
+
+def test_a_storyboard_is_queued_or_refused_at_once(server):
+    client, studio = server
+    enter(client)
+    result = result_of(client, studio, client.post("/api/storyboards", json=BOARD))["result"]
+    assert (result["theme"], result["asked"]["characters"]) == (BOARD["title"], BOARD["characters"])
+    for change, fault in [
+        ({"title": ""}, "title must be a text"),
+        ({"scenes": []}, "scenes must be a list of texts"),
+        ({"scenes": ["{villain}, waving, flag"]}, "names 'villain', who is none of hero"),
+        ({"characters": {"hero": "a dragon"}}, "'dragon'"),
+        ({"layout": "9x9"}, "81 panels a page"),
+    ]:
+        answer = client.post("/api/storyboards", json={**BOARD, **change})
+        assert (answer.status_code, fault in answer.json()["error"]) == (422, True), answer.text
+
+
+# --- the history -----------------------------------------------------------------------------------------------
+
+
+def test_sets_outlast_the_studio_and_can_be_exported_and_forgotten(server, tmp_path):
+    from starlette.testclient import TestClient
+
+    from pacorl.studio import server as module
+
+    client, studio = server
+    enter(client)
+    first = result_of(client, studio, client.post("/api/sets", json=SET))["result"]
+    second = result_of(client, studio, client.post("/api/sets", json={**SET, "seed": 5}))["result"]
+    assert studio.jobs.find("2").images == {}, "a set is kept once, on the disk"
+    studio.close()
+    again = module.AppState("secret", folder=tmp_path / "sets")
+    with TestClient(module.make_app(again), follow_redirects=False, base_url="http://localhost") as client:
+        for path in ("/api/history", f"/api/history/{first['id']}", f"{first['images']}/adapter-0.png"):
+            assert client.get(path).status_code == 401, path
+        enter(client)
+        listed = client.get("/api/history").json()
+        assert [(one["id"], one["count"], one["score"]) for one in listed] == [
+            (second["id"], 2, 0.5),
+            (first["id"], 2, 0.5),
+        ]
+        assert client.get(f"/api/history/{first['id']}").json()["asked"]["theme"] == SET["theme"]
+        assert client.get(f"{first['images']}/adapter-1.png").content == png(64)
+        archive = zipfile.ZipFile(io.BytesIO(client.get(f"/sets/{second['id']}/1.zip").content))
+        assert archive.namelist() == ["image.png", *(f"panel-{number}.png" for number in range(1, 5)), "recipe.json"]
+        assert Image.open(archive.open("panel-4.png")).size == (32, 32)
+        recipe = json.loads(archive.read("recipe.json"))
+        assert (recipe["recipe"]["seed"], recipe["score"], recipe["of"], recipe["asked"]["seed"]) == ("5", 0.5, 2, 5)
+        for path in ("/sets/77/0.zip", f"/sets/{first['id']}/2.zip", f"/sets/{first['id']}/no.png", "/api/history/77"):
+            assert client.get(path).status_code == 404, path
+        assert [one["id"] for one in client.delete(f"/api/history/{first['id']}").json()] == [second["id"]]
+        assert client.get(f"{first['images']}/adapter-0.png").status_code == 404
+        assert not list((tmp_path / "sets").glob(f"set-{first['id']}*"))
+    again.close()
+
+
+DOCUMENT = {"kind": "set", "theme": "a", "sources": [], "candidates": [{"image": "i", "score": None}]}
+
+
+def test_the_history_keeps_the_newest_and_lives_with_what_is_damaged(tmp_path, caplog):
+    history = History(tmp_path, max_sets=3)
+    names = [history.add({**DOCUMENT, "theme": str(number)}, {"i": png()}) for number in range(5)]
+    assert [one["theme"] for one in history.summaries()] == ["4", "3", "2"]
+    assert history.read(names[0]) is history.image(names[0], "i") is None
+    with pytest.raises(ValueError, match="is another studio's history; name another folder with --history"):
+        History(tmp_path)
+    history.close()
+    newest = tmp_path / f"set-{names[4]}.zip"
+    newest.write_bytes(newest.read_bytes()[:40])
+    # A file that is half written is not one of the sets, and nobody writes it any more.
+    (tmp_path / f".set-{names[4]}.zip.{platform.node()}-99999999.part").write_bytes(b"")
+    again = History(tmp_path, max_bytes=1)
+    assert "is damaged and is not shown" in caplog.text
+    assert not list(tmp_path.glob("*.part"))
+    assert [one["theme"] for one in again.summaries()] == ["3", "2"]
+    assert again.add(DOCUMENT, {"i": png()}) == f"{int(names[4]) + 1:06d}", "no number is given twice"
+    assert [one["theme"] for one in again.summaries()] == ["a"], "the newest stays, however large"
+    again.close()
+
+
+def test_a_set_that_the_disk_has_no_room_for_is_shown_all_the_same(server, monkeypatch):
+    client, studio = server
+    enter(client)
+
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "set.zip")
+
+    monkeypatch.setattr(studio.history, "add", full)
+    job = result_of(client, studio, client.post("/api/sets", json=SET))
+    assert job["result"]["note"] == "This set is not in the history: No space left on device."
+    assert client.get(f"/images/{job['id']}/adapter-0.png").content == png(64)
 
 
 def test_uploads_are_judged(server):
@@ -346,7 +529,7 @@ def test_a_waiting_set_can_be_cancelled(server, monkeypatch):
     client, studio = server
     enter(client)
     gate = threading.Event()
-    monkeypatch.setattr(ModelHost, "make_set", lambda self, job, prompt, **options: {"waited": gate.wait(10)})
+    monkeypatch.setattr(ModelHost, "make_set", lambda self, job, *_, **__: {**DOCUMENT, "waited": gate.wait(10)})
     first, second = (client.post("/api/sets", json=SET).json()["id"] for _ in range(2))
     told = client.get(f"/api/jobs/{second}").json()
     assert (told["status"], told["ahead"]) == ("queued", 1)

@@ -38,6 +38,13 @@ class RequestOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdaptedGenerator(GeneratorOptions):
+    """The generator, and how strongly its adapter acts."""
+
+    lora_scale: float = option(1.0, "The adapter's strength: 1 as it was trained, 0 the base.", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChoiceOptions(FrugalJudge):
     """How many images, and which of them are kept."""
 
@@ -77,7 +84,7 @@ class GenerationRequest:
 
 
 def generate(
-    *, request: RequestOptions, generator: GeneratorOptions, choice: ChoiceOptions, output: OutputOptions
+    *, request: RequestOptions, generator: AdaptedGenerator, choice: ChoiceOptions, output: OutputOptions
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
     if output.dry_run:
@@ -96,7 +103,7 @@ def generate(
     use_cores()
     model = _load(generator, memory=choice.memory, edits=bool(request.images))
     if not requested.board:
-        model.check(requested.prompts, generator.size)
+        model.check(requested.prompts, generator.size, lora_scale=generator.lora_scale)
     # Denoising steps and not images: with one image the bar would jump from nothing to the end.
     total = len(requested.prompts) * choice.count * choice.best_of * (generator.steps or model.default_steps)
     done = 0
@@ -115,6 +122,7 @@ def generate(
                 "ask": choice.ask,
                 "size": generator.size,
                 "steps": generator.steps,
+                "lora_scale": generator.lora_scale,
                 "on_step": on_step,
             }
             if requested.board:

@@ -16,7 +16,7 @@ from pacorl.core.sampling import Sampler
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import sample_images
 from pacorl.engine.turns import Turns
-from pacorl.lora.adapters import adapter_off, load_lora
+from pacorl.lora.adapters import adapter_off, load_lora, lora_scaled
 from pacorl.policies import DEFAULT_KIND, POLICIES, kind_of
 from pacorl.quantize import NONE
 from pacorl.types import TINY, Prompt, Size
@@ -56,6 +56,8 @@ class Generator:
         """
         self.policy, self.model, self.adapter = policy, model, adapter
         spec = POLICIES.named(kind)
+        self.kind = kind
+        """Of `POLICIES`."""
         self.edits, self.sets = spec.edits, spec.sets
         """Whether it edits sources, and whether it makes sets from words alone; some do both."""
         self._tiny = spec.tiny if model == TINY else None
@@ -140,12 +142,15 @@ class Generator:
     def _requested_size(self, prompt: Prompt, size: Size | None) -> Size:
         return size or (self._tiny.size if self._tiny else prompt.size) or SIZE
 
-    def check(self, prompts: Sequence[Prompt], size: Size | None = None) -> None:
+    def check(self, prompts: Sequence[Prompt], size: Size | None = None, *, lora_scale: float = 1.0) -> None:
         """Check prompts before anything is generated.
 
         Raises:
-            ValueError: if a size or a source does not fit, or a set is asked of an editor, or the other way round.
+            ValueError: if a size or a source does not fit, a set is asked of an editor, or the other way round, or
+                there is no adapter to be scaled.
         """
+        if lora_scale != 1 and not self.adapter:
+            raise ValueError(f"LoRA strength {lora_scale:g} has no LoRA to act on; name one with --adapter")
         for prompt in prompts:
             if not self.sets and not prompt.sources:
                 raise ValueError(f"{self.model} edits images, and there is none; give one with --image")
@@ -164,6 +169,7 @@ class Generator:
         size: Size | None = None,
         steps: int | None = None,
         base: bool = False,
+        lora_scale: float = 1.0,
         on_step: Step = lambda images: None,
     ) -> list[Image]:
         """One image per (prompt, seed), in order.
@@ -176,9 +182,10 @@ class Generator:
             size: of every prompt; else the tiny checkpoint's, the record's, or 1024 × 1024.
             steps: denoising steps.
             base: whether to leave the adapter off.
+            lora_scale: what the adapter's change is multiplied by; 1 as it was trained, 0 the base.
             on_step: called after every denoising step of a batch.
         """
-        self.check(prompts, size)
+        self.check(prompts, size, lora_scale=lora_scale)
         policy = cast("Policy", _StepReporter(self.policy, on_step))
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
         if self.turns:
@@ -187,7 +194,8 @@ class Generator:
                 for prompt, requested in zip(prompts, sizes, strict=True):
                     self._cache.prepare([prompt], requested)
         images: dict[int, Image] = {}
-        with adapter_off(self.policy.transformer) if base and self.adapter else nullcontext():
+        transformer = self.policy.transformer
+        with adapter_off(transformer) if base and self.adapter else lora_scaled(transformer, lora_scale):
             for requested in dict.fromkeys(sizes):  # prompts of one size share batches
                 rows = [row for row, row_size in enumerate(sizes) if row_size == requested]
                 batch = sample_images(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
@@ -33,6 +33,7 @@ class Recipe:
 
     model: str
     adapter: str
+    lora_scale: float | None
     seed: int
     size: Size
     steps: int
@@ -93,6 +94,7 @@ def generate_sets(
     steps: int | None = None,
     keep_all: bool = False,
     base: bool = False,
+    lora_scale: float = 1.0,
     on_step: Step = lambda images: None,
 ) -> list[GeneratedImage]:
     """Generate `count` images per prompt, in order.
@@ -102,6 +104,7 @@ def generate_sets(
         ask: whether the judge is asked about a set's theme or about its written criteria.
         rank: another way to judge candidates.
         base: whether the adapter is left off.
+        lora_scale: the adapter's strength.
         on_step: is told how many images took each denoising step.
 
     Raises:
@@ -117,6 +120,7 @@ def generate_sets(
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to say which; name one with --judge")
+    options: Any = {"size": size, "steps": steps, "base": base, "lora_scale": lora_scale}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt, ranked_by = prompts[number // count], rank
@@ -124,8 +128,8 @@ def generate_sets(
             ranked_by = partial(judge_edits, judge) if prompt.sources else partial(judge_sets, judge, ask=ask)
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
         # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
-        candidates = generator.sample([prompt] * best_of, seeds, size=size, steps=steps, base=base, on_step=on_step)
-        recipes = [_recipe(generator, prompt, seed, size=size, steps=steps, base=base) for seed in seeds]
+        candidates = generator.sample([prompt] * best_of, seeds, **options, on_step=on_step)
+        recipes = [_recipe(generator, prompt, seed, **options) for seed in seeds]
         judged: Sequence[Judged | None] = [None]
         order = [0]
         if ranked_by:
@@ -140,12 +144,20 @@ def generate_sets(
 
 
 def _recipe(
-    generator: Generator, prompt: Prompt, seed: int, *, size: Size | None, steps: int | None, base: bool
+    generator: Generator,
+    prompt: Prompt,
+    seed: int,
+    *,
+    size: Size | None,
+    steps: int | None,
+    base: bool,
+    lora_scale: float,
 ) -> Recipe:
     options = generator.policy.options
     return Recipe(
         model=generator.model,
-        adapter="" if base else generator.adapter,
+        adapter=(adapter := "" if base else generator.adapter),
+        lora_scale=lora_scale if adapter else None,
         seed=seed,
         size=generator.size_of(prompt, size),
         steps=steps or generator.default_steps,

@@ -69,7 +69,40 @@ def read_storyboard(path: Path) -> Storyboard:
     """
     document = read_yaml(path)
     with blamed_on(path):
-        return _storyboard(document)
+        return parse_storyboard(document)
+
+
+def parse_storyboard(document: Any) -> Storyboard:
+    """The storyboard of a document with the file's keys.
+
+    Raises:
+        ValueError: if it cannot be used; it names key, value and fix.
+    """
+    if not isinstance(document, dict):
+        raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
+    unknown = [key for key in document if key not in KEYS]
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]!r}; a storyboard has {', '.join(KEYS)}")
+    characters, scenes = _texts(document.get("characters"), "characters"), document.get("scenes")
+    if not isinstance(scenes, list) or not scenes:
+        raise ValueError(f"scenes must be a list of texts, got {scenes!r}")
+    layout = parse_layout(_text(document.get("layout", str(PAGE)), "layout"))
+    if layout.count > MAX_PANELS:
+        raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
+    dimensions = document.get("criteria") or {}
+    if not isinstance(dimensions, dict):
+        raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
+    board = Storyboard(
+        title=_text(document.get("title"), "title"),
+        style=_text(document.get("style", ""), "style", empty=True),
+        layout=layout,
+        characters=characters,
+        scenes=tuple(_text(scene, f"scene {number}") for number, scene in enumerate(scenes, 1)),
+        criteria={str(dimension): _texts(texts, f"criteria.{dimension}") for dimension, texts in dimensions.items()},
+    )
+    for scene in board.scenes:
+        spoken(scene, characters)  # names whoever has no description, before anything is loaded
+    return board
 
 
 def pages(board: Storyboard, model: str) -> list[Prompt]:
@@ -129,6 +162,7 @@ def generate_storyboard(
     ask: Ask = "theme",
     size: Size | None = None,
     steps: int | None = None,
+    lora_scale: float = 1.0,
     on_step: Callable[[int], None] = lambda images: None,
 ) -> list[GeneratedImage]:
     """Generate every page, in order, as `generate_sets` does.
@@ -143,6 +177,7 @@ def generate_storyboard(
     # A way to rank and no judge: a page is more than its own pairs. The list grows with the pages.
     rank = partial(judge_with_earlier, judge, earlier=earlier, ask=ask) if judge else None
     common: dict[str, Any] = {"best_of": best_of, "rank": rank, "steps": steps, "on_step": on_step}
+    common["lora_scale"] = lora_scale
     for number, (prompt, page_size) in enumerate(_checked_pages(generator, board, size)):
         images += generate_sets(generator, [prompt], seed=seed + number * best_of, size=page_size, **common)
         earlier += images[-1].panels
@@ -161,34 +196,6 @@ def _checked_pages(generator: Generator, board: Storyboard, size: Size | None) -
 
 
 # --- the file --------------------------------------------------------------------------------------------------
-
-
-def _storyboard(document: Any) -> Storyboard:
-    if not isinstance(document, dict):
-        raise ValueError(f"a storyboard is a mapping of {', '.join(KEYS)}, this is a {type(document).__name__}")
-    unknown = [key for key in document if key not in KEYS]
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r}; a storyboard has {', '.join(KEYS)}")
-    characters, scenes = _texts(document.get("characters"), "characters"), document.get("scenes")
-    if not isinstance(scenes, list) or not scenes:
-        raise ValueError(f"scenes must be a list of texts, got {scenes!r}")
-    layout = parse_layout(_text(document.get("layout", str(PAGE)), "layout"))
-    if layout.count > MAX_PANELS:
-        raise ValueError(f"layout {layout} has {layout.count} panels a page; give at most {MAX_PANELS}")
-    dimensions = document.get("criteria") or {}
-    if not isinstance(dimensions, dict):
-        raise ValueError(f"criteria must map dimensions to named texts, got {dimensions!r}")
-    board = Storyboard(
-        title=_text(document.get("title"), "title"),
-        style=_text(document.get("style", ""), "style", empty=True),
-        layout=layout,
-        characters=characters,
-        scenes=tuple(_text(scene, f"scene {number}") for number, scene in enumerate(scenes, 1)),
-        criteria={str(dimension): _texts(texts, f"criteria.{dimension}") for dimension, texts in dimensions.items()},
-    )
-    for scene in board.scenes:
-        spoken(scene, characters)  # names whoever has no description, before anything is loaded
-    return board
 
 
 def _text(value: Any, key: str, *, empty: bool = False) -> str:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pacorl.io.documents import blamed_on
 from pacorl.lora.formats import HUB_NAME, Lora, peft_options, read_lora
-from pacorl.lora.layers import ADAPTER, compute_in_model_dtype
+from pacorl.lora.layers import ADAPTER, compute_in_model_dtype, lora_layers
 
 
 def materialize(module: nn.Module) -> None:
@@ -179,6 +179,20 @@ def adapter_off(transformer: nn.Module) -> Iterator[None]:
         # PEFT lets everything learn again, also modules that were frozen since no output depends on them.
         for parameter, was_learning in learning:
             parameter.requires_grad_(was_learning)
+
+
+@contextmanager
+def lora_scaled(transformer: nn.Module, scale: float) -> Iterator[None]:
+    """Within the block an adapted layer computes W·x + scale·(α/r)·B·A·x; not of a fused model."""
+    layers = lora_layers(transformer)
+    saved = [layer.scaling[ADAPTER] for layer in layers]
+    for layer, own in zip(layers, saved, strict=True):
+        layer.scaling[ADAPTER] = scale * own
+    try:
+        yield
+    finally:
+        for layer, own in zip(layers, saved, strict=True):
+            layer.scaling[ADAPTER] = own
 
 
 class AdapterCopy:

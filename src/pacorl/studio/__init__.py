@@ -2,5 +2,6 @@
 
 jobs     one job at a time, with progress and cancelling
 models   the generator and the judge, uploads, and what the jobs do with them
+history  the sets that were made, on the disk
 server   the HTTP API and the page
 """

@@ -5,17 +5,24 @@ from __future__ import annotations
 import random
 import secrets
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
 
 from pacorl.config.options import StudioModels
+from pacorl.data.characters import INSTRUCTIONS as TINY_INSTRUCTIONS
 from pacorl.data.characters import VALUES, character_prompts
 from pacorl.generate.compose import prompt_from
+from pacorl.generate.storyboard import Storyboard, pages, parse_storyboard
 from pacorl.io.decoder import open_upload
+from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.policies import DEFAULT_KIND, POLICIES, tiny_spec
 from pacorl.studio.jobs import Job
 from pacorl.types import TINY, Grid, Prompt, Size
 
@@ -98,6 +105,19 @@ def preview_of(image: Image) -> Image:
 # --- models ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How candidates are sampled, beside their prompt."""
+
+    candidates: int = 4
+    seed: int = 0
+    size: Size | None = None
+    steps: int | None = None
+    lora_scale: float = 1.0
+    compare: bool = False
+    """Whether each candidate has the base model's image of the same seed, if there is an adapter."""
+
+
 class ModelHost:
     """The models, loaded by the first job that needs them. Only the worker's thread calls its methods."""
 
@@ -105,6 +125,7 @@ class ModelHost:
         self.names = names
         self.ready = threading.Event()
         self._loaded: tuple[Generator, PacoReward] | None = None
+        self._sources = TemporaryDirectory(prefix="pacorl-studio-")
 
     def load(self, job: Job) -> dict[str, Any]:
         """The first job: imports and weights."""
@@ -112,8 +133,35 @@ class ModelHost:
         return {}
 
     def close(self) -> None:
+        self.unload()
+        self._sources.cleanup()
+
+    def unload(self) -> None:
+        """Let go of the models; the next job loads them again."""
         if self._loaded:
             self._loaded[1].close()
+        self._loaded = None
+        self.ready.clear()
+
+    @property
+    def modes(self) -> dict[str, str] | None:
+        """What the generator cannot do, by mode, with the reason and what could; None until it is loaded."""
+        if self._loaded is None:
+            return None
+        generator, modes = self._loaded[0], {}
+        if not generator.sets:
+            modes["set"] = modes["storyboard"] = (
+                f"{generator.model} ({generator.kind}) changes pictures and makes no sets from words. Start from a "
+                f"picture, or start the studio with another model, e.g. --model {POLICIES[DEFAULT_KIND].published}."
+            )
+        if not generator.edits:
+            editor = next(spec for spec in POLICIES.values() if spec.edits)
+            flag = f"--kind {tiny_spec(edits=True).kind}" if generator.model == TINY else f"--model {editor.published}"
+            modes["edit"] = (
+                f"{generator.model} ({generator.kind}) makes images from words alone and sees no picture. "
+                f"Start the studio with an editor, e.g. {flag}."
+            )
+        return modes
 
     def _models(self, job: Job) -> tuple[Generator, PacoReward]:
         if self._loaded is None:
@@ -123,52 +171,59 @@ class ModelHost:
         return self._loaded
 
     def make_set(
-        self,
-        job: Job,
-        prompt: Prompt,
-        *,
-        candidates: int,
-        seed: int,
-        size: Size | None = None,
-        steps: int | None = None,
-        compare: bool = False,
+        self, job: Job, prompt: Prompt, sampling: Sampling, *, sources: Sequence[Upload] = ()
     ) -> dict[str, Any]:
-        """Ranked candidates; with `compare` each has the base model's image of the same seed."""
+        """Ranked candidates of a set, or of an edit of `sources`."""
         from pacorl.generate.sets import generate_sets
 
         generator, reward = self._models(job)
-        steps = steps or generator.default_steps
+        if sources:
+            prompt = replace(prompt, sources=self._files_of(sources))
+        for number, path in enumerate(prompt.sources, 1):
+            job.images[f"source-{number}"] = path.read_bytes()
+        options = _options(job, generator, reward, sampling)
 
         def generate(phase: str, *, base: bool) -> list[dict[str, Any]]:
-            job.enter(phase, total=steps * candidates)
-            images = generate_sets(
-                generator,
-                [prompt],
-                seed=seed,
-                best_of=candidates,
-                judge=reward.judge,
-                keep_all=True,
-                size=size,
-                steps=steps,
-                base=base,
-                on_step=job.advance,
-            )
+            job.enter(phase, total=(sampling.steps or generator.default_steps) * sampling.candidates)
+            options["lora_scale"] = 1.0 if base else sampling.lora_scale
+            images = generate_sets(generator, [prompt], **options, keep_all=True, base=base)
             return [_candidate_dict(job, image, reward.name) for image in images]
 
         ranked = generate("Generating", base=False)
-        result: dict[str, Any] = {
-            "theme": prompt.theme or prompt.text,
-            "panels": _panel_texts(prompt),
-            "layout": str(prompt.grid),
-            "judge": reward.name,
-            "adapter": generator.adapter,
-            "candidates": [{**candidate, "base": None} for candidate in ranked],
-        }
-        if compare and generator.adapter:
+        result = _result(job, "edit" if prompt.sources else "set", generator, reward, sampling)
+        result["theme"] = prompt.theme or prompt.text
+        result["candidates"] = ranked
+        if sampling.compare and generator.adapter:
             job.result = result  # the page shows the ranking while the base model generates
             base_of = {image["seed"]: image for image in generate("Generating with the base", base=True)}
             result = {**result, "candidates": [{**one, "base": base_of[one["seed"]]} for one in ranked]}
         return result
+
+    def make_storyboard(self, job: Job, board: Storyboard, sampling: Sampling) -> dict[str, Any]:
+        """The pages of a storyboard, each the best of its candidates."""
+        from pacorl.generate.storyboard import generate_storyboard
+
+        generator, reward = self._models(job)
+        pages = -(-len(board.scenes) // board.layout.count)
+        job.enter("Generating", total=(sampling.steps or generator.default_steps) * sampling.candidates * pages)
+        options = _options(job, generator, reward, sampling)
+        images = generate_storyboard(generator, board, **options)
+        result = _result(job, "storyboard", generator, reward, sampling)
+        result["theme"] = board.title
+        result["candidates"] = [
+            {**_candidate_dict(job, image, reward.name), "rank": page} for page, image in enumerate(images, 1)
+        ]
+        return result
+
+    def _files_of(self, sources: Sequence[Upload]) -> tuple[Path, ...]:
+        """Uploads as files, which policies read; equal ones are the same file, so that each is encoded once."""
+        paths = []
+        for number, upload in enumerate(sources, 1):
+            folder = Path(self._sources.name) / sha256(upload.data).hexdigest()
+            paths.append(folder / f"source-{number}.png")
+            if not paths[-1].exists():
+                write_atomic(paths[-1], png_bytes(upload.open()))
+        return tuple(paths)
 
     def judge(
         self,
@@ -222,14 +277,45 @@ def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
     return generator, PacoReward.from_pretrained(names.judge, **names.judge_access)
 
 
+def _options(job: Job, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:
+    """What sets and storyboards share."""
+    return {
+        "seed": sampling.seed,
+        "best_of": sampling.candidates,
+        "judge": reward.judge,
+        "size": sampling.size,
+        "steps": sampling.steps,
+        "lora_scale": sampling.lora_scale,
+        "on_step": job.advance,
+    }
+
+
+def _result(job: Job, kind: str, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:
+    """A set as the page and the history have it; its theme and candidates follow."""
+    return {
+        "kind": kind,
+        "images": f"/images/{job.id}",
+        "judge": reward.name,
+        "model": generator.model,
+        "adapter": generator.adapter,
+        "lora_scale": sampling.lora_scale,
+        "sources": [name for name in job.images if name.startswith("source-")],
+    }
+
+
 def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, Any]:
     from pacorl.generate.files import recipe_texts
 
     recipe, judged = image.recipe, image.judged
     name = f"{'adapter' if recipe.adapter else 'base'}-{recipe.seed}"
-    job.images[name] = png_bytes(image.image, recipe_texts(image, judge=judge))
+    texts = recipe_texts(image, judge=judge)
+    job.images[name] = png_bytes(image.image, texts)
     return {
-        "image": f"/images/{job.id}/{name}.png",
+        "image": name,
+        "base": None,
+        "recipe": texts,
+        "panels": _panel_texts(image.prompt) or [image.prompt.text],
+        "layout": str(image.prompt.grid),
         "width": image.image.width,
         "height": image.image.height,
         "rank": image.rank,
@@ -244,7 +330,7 @@ def _candidate_dict(job: Job, image: GeneratedImage, judge: str) -> dict[str, An
 
 
 def prompt_for(names: StudioModels, theme: str, panels: Sequence[str], grid: Grid | None) -> Prompt:
-    """The prompt of a form.
+    """The prompt of a set.
 
     Raises:
         ValueError: for fewer than two panels, and for words that the tiny generator does not know.
@@ -254,14 +340,52 @@ def prompt_for(names: StudioModels, theme: str, panels: Sequence[str], grid: Gri
     return prompt_from(names.model, theme=theme, panels=panels, grid=grid)
 
 
+def edit_prompt(names: StudioModels, instruction: str) -> Prompt:
+    """The prompt of an edit, whose sources follow.
+
+    Raises:
+        ValueError: for no instruction, and for words that the tiny editor does not know.
+    """
+    if not instruction.strip():
+        raise ValueError("the instruction is empty; say what to change in the image")
+    prompt = Prompt(id=0, text=instruction.strip())
+    if names.model == TINY:
+        tiny_spec(edits=True).committed.check(prompt)
+    return prompt
+
+
+def board_for(names: StudioModels, document: Mapping[str, Any]) -> Storyboard:
+    """The storyboard of a form.
+
+    Raises:
+        ValueError: naming what cannot be used, or a page that the model cannot generate.
+    """
+    board = parse_storyboard(document)
+    pages(board, names.model)
+    return board
+
+
 def example(names: StudioModels, number: int) -> dict[str, Any]:
-    """Something that the model can be asked for."""
+    """Something that the model can be asked for, in each mode."""
     if names.model != TINY:
         theme, panels = EXAMPLES[number % len(EXAMPLES)]
-        return {"theme": theme, "panels": list(panels)}
+        return {
+            "theme": theme,
+            "panels": list(panels),
+            "instruction": INSTRUCTIONS[number % len(INSTRUCTIONS)],
+            "board": STORYBOARDS[number % len(STORYBOARDS)],
+        }
     rng = random.Random(number)
     prompt = rng.choice(character_prompts("test", 48, seed=number % 7))
-    return {"theme": prompt.theme, "panels": _panel_texts(prompt)}
+    instruction, (subject, palette) = rng.choice(TINY_INSTRUCTIONS), prompt.theme.rsplit(", ", 1)
+    hero = {"title": "A hero's day", "style": palette, "characters": {"hero": subject}}
+    scenes = [f"{{hero}}, {text}" for text in _panel_texts(prompt)]
+    return {
+        "theme": prompt.theme,
+        "panels": _panel_texts(prompt),
+        "instruction": instruction,
+        "board": {**hero, "scenes": scenes},
+    }
 
 
 EXAMPLES = (
@@ -273,6 +397,22 @@ EXAMPLES = (
         "a café's chalkboard in one hand-drawn white chalk font with the same ornaments",
         ("reads 'Fresh Brew'", "reads 'Daily Specials'", "reads 'Homemade'", "reads 'Sweet Treats'"),
     ),
+)
+
+
+INSTRUCTIONS = ("make it a rainy evening", "give the person a red scarf", "draw it in soft watercolour")
+STORYBOARDS = (
+    {
+        "title": "A day at the practice",
+        "style": "soft watercolour, morning light",
+        "characters": {"dentist": "a young dentist in light-blue scrubs with round glasses"},
+        "scenes": [
+            "{dentist} explains oral hygiene to a child",
+            "{dentist} studies an X-ray",
+            "{dentist} cleans a patient's teeth",
+            "{dentist} waves goodbye at the door",
+        ],
+    },
 )
 
 

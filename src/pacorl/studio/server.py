@@ -4,19 +4,24 @@
     GET    /api/state              models, words, limits, what is under way
     GET    /api/example            something to ask for
     POST   /api/sets               {theme, panels, …} → a job that generates and ranks candidates
+    POST   /api/edits              {instruction, sources, …} → the same from pictures
+    POST   /api/storyboards        {title, characters, scenes, …} → a job that generates pages
+    GET    /api/history            the sets that were made; /api/history/ID is one of them, DELETE forgets it
+    GET    /sets/ID/NAME.png       an image of a set; /sets/ID/N.zip is its candidate N, from 0, with its recipe
     POST   /api/uploads?name=…     the bytes of one image; DELETE /api/uploads/ID takes it back
     POST   /api/judgements         {uploads, theme, …} → a job that judges every pair
     GET    /api/jobs/ID            how far it is, and its result; DELETE cancels it
     GET    /images/ID/NAME.png     a job's image
 
-Everything but the page itself asks for the token, as a cookie or as `Authorization: Bearer`. Nothing is written to the
-disk, and the page may ask for nothing outside this server.
+Everything but the page itself asks for the token, as a cookie or as `Authorization: Bearer`. Sets are written into the
+history's folder, uploads nowhere, and the page may ask for nothing outside this server.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +33,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pacorl.config.options import StudioModels
 from pacorl.core.grid import parse_layout
 from pacorl.studio import models
-from pacorl.studio.jobs import Job, JobQueue
-from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Upload, Uploads
+from pacorl.studio.history import MAX_SETS, History
+from pacorl.studio.jobs import Job, JobQueue, Work
+from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import site
 from pacorl.web.connections import run
@@ -37,23 +43,68 @@ from pacorl.web.guard import RefusedError
 from pacorl.web.site import Route, Session, Site, error_response, listening
 
 PAGE = Path(__file__).parent / "page"
-MAX_CANDIDATES = 9
+MAX_CANDIDATES = 50
 MAX_SIDE = 4096
+MAX_SCENES = 64
+
+LIMITS = {
+    "bytes": MAX_BYTES,
+    "pixels": MAX_PIXELS,
+    "images": MAX_IMAGES,
+    "candidates": MAX_CANDIDATES,
+    "sets": MAX_SETS,
+}
+"""What the page says before a request is refused."""
 
 Text = Annotated[site.Text, Field(max_length=4000)]
 
 
-class SetForm(BaseModel):
+class SamplingForm(BaseModel):
+    """What every form of making has."""
+
     model_config = ConfigDict(extra="forbid")
 
-    theme: Text
-    panels: Annotated[list[Text], Field(max_length=16)]
-    layout: Annotated[site.Text, Field(max_length=9)] = ""
     candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 4
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
     steps: Annotated[int, Field(ge=1, le=200)] | None = None
     size: Annotated[site.Text, Field(max_length=11)] = ""
+    lora_scale: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     compare: bool = True
+
+    def sampling(self, adapter: str) -> Sampling:
+        """Raises ValueError for a size that is none or too large, and for a strength of no LoRA."""
+        size = Size.parse(self.size) if self.size.strip() else None
+        if size and max(size.height, size.width) > MAX_SIDE:
+            raise ValueError(f"an image of {self.size} pixels is too large; each side may have {MAX_SIDE}")
+        if self.lora_scale != 1 and not adapter:
+            raise ValueError("lora_scale has no LoRA to act on; start the studio with --adapter")
+        return Sampling(
+            candidates=self.candidates,
+            seed=self.seed,
+            size=size,
+            steps=self.steps,
+            lora_scale=self.lora_scale,
+            compare=self.compare and bool(adapter),
+        )
+
+
+class SetForm(SamplingForm):
+    theme: Text
+    panels: Annotated[list[Text], Field(max_length=16)]
+    layout: Annotated[site.Text, Field(max_length=9)] = ""
+
+
+class EditForm(SamplingForm):
+    instruction: Text
+    sources: Annotated[list[Text], Field(min_length=1, max_length=MAX_IMAGES)]
+
+
+class StoryboardForm(SamplingForm):
+    title: Text
+    style: Text = ""
+    layout: Annotated[site.Text, Field(max_length=9)] = "2x2"
+    characters: Annotated[dict[Text, Text], Field(max_length=12)] = {}
+    scenes: Annotated[list[Text], Field(max_length=MAX_SCENES)]
 
 
 class JudgeForm(BaseModel):
@@ -72,13 +123,20 @@ class AppState:
 
     token: str
     names: StudioModels = field(default_factory=StudioModels)
+    folder: Path | None = None
+    """Of the history; without one it ends with the studio."""
     jobs: JobQueue = field(default_factory=JobQueue)
     uploads: Uploads = field(default_factory=Uploads)
     host: ModelHost = field(init=False)
     loading: Job = field(init=False)
     site: Site = field(init=False)
+    history: History = field(init=False)
+    _temporary: tempfile.TemporaryDirectory[str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="pacorl-history-")
+        self.history = History(self.folder or Path(self._temporary.name))  # type: ignore[union-attr]
         self.host = ModelHost(self.names)
         self.loading = self.jobs.submit("load", self.host.load)
         self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, MAX_BYTES)
@@ -86,6 +144,9 @@ class AppState:
     def close(self) -> None:
         self.jobs.close()
         self.host.close()
+        self.history.close()
+        if self._temporary:
+            self._temporary.cleanup()
 
     def is_owner(self, token: str) -> bool:
         # In constant time: how long a comparison takes must not tell how much of the token is right.
@@ -98,15 +159,21 @@ class AppState:
 
 
 def serve(
-    names: StudioModels, *, host: str = "127.0.0.1", port: int = 8767, announce: Callable[[str], None] = print
+    names: StudioModels,
+    *,
+    history: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8767,
+    announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; port 0 takes a free one.
+    """Serve until SIGINT or SIGTERM; port 0 takes a free one, and without a `history` sets end with the studio.
 
     Raises:
         OSError: if the port is taken.
+        ValueError: if another studio has that history.
     """
     with listening(host, port) as (listener, url):
-        state = AppState(secrets.token_urlsafe(16), names)
+        state = AppState(secrets.token_urlsafe(16), names, history)
         announce(f"studio: {url}/join/{state.token}")
         try:
             run(make_app(state), sockets=[listener])
@@ -120,6 +187,13 @@ def make_app(state: AppState) -> FastAPI:
         ("GET", "/api/state", page_state),
         ("GET", "/api/example", give_example),
         ("POST", "/api/sets", make_set),
+        ("POST", "/api/edits", make_edit),
+        ("POST", "/api/storyboards", make_storyboard),
+        ("GET", "/api/history", history),
+        ("GET", "/api/history/{name}", earlier_set),
+        ("DELETE", "/api/history/{name}", forget_set),
+        ("GET", "/sets/{name}/{file}.png", set_image),
+        ("GET", "/sets/{name}/{number}.zip", export),
         ("POST", "/api/uploads", upload),
         ("GET", "/uploads/{name}", preview),
         ("DELETE", "/api/uploads/{name}", take_back),
@@ -165,10 +239,11 @@ def page_state(state: State, browser: Browser) -> dict[str, Any]:
         "words": models.words(names),
         "example": models.example(names, 0),
         "ready": state.host.ready.is_set(),
+        "cannot": state.host.modes,
         "fault": state.loading.error,
         "latest": {kind: job.id for kind in ("set", "judgement") if (job := state.jobs.latest(kind, owner=browser))},
         "uploads": _upload_dicts(state, browser),
-        "limits": {"bytes": MAX_BYTES, "pixels": MAX_PIXELS, "images": MAX_IMAGES, "candidates": MAX_CANDIDATES},
+        "limits": LIMITS,
     }
 
 
@@ -198,11 +273,7 @@ def _job(state: AppState, name: str, browser: str) -> Job:
 
 
 def image(name: str, file: str, state: State, browser: Browser) -> Response:
-    content = _job(state, name, browser).images.get(file)
-    if content is None:
-        raise RefusedError("there is no such image", status=404)
-    # A job's images never change, and a page that is loaded again shows all of them.
-    return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
+    return _png(_job(state, name, browser).images.get(file))
 
 
 # --- making ----------------------------------------------------------------------------------------------------
@@ -210,14 +281,77 @@ def image(name: str, file: str, state: State, browser: Browser) -> Response:
 
 def make_set(form: SetForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue a set; what the model does not know is refused at once."""
-    size = Size.parse(form.size) if form.size.strip() else None
-    if size and max(size.height, size.width) > MAX_SIDE:
-        raise ValueError(f"an image of {form.size} pixels is too large; each side may have {MAX_SIDE}")
     prompt = models.prompt_for(state.names, form.theme, form.panels, _grid(form.layout))
-    options: dict[str, Any] = {"candidates": form.candidates, "seed": form.seed, "size": size, "steps": form.steps}
-    options["compare"] = form.compare and bool(state.names.adapter)
-    job = state.jobs.submit("set", lambda job: state.host.make_set(job, prompt, **options), owner=browser)
-    return job.to_dict()
+    sampling = form.sampling(state.names.adapter)
+    return _make(state, browser, form, lambda job: state.host.make_set(job, prompt, sampling))
+
+
+def make_edit(form: EditForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue an edit of uploads; that the generator edits nothing is said by the job, once it is loaded."""
+    prompt, sampling = models.edit_prompt(state.names, form.instruction), form.sampling(state.names.adapter)
+    if reason := (state.host.modes or {}).get("edit"):
+        raise ValueError(reason)
+    sources = [_upload(state, name, browser) for name in form.sources]
+    return _make(state, browser, form, lambda job: state.host.make_set(job, prompt, sampling, sources=sources))
+
+
+def make_storyboard(form: StoryboardForm, state: State, browser: Browser) -> dict[str, Any]:
+    """Queue the pages of a storyboard."""
+    sampling = form.sampling(state.names.adapter)
+    document = {key: getattr(form, key) for key in ("title", "style", "layout", "characters", "scenes")}
+    board = models.board_for(state.names, document)
+    return _make(state, browser, form, lambda job: state.host.make_storyboard(job, board, sampling))
+
+
+def _make(state: AppState, browser: str, form: SamplingForm, work: Work) -> dict[str, Any]:
+    """Queue work whose result is a set, and goes into the history."""
+
+    def make(job: Job) -> dict[str, Any]:
+        document = {**work(job), "asked": form.model_dump()}
+        try:
+            name = state.history.add(document, job.images)
+        except OSError as error:  # what took minutes is shown all the same
+            return {**document, "note": f"This set is not in the history: {error.strerror or error}."}
+        job.images = {}
+        return {**document, "id": name, "images": f"/sets/{name}"}
+
+    return state.jobs.submit("set", make, owner=browser).to_dict()
+
+
+# --- the history -----------------------------------------------------------------------------------------------
+
+
+def history(state: State) -> list[dict[str, Any]]:
+    return state.history.summaries()
+
+
+def earlier_set(name: str, state: State) -> dict[str, Any]:
+    if (document := state.history.read(name)) is None:
+        raise RefusedError(f"there is no set {name[:20]!r} any more; the history keeps the newest", status=404)
+    return {**document, "id": name, "images": f"/sets/{name}"}
+
+
+def forget_set(name: str, state: State) -> list[dict[str, Any]]:
+    state.history.remove(name)
+    return state.history.summaries()
+
+
+def set_image(name: str, file: str, state: State) -> Response:
+    return _png(state.history.image(name, file))
+
+
+def export(name: str, number: int, state: State) -> Response:
+    if (content := state.history.export(name, number)) is None:
+        raise RefusedError(f"there is no candidate {number} of a set {name[:20]!r}", status=404)
+    disposition = f'attachment; filename="pacorl-set-{name}-{number + 1}.zip"'
+    return Response(content, media_type="application/zip", headers={"Content-Disposition": disposition})
+
+
+def _png(content: bytes | None) -> Response:
+    if content is None:
+        raise RefusedError("there is no such image", status=404)
+    # An image never changes under its name, and a page that is loaded again shows all of them.
+    return Response(content, media_type="image/png", headers={"Cache-Control": "private, max-age=86400"})
 
 
 def _grid(text: str) -> Grid | None:

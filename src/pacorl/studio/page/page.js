@@ -9,7 +9,9 @@ let state = null;       // models, words, limits
 let shown = null;       // the result of the last set
 let chosen = 0;         // the candidate in the viewer
 let against = "";       // what it is compared with: "base", or a candidate's index
-let uploads = [];
+let uploads = [];       // to be judged
+let sources = [];       // to start from
+const SOURCES = "pacorl.sources";
 let examples = 0;
 const running = { set: null, judgement: null };
 
@@ -73,16 +75,19 @@ async function start() {
     return toast(error.message);
   }
   $("models").textContent = [state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
-  $("compareField").hidden = !state.adapter;
-  $("candidates").max = state.limits.candidates;
+  $("compareField").hidden = $("strengthField").hidden = !state.adapter;
+  $("candidates").max = $("mostCandidates").textContent = state.limits.candidates;
   $("limits").textContent = `up to ${state.limits.images} images, ${Math.round(state.limits.bytes / 2 ** 20)} MB and ${state.limits.pixels / 1e6} megapixels each`;
   $("note").textContent = state.tiny.model ? "Generated and judged by tiny models that know one drawn world only. Start the studio with --model and --judge for real ones." : "";
   showWords();
   fill(state.example);
-  uploads = state.uploads;
+  const chosen = JSON.parse(sessionStorage.getItem(SOURCES) || "[]");
+  sources = state.uploads.filter((one) => chosen.includes(one.id));
+  uploads = state.uploads.filter((one) => !chosen.includes(one.id));
   drawUploads();
   watchModels();
-  if (state.latest.set) watchSet(state.latest.set);
+  if (location.hash.startsWith("#set-")) openSet(location.hash.slice(5));
+  else if (state.latest.set) watchSet(state.latest.set);
   if (state.latest.judgement) watchJudgement(state.latest.judgement);
 }
 
@@ -93,10 +98,38 @@ function shortName(path) {
 async function watchModels() {
   for (let now = state; ; now = await call("GET", "/api/state").catch(() => now)) {
     if (now.fault) { ready("models failed", "off"); return toast(now.fault, true); }
-    if (now.ready) return ready("ready", "on");
+    if (now.ready) { ready("ready", "on"); return setCannot(now.cannot); }
     ready("loading the models …");
     await pause(4 * POLL_MS);
   }
+}
+
+// --- modes: a set, from a picture, a storyboard
+
+let cannot = {};        // mode → why the generator cannot do it
+
+const mode = () => document.querySelector("input[name=mode]:checked").value;
+
+function setCannot(reasons) {
+  cannot = reasons || {};
+  if (cannot[mode()]) setMode(["set", "edit", "storyboard"].find((name) => !cannot[name]));
+  else drawMode();
+}
+
+function setMode(name) {
+  document.querySelector(`input[name=mode][value=${name}]`).checked = true;
+  drawMode();
+}
+
+function drawMode() {
+  const now = mode();
+  for (const part of document.querySelectorAll("[data-mode]")) part.hidden = part.dataset.mode !== now || Boolean(cannot[now]);
+  say("cannot", cannot[now] || "");
+  say("formError", "");
+  $("generate").disabled = Boolean(running.set || cannot[now]);
+  $("layout").closest("label").hidden = now === "edit";
+  $("compareField").hidden = !state?.adapter || now === "storyboard";
+  if (shown) $("startFrom").hidden = Boolean(cannot.edit);
 }
 
 function ready(text, look = "") {
@@ -167,42 +200,79 @@ function matrixOf(values, { heads = [], mini = false, name = "Pairs of panels" }
 // --- the form of a set
 
 function fill(example) {
-  $("theme").value = example.theme;
-  $("panels").replaceChildren();
-  example.panels.forEach(addPanel);
+  $("theme").value = example.theme ?? $("theme").value;
+  if (example.panels) fillRows("panels", example.panels, "Panel");
+  $("instruction").value = example.instruction ?? $("instruction").value;
+  if (example.board) fillBoard(example.board);
 }
 
-function addPanel(text = "") {
+function fillBoard(board) {
+  $("boardTitle").value = board.title;
+  $("boardStyle").value = board.style || "";
+  $("characters").replaceChildren();
+  for (const [name, text] of Object.entries(board.characters)) addCharacter(name, text);
+  fillRows("scenes", board.scenes, "Scene");
+}
+
+function fillRows(list, texts, name) {
+  $(list).replaceChildren();
+  for (const text of texts) addRow(list, name, text);
+}
+
+function addRow(list, name, text = "") {
   const field = make("textarea", { rows: 1, value: text, maxLength: 4000 });
-  field.setAttribute("aria-label", `Panel ${$("panels").children.length + 1}`);
-  const away = make("button", { type: "button", textContent: "×", title: "Remove this panel", onclick: () => { item.remove(); } });
-  const item = make("li", {}, field, away);
-  $("panels").append(item);
+  const item = make("li", {}, field, remover(`Remove this ${name.toLowerCase()}`, () => { item.remove(); number_rows(); }));
+  const number_rows = () => [...$(list).querySelectorAll("textarea")].forEach((one, i) => one.setAttribute("aria-label", `${name} ${i + 1}`));
+  $(list).append(item);
+  number_rows();
   return field;
 }
 
-function order() {
+const remover = (title, onclick) => make("button", { type: "button", textContent: "×", title, ariaLabel: title, onclick });
+
+function addCharacter(name = "", text = "") {
+  const called = make("input", { value: name, maxLength: 60, placeholder: "name", ariaLabel: "Name" });
+  const described = make("input", { value: text, maxLength: 4000, placeholder: "what they look like", ariaLabel: "Description" });
+  const item = make("li", {}, called, described, remover("Remove this character", () => item.remove()));
+  $("characters").append(item);
+  return called;
+}
+
+const rows = (list) => [...$(list).querySelectorAll("textarea")].map((field) => field.value).filter((text) => text.trim());
+
+const REQUESTS = {
+  set: ["/api/sets", () => ({ theme: $("theme").value, panels: rows("panels"), layout: $("layout").value.trim() })],
+  edit: ["/api/edits", () => ({ instruction: $("instruction").value, sources: sources.map((one) => one.id) })],
+  storyboard: ["/api/storyboards", () => ({
+    title: $("boardTitle").value, style: $("boardStyle").value, layout: $("layout").value.trim() || "2x2", scenes: rows("scenes"),
+    characters: Object.fromEntries([...$("characters").children].map((item) => [...item.querySelectorAll("input")].map((one) => one.value.trim())).filter(([name]) => name)),
+  })],
+};
+
+function sampling() {
   const steps = $("steps").value;
   return {
-    theme: $("theme").value,
-    panels: [...$("panels").querySelectorAll("textarea")].map((field) => field.value).filter((text) => text.trim()),
-    layout: $("layout").value.trim(),
-    candidates: Number($("candidates").value) || 4,
-    seed: Number($("seed").value) || 0,
+    candidates: $("candidates").value === "" ? 4 : Number($("candidates").value),
+    seed: Number($("seed").value),
     steps: steps ? Number(steps) : null,
     size: $("size").value.trim(),
+    lora_scale: state.adapter ? Number($("strength").value) : 1,
     compare: $("compare").checked,
   };
 }
 
 async function generate() {
-  if (running.set) return;
+  const [path, fields] = REQUESTS[mode()];
+  if (running.set || cannot[mode()]) return;
   say("formError", "");
   try {
-    const job = await call("POST", "/api/sets", order());
+    if (mode() === "edit" && !sources.length) throw new Error("there is no picture to start from; drop or choose one");
+    const job = await call("POST", path, { ...fields(), ...sampling() });
+    location.hash = "";
     watchSet(job.id);
   } catch (error) {
     say("formError", error.message);
+    if (/^(candidates|seed|steps|size|layout)\b|pixels|layout/.test(error.message)) $("settings").open = true;
   }
 }
 
@@ -220,7 +290,7 @@ function watchSet(id) {
       $("bar").parentElement.setAttribute("aria-valuenow", Math.round(share));
       if (job.result && early !== id) { early = id; showSet(job); }  // ranked already; the base is still generating
     },
-    done(job) { setEnded(); showSet(job, early === id); },
+    done(job) { setEnded(); showSet(job, early === id); $("said").textContent = `${$("rankTitle").textContent}: the first has ${number(shown.candidates[0].score)}.`; },
     failed(message) { setEnded(); say("formError", message); $("empty").hidden = Boolean(shown); },
   });
 }
@@ -229,25 +299,32 @@ let early = "";         // the job whose ranking is shown before it has ended
 
 function setEnded() {
   $("progress").hidden = true;
-  $("generate").disabled = false;
+  $("generate").disabled = Boolean(cannot[mode()]);
 }
 
 // --- the result of a set
+
+const TITLES = { set: "Candidates, best first", edit: "Candidates, best first", storyboard: "Pages, in order" };
 
 function showSet(job, again = false) {
   const first = shown === null;
   shown = job.result;
   if (!again) chosen = 0;
-  against = shown.candidates[chosen].base ? "base" : otherThan(chosen);
+  against = compared(chosen);
   $("empty").hidden = true;
   $("made").hidden = false;
-  $("texts").replaceChildren(...shown.panels.map((text) => make("li", { textContent: text })));
+  $("rankTitle").textContent = TITLES[shown.kind];
+  $("ranks").setAttribute("aria-label", TITLES[shown.kind]);
   $("ranks").replaceChildren(...shown.candidates.map(card));
   $("rankWords").textContent = summary(job);
+  $("keptLine").textContent = shown.note || "";
+  $("startFrom").hidden = Boolean(cannot.edit);
   if (!again) $("wipe").value = 50;
   view();
   if (!again && !first && innerWidth <= 820) $("made").scrollIntoView();
 }
+
+const file = (name) => `${shown.images}/${name}.png`;
 
 function summary(job) {
   const known = (pick) => shown.candidates.map(pick).filter((value) => value !== null && value !== undefined);
@@ -255,67 +332,83 @@ function summary(job) {
   const own = known((one) => one.score), base = known((one) => one.base?.score);
   const told = [`Judged by ${shown.judge}${job.seconds ? `, ${job.seconds.toFixed(1)} s` : ""}.`];
   if (base.length && own.length) told.push(`Mean of the same seeds: ${mean(base)} with the base, ${mean(own)} with the adapter.`);
+  if (shown.adapter && shown.lora_scale !== 1) told.push(`LoRA strength ${shown.lora_scale}.`);
   return told.join(" ");
 }
 
 function card(one, index) {
-  const image = make("img", { src: one.image, alt: `candidate ${one.rank}`, className: look(one) });
+  const image = make("img", { src: file(one.image), alt: "", className: look(one), loading: "lazy" });
   const under = make("div", { className: "under" },
     make("div", {}, make("b", { textContent: number(one.score) }), make("small", { textContent: one.error || `seed ${one.seed}` })),
     matrixOf(one.matrix, { mini: true }));
   const made = make("button", { className: "card", type: "button", onclick: () => pick(index) }, image, make("span", { className: "place", textContent: one.rank }), under);
   made.setAttribute("role", "option");
+  made.setAttribute("aria-label", `${unit()} ${one.rank}, ${one.error || `score ${number(one.score)}`}`);
   return made;
 }
 
 const look = (one) => (Math.max(one.width, one.height) < PIXEL_ART_BELOW ? "pixels" : "");
 
+const unit = () => (shown.kind === "storyboard" ? "page" : "number");
+
 function pick(index) {
-  if (!shown || index >= shown.candidates.length) return;
+  if (!shown || index < 0 || index >= shown.candidates.length) return;
+  const inList = $("ranks").contains(document.activeElement);
   chosen = index;
-  if (against === String(index)) against = shown.candidates[index].base ? "base" : otherThan(index);
+  if (against === String(index)) against = compared(index);
   view();
+  $("ranks").children[chosen].scrollIntoView({ block: "nearest" });
+  if (inList) $("ranks").children[chosen].focus();
 }
 
-function otherThan(index) {
+function compared(index) {
+  if (shown.candidates[index].base) return "base";
+  if (shown.sources.length) return shown.sources[0];
   const last = shown.candidates.length - 1;
   return last === 0 ? "" : String(index === last ? 0 : last);
 }
 
 function view() {
   const one = shown.candidates[chosen];
-  const other = against === "base" ? one.base : against === "" ? null : shown.candidates[Number(against)];
+  const other = against === "base" ? one.base : shown.sources.includes(against) ? { ...one, image: against } : shown.candidates[against];
   const alone = !other || other === one;
   $("compareBox").classList.toggle("alone", alone);
   for (const [id, side] of [["left", alone ? one : other], ["right", one]]) {
-    $(id).src = side.image;
+    $(id).src = file(side.image);
     $(id).className = look(side);
-    $(id).alt = id === "right" ? `candidate ${one.rank}` : `compared with: ${nameOf(against)}`;
+    $(id).alt = id === "right" ? `${unit()} ${one.rank}` : `compared with: ${nameOf(against)}`;
   }
-  $("leftTag").textContent = alone ? "" : `${nameOf(against)}, ${number(other.score)}`;
-  $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}number ${one.rank}, ${number(one.score)}`;
+  $("leftTag").textContent = alone ? "" : shown.sources.includes(against) ? nameOf(against) : `${nameOf(against)}, ${number(other.score)}`;
+  $("rightTag").textContent = `${shown.adapter ? "adapter, " : ""}${unit()} ${one.rank}, ${number(one.score)}`;
   $("score").textContent = number(one.score);
-  $("scoreWords").textContent = one.error || "mean consistency of its pairs";
-  $("matrix").replaceChildren(matrixOf(one.matrix));
+  $("scoreWords").textContent = one.error || (shown.kind === "edit" ? "kept and followed" : "mean consistency of its pairs");
+  $("matrix").replaceChildren(...(one.matrix.length ? [matrixOf(one.matrix)] : []));
+  $("matrixHint").hidden = !one.matrix.length;
+  $("texts").replaceChildren(...one.panels.map((text) => make("li", { textContent: text })));
   $("seedLine").textContent = `Seed ${one.seed}, ${one.width} × ${one.height} px`;
-  $("download").href = one.image;
+  $("download").href = file(one.image);
   $("download").download = `pacorl-seed-${one.seed}.png`;
-  [...$("ranks").children].forEach((made, i) => made.setAttribute("aria-selected", String(i === chosen)));
+  $("export").hidden = !shown.id;
+  $("export").href = `/sets/${shown.id}/${chosen}.zip`;
+  [...$("ranks").children].forEach((made, i) => {
+    made.setAttribute("aria-selected", String(i === chosen));
+    made.tabIndex = i === chosen ? 0 : -1;  // one stop for Tab; arrows go from card to card
+  });
   drawChooser(one);
   wipe();
 }
 
-const nameOf = (what) => (what === "base" ? "base" : `number ${shown.candidates[Number(what)]?.rank}`);
+function nameOf(what) {
+  if (what === "base") return "base";
+  if (shown.sources.includes(what)) return shown.sources.length > 1 ? `picture ${what.split("-")[1]}` : "the picture";
+  return `${unit()} ${shown.candidates[Number(what)]?.rank}`;
+}
 
 function drawChooser(one) {
-  const choices = [...(one.base ? ["base"] : []), ...shown.candidates.map((_, i) => String(i)).filter((i) => Number(i) !== chosen)];
+  const choices = [...(one.base ? ["base"] : []), ...shown.sources, ...shown.candidates.map((_, i) => String(i)).filter((i) => Number(i) !== chosen)];
   $("chooser").hidden = choices.length === 0;
-  $("chooser").replaceChildren(...choices.map((what) => {
-    const button = make("button", { type: "button", textContent: what === "base" ? "against the base, same seed" : `against ${nameOf(what)}`, onclick: () => { against = what; view(); } });
-    button.setAttribute("role", "radio");
-    button.setAttribute("aria-checked", String(what === against));
-    return button;
-  }));
+  $("against").replaceChildren(...choices.map((what) => make("option", { value: what, textContent: what === "base" ? "the base, same seed" : nameOf(what) })));
+  $("against").value = against;
 }
 
 function wipe() {
@@ -324,7 +417,7 @@ function wipe() {
 
 // --- uploads and their judgement
 
-async function handIn(files) {
+async function handIn(files, toSources = false) {
   const faults = [];
   for (const file of files) {
     if (file.size > state.limits.bytes) {
@@ -332,27 +425,42 @@ async function handIn(files) {
       continue;
     }
     try {
-      uploads.push(await call("POST", `/api/uploads?name=${encodeURIComponent(file.name)}`, file, true));
+      (toSources ? sources : uploads).push(await call("POST", `/api/uploads?name=${encodeURIComponent(file.name)}`, file, true));
       drawUploads();
     } catch (error) {
       faults.push(error.message);
     }
   }
-  $("uploadErrors").replaceChildren(...faults.map((text) => make("li", { textContent: text })));
-  $("uploadErrors").hidden = faults.length === 0;
-  $("files").value = "";
+  if (toSources) say("formError", faults.join(" "));
+  else {
+    $("uploadErrors").replaceChildren(...faults.map((text) => make("li", { textContent: text })));
+    $("uploadErrors").hidden = faults.length === 0;
+  }
+  $("files").value = $("sourceFiles").value = "";
 }
 
 function drawUploads() {
-  $("uploads").replaceChildren(...uploads.map((one) => make("li", { title: `${one.name}, ${one.width} × ${one.height}` },
-    make("img", { src: one.image, alt: one.name }), one.name,
-    make("button", { type: "button", textContent: "×", title: `Take ${one.name} away`, onclick: () => takeBack(one.id) }))));
+  for (const [list, images] of [["uploads", uploads], ["sources", sources]]) {
+    $(list).replaceChildren(...images.map((one) => make("li", { title: `${one.name}, ${one.width} × ${one.height}` },
+      make("img", { src: one.image, alt: one.name }), one.name, remover(`Take ${one.name} away`, () => takeBack(one.id)))));
+  }
+  sessionStorage.setItem(SOURCES, JSON.stringify(sources.map((one) => one.id)));
   $("judgeNow").disabled = uploads.length === 0 || Boolean(running.judgement);
 }
 
 async function takeBack(id) {
-  uploads = (await call("DELETE", `/api/uploads/${id}`)).uploads;
+  await call("DELETE", `/api/uploads/${id}`).catch((error) => toast(error.message));
+  uploads = uploads.filter((one) => one.id !== id);
+  sources = sources.filter((one) => one.id !== id);
   drawUploads();
+}
+
+async function startFrom() {
+  const one = shown.candidates[chosen];
+  const content = await (await fetch(file(one.image))).blob();
+  setMode("edit");
+  await handIn([new File([content], `seed-${one.seed}.png`)], true);
+  $("instruction").focus();
 }
 
 async function judge() {
@@ -421,13 +529,19 @@ function pairTable(result) {
 
 // --- tabs, keys, events
 
+const TABS = { tabMake: "make", tabJudge: "judge", tabHistory: "history" };
+const TAB_KEYS = { m: "tabMake", j: "tabJudge", h: "tabHistory" };
+
 function open(tab) {
-  for (const [name, panel] of [["tabMake", "make"], ["tabJudge", "judge"]]) {
+  for (const [name, panel] of Object.entries(TABS)) {
     $(panel).hidden = name !== tab;
     $(name).setAttribute("aria-selected", String(name === tab));
     $(name).tabIndex = name === tab ? 0 : -1;
   }
+  if (tab === "tabHistory") drawHistory();
 }
+
+const tabNow = () => Object.keys(TABS).find((tab) => !$(TABS[tab]).hidden);
 
 async function cancel(kind) {
   if (!running[kind]) return;
@@ -440,50 +554,93 @@ async function another() {
   say("formError", "");
 }
 
+function askAgain() {
+  const asked = shown.asked;
+  setMode(shown.kind);
+  if (shown.kind === "storyboard") fillBoard(asked);
+  else fill(asked);
+  for (const name of ["candidates", "seed", "steps", "size", "layout"]) $(name).value = asked[name] ?? "";
+  $("strength").value = asked.lora_scale;
+  $("compare").checked = asked.compare;
+  drawStrength();
+  $("form").scrollIntoView({ block: "nearest" });
+}
+
+const drawStrength = () => { $("strengthValue").textContent = Number($("strength").value).toFixed(2); };
+
+const MAKING_KEYS = {
+  ",": () => pick(chosen - 1),
+  ".": () => pick(chosen + 1),
+  e: another,
+  b: () => { if (shown) { against = compared(chosen); view(); } },
+};
+
 document.addEventListener("keydown", (event) => {
-  const making = !$("make").hidden;
+  const tab = tabNow(), key = event.key.toLowerCase();
   if ((event.ctrlKey || event.metaKey) && event.key === "Enter") {
     event.preventDefault();
-    return making ? $("form").requestSubmit() : $("judgeForm").requestSubmit($("judgeNow").disabled ? undefined : $("judgeNow"));
+    if (tab === "tabMake") $("form").requestSubmit();
+    else if (tab === "tabJudge" && !$("judgeNow").disabled) $("judgeForm").requestSubmit();
+    return;
   }
-  if ($("keys").open || event.ctrlKey || event.metaKey || event.altKey) return;
-  const field = event.target.closest("textarea, input:not([type=range], [type=checkbox], [type=file])");
-  if (event.key === "Escape") return field ? field.blur() : cancel(making ? "set" : "judgement");
+  if (document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const field = event.target.closest("select, textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])");
+  if (event.key === "Escape") return field ? field.blur() : cancel(tab === "tabMake" ? "set" : "judgement");
   if (field) return;
   if (event.key === "?") $("keys").showModal();
-  else if (event.key.toLowerCase() === "m") { open("tabMake"); $("tabMake").focus(); }
-  else if (event.key.toLowerCase() === "j") { open("tabJudge"); $("tabJudge").focus(); }
-  else if (!making) return;
+  else if (TAB_KEYS[key]) { open(TAB_KEYS[key]); $(TAB_KEYS[key]).focus(); }
+  else if (tab !== "tabMake") return;
   else if (/^[1-9]$/.test(event.key)) pick(Number(event.key) - 1);
-  else if (event.key.toLowerCase() === "e") another();
-  else if (event.key.toLowerCase() === "b" && shown) { against = shown.candidates[chosen].base ? "base" : otherThan(chosen); view(); }
+  else if (MAKING_KEYS[key]) MAKING_KEYS[key]();
   else if (event.key.startsWith("Arrow") && shown && document.activeElement === document.body) $("wipe").focus();
 });
 
-for (const tab of ["tabMake", "tabJudge"]) {
+$("ranks").addEventListener("keydown", (event) => {
+  const to = { ArrowRight: chosen + 1, ArrowDown: chosen + 1, ArrowLeft: chosen - 1, ArrowUp: chosen - 1, Home: 0, End: shown.candidates.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  pick(to);
+});
+
+for (const tab of Object.keys(TABS)) {
   $(tab).addEventListener("click", () => open(tab));
   $(tab).addEventListener("keydown", (event) => {
-    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-    const other = tab === "tabMake" ? "tabJudge" : "tabMake";
-    open(other);
-    $(other).focus();
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    const names = Object.keys(TABS), to = names[(names.indexOf(tab) + step + names.length) % names.length];
+    open(to);
+    $(to).focus();
   });
 }
 $("form").addEventListener("submit", (event) => { event.preventDefault(); generate(); });
 $("judgeForm").addEventListener("submit", (event) => { event.preventDefault(); judge(); });
 $("form").addEventListener("focusin", (event) => { if (event.target.matches("#theme, #panels textarea")) lastField = event.target; });
-$("addPanel").addEventListener("click", () => addPanel().focus());
+$("addPanel").addEventListener("click", () => addRow("panels", "Panel").focus());
+$("addScene").addEventListener("click", () => addRow("scenes", "Scene").focus());
+$("addCharacter").addEventListener("click", () => addCharacter().focus());
 $("example").addEventListener("click", another);
 $("cancel").addEventListener("click", () => cancel("set"));
 $("judgeCancel").addEventListener("click", () => cancel("judgement"));
 $("help").addEventListener("click", () => $("keys").showModal());
 $("wipe").addEventListener("input", wipe);
+$("strength").addEventListener("input", drawStrength);
+$("against").addEventListener("change", () => { against = $("against").value; view(); });
+$("startFrom").addEventListener("click", startFrom);
+$("askAgain").addEventListener("click", askAgain);
+for (const choice of document.querySelectorAll("input[name=mode]")) choice.addEventListener("change", drawMode);
 $("files").addEventListener("change", () => handIn([...$("files").files]));
-for (const name of ["dragenter", "dragover"]) $("drop").addEventListener(name, (event) => { event.preventDefault(); $("drop").classList.add("over"); });
-for (const name of ["dragleave", "drop"]) $("drop").addEventListener(name, () => $("drop").classList.remove("over"));
-$("drop").addEventListener("drop", (event) => { event.preventDefault(); handIn([...event.dataTransfer.files]); });
+$("sourceFiles").addEventListener("change", () => handIn([...$("sourceFiles").files], true));
+for (const target of document.querySelectorAll("[data-drop]")) {
+  for (const name of ["dragenter", "dragover"]) target.addEventListener(name, (event) => { event.preventDefault(); target.classList.add("over"); });
+  for (const name of ["dragleave", "drop"]) target.addEventListener(name, () => target.classList.remove("over"));
+  target.addEventListener("drop", (event) => { event.preventDefault(); handIn([...event.dataTransfer.files], target.dataset.drop === "source"); });
+}
 document.addEventListener("paste", (event) => {
   const files = [...event.clipboardData.files];
-  if (files.length) { open("tabJudge"); handIn(files); }
+  if (!files.length) return;
+  const starting = tabNow() === "tabMake" && mode() === "edit";
+  if (!starting) open("tabJudge");
+  handIn(files, starting);
 });
-start();
+// After the other scripts, whose functions it calls.
+document.addEventListener("DOMContentLoaded", start);

@@ -1,0 +1,174 @@
+"""The sets that the studio made, each in one file that outlasts it.
+
+`set-000012.zip` holds `set.json`, the result as the page shows it, and the images that it names. An entry is written
+whole or not at all, and the oldest ones go when there are too many.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+import zipfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pacorl.core.grid import parse_layout, split
+from pacorl.io.documents import parse_object
+from pacorl.io.files import LockedError, make_folder, replacing, sole_holder, sweep
+from pacorl.io.images import open_image, png_bytes
+
+logger = logging.getLogger(__name__)
+
+MAX_SETS = 200
+MAX_BYTES = 4 * 2**30
+"""Of all entries: 50 candidates of 1024², each with its base, are about 150 MB."""
+DOCUMENT = "set.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the list of sets shows of one."""
+
+    path: Path
+    bytes: int
+    summary: Mapping[str, Any]
+
+
+class History:
+    """A folder of sets. One studio at a time writes it."""
+
+    def __init__(self, folder: Path, *, max_sets: int = MAX_SETS, max_bytes: int = MAX_BYTES) -> None:
+        """
+        Args:
+            folder: made if it is missing.
+            max_sets: entries that are kept.
+            max_bytes: of all entries; the newest is kept however large it is.
+
+        Raises:
+            ValueError: another studio has the folder.
+            OSError: it cannot be written.
+        """
+        self.folder, self.max_sets, self.max_bytes = folder, max_sets, max_bytes
+        self._lock, self._held = threading.Lock(), ExitStack()
+        make_folder(folder)
+        try:
+            self._held.enter_context(sole_holder(folder / ".lock"))
+        except LockedError:
+            raise ValueError(f"{folder} is another studio's history; name another folder with --history") from None
+        sweep(folder)
+        self._entries = {path.stem.removeprefix("set-"): _entry(path) for path in sorted(folder.glob("set-*.zip"))}
+
+    def close(self) -> None:
+        self._held.close()
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Every set, the newest first: its id, when it was made, its theme, best score and image."""
+        entries = list(self._entries.items())
+        return [{"id": name, **entry.summary} for name, entry in reversed(entries) if entry.summary]
+
+    def add(self, document: Mapping[str, Any], images: Mapping[str, bytes]) -> str:
+        """Write a set to the disk.
+
+        Args:
+            document: what the page shows.
+            images: PNGs by the names in the document.
+
+        Returns:
+            Its id.
+
+        Raises:
+            OSError: the disk is full, or gone.
+        """
+        with self._lock:
+            name = f"{max(map(int, self._entries), default=0) + 1:06d}"
+            path = self.folder / f"set-{name}.zip"
+            document = {**document, "made": datetime.now(UTC).isoformat(timespec="seconds")}
+            # Not compressed: PNGs are that already.
+            with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+                archive.writestr(DOCUMENT, json.dumps(document, ensure_ascii=False))
+                for image, content in images.items():
+                    archive.writestr(f"{image}.png", content)
+            self._entries[name] = _entry(path)
+            self._forget_oldest()
+        return name
+
+    def _forget_oldest(self) -> None:
+        while len(self._entries) > 1 and (
+            len(self._entries) > self.max_sets or sum(e.bytes for e in self._entries.values()) > self.max_bytes
+        ):
+            self._remove(min(self._entries, key=int))
+
+    def remove(self, name: str) -> None:
+        """Delete a set; nothing happens if there is none."""
+        with self._lock:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if entry := self._entries.pop(name, None):
+            entry.path.unlink(missing_ok=True)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A set's document; None if there is no such set."""
+        content = self._content(name, DOCUMENT)
+        return None if content is None else parse_object(content, kind=f"document of set {name}")
+
+    def image(self, name: str, image: str) -> bytes | None:
+        """One of a set's images; None if there is no such image."""
+        return self._content(name, f"{image}.png")
+
+    def _content(self, name: str, file: str) -> bytes | None:
+        # By the listing, so that no name can lead out of the folder.
+        if (entry := self._entries.get(name)) is None:
+            return None
+        try:
+            with zipfile.ZipFile(entry.path) as archive:
+                return archive.read(file)
+        except (KeyError, OSError, zipfile.BadZipFile):  # deleted by hand, or damaged
+            return None
+
+    def export(self, name: str, number: int) -> bytes | None:
+        """One image of a set for use elsewhere, as a zip; None if there is no such image.
+
+        It holds the grid image, its panels, its recipe and scores, and what it was compared with or made from.
+        """
+        document = self.read(name)
+        if document is None or not 0 <= number < len(document["candidates"]):
+            return None
+        candidate = document["candidates"][number]
+        grid = parse_layout(candidate["layout"])
+        files: dict[str, bytes | None] = {"image.png": self.image(name, candidate["image"])}
+        if candidate["base"]:
+            files["base.png"] = self.image(name, candidate["base"]["image"])
+        files |= {f"{source}.png": self.image(name, source) for source in document["sources"]}
+        if files["image.png"] and grid.count > 1:
+            panels = split(open_image(files["image.png"]), grid)
+            files |= {f"panel-{place}.png": png_bytes(panel) for place, panel in enumerate(panels, 1)}
+        recipe = {key: candidate[key] for key in ("recipe", "rank", "score", "matrix", "error")}
+        recipe |= {"of": len(document["candidates"]), "made": document["made"], "asked": document["asked"]}
+        files["recipe.json"] = json.dumps(recipe, indent=2, ensure_ascii=False).encode()
+        archived = io.BytesIO()
+        with zipfile.ZipFile(archived, "w") as archive:
+            for file, content in files.items():
+                if content is not None:
+                    archive.writestr(file, content)
+        return archived.getvalue()
+
+
+def _entry(path: Path) -> Entry:
+    """An entry by its file; one that cannot be read keeps its number, and is not shown."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            document = parse_object(archive.read(DOCUMENT))
+        best = document["candidates"][0]
+        summary = {key: document[key] for key in ("kind", "theme", "made")}
+        summary |= {"image": best["image"], "score": best["score"], "count": len(document["candidates"])}
+    except (KeyError, IndexError, TypeError, ValueError, OSError, zipfile.BadZipFile) as fault:
+        logger.warning("%s is damaged and is not shown: %s", path, fault)
+        summary = {}
+    return Entry(path, path.stat().st_size, summary)
