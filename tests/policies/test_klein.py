@@ -179,7 +179,7 @@ def test_a_distilled_checkpoint_is_not_guided(pipeline: Any) -> None:
 def test_a_prompt_that_is_cut_is_said(pipeline: Any) -> None:
     """Its length counts the chat template, which stands in the same tokens."""
     policy = over(pipeline)
-    lengths = [policy.count_tokens(prompt.text) for prompt in SETS]
+    lengths = policy.count_tokens([prompt.text for prompt in SETS])
     tokens = pipeline.tokenizer(SETS[0].text).input_ids
     assert lengths[0] > len(tokens)
     options = policy.options.model_copy(update={"max_sequence_length": max(lengths) - 1})

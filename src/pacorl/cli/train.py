@@ -79,9 +79,12 @@ def train_policy(
         # Rich prints the plan itself; JSON must not be wrapped at a terminal's width.
         print(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
-    from pacorl.engine.runtime import destroy_process_group, use_cores
-    from pacorl.report.page import write_report
-    from pacorl.train import trainer
+    from pacorl.io.imports import frozen_imports
+
+    with frozen_imports():
+        from pacorl.engine.runtime import destroy_process_group, use_cores
+        from pacorl.report.page import write_report
+        from pacorl.train import trainer
 
     use_cores()
     if run.model.gradient_checkpointing == AUTO:

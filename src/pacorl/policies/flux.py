@@ -63,7 +63,9 @@ class FluxPolicy(PipelinePolicy):
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """T5's `tokens` (B, L, D) and CLIP's `pooled` (B, D'); CLIP reads 77 tokens and no more."""
         limit = self.options.max_sequence_length
-        tokens, pooled, _ = self.pipeline.encode_prompt(prompt=texts, prompt_2=None, max_sequence_length=limit)
+        # The pipeline would walk through all modules of all components, eight times a batch, to learn the device.
+        device = self.pipeline.text_encoder.device
+        tokens, pooled, _ = self.pipeline.encode_prompt(texts, device=device, max_sequence_length=limit)
         return {"tokens": tokens, "pooled": pooled}
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:

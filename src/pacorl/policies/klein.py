@@ -105,12 +105,14 @@ class KleinPolicy(PipelinePolicy):
         tokens, _ = self.pipeline.encode_prompt(texts, max_sequence_length=self.options.max_sequence_length)
         return {"tokens": tokens}
 
-    def count_tokens(self, text: str) -> int:
-        tokenizer, message = self.pipeline.tokenizer, {"role": "user", "content": text}
-        templated = tokenizer.apply_chat_template(
-            [message], tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-        return len(tokenizer(templated).input_ids)
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        tokenizer = self.pipeline.tokenizer
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        templated = [
+            tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+            for chat in chats
+        ]
+        return [len(tokenizer(text).input_ids) for text in templated]
 
     def encode_sources(self, prompt: Prompt, size: Size) -> dict[str, Tensor]:
         """The sources' tokens `source` (1, M, C), one image after the other, and their `source_ids` (1, M, 4)."""

@@ -179,7 +179,7 @@ class PipelinePolicy:
     def encoded_texts(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
         """Per text what `encode_texts` gives, on the CPU; with a negative prompt also `negative_…`, equal for all."""
         if self.long_encoder:
-            limit, lengths = self.options.max_sequence_length, [self.count_tokens(text) for text in texts]
+            limit, lengths = self.options.max_sequence_length, self.count_tokens(texts)
             if max(lengths, default=0) > limit:
                 warnings.warn(
                     f"{sum(length > limit for length in lengths)} of {len(texts)} prompts have more than "
@@ -201,10 +201,10 @@ class PipelinePolicy:
                 encoded = [text | negative for text in encoded]
         return encoded
 
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a text before it is cut at `max_sequence_length`."""
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text before it is cut at `max_sequence_length`."""
         tokenizer = getattr(self.pipeline, self.long_encoder.replace("text_encoder", "tokenizer"))
-        return len(tokenizer(text, truncation=False).input_ids)
+        return [len(ids) for ids in tokenizer(list(texts), truncation=False).input_ids] if texts else []
 
     def encode_texts(self, texts: list[str]) -> dict[str, Tensor]:
         """What the transformer reads of a batch of texts: name → (B, …)."""

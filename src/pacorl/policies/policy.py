@@ -22,6 +22,7 @@ from pydantic import Field
 from pacorl.config.base import Section, validated
 from pacorl.core.caches import CACHES
 from pacorl.io.documents import read_object
+from pacorl.io.imports import frozen_imports
 from pacorl.io.quiet import quiet
 from pacorl.quantize import NONE, Quantization
 from pacorl.types import TINY, Grid, Prompt, Size
@@ -270,10 +271,13 @@ class PolicySpec:
             ValueError: The checkpoint is another pipeline, or what `quantize` needs is not installed.
             OSError: There is no checkpoint.
         """
-        import diffusers
-        import torch
+        with frozen_imports():
+            import diffusers
+            import torch
 
-        from pacorl.quantize.linear import check_quantization
+            from pacorl.quantize.linear import check_quantization
+
+            pipeline_type = getattr(diffusers, self.pipeline)  # which imports its module, and those of its components
 
         check_quantization(options.quantize)
         source = str(self.committed.folder) if options.checkpoint == TINY else options.checkpoint
@@ -287,9 +291,7 @@ class PolicySpec:
         components = self.policy.components_from(source)
         # diffusers would note that a component of ours is of another class than its index says.
         with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
-            pipeline = getattr(diffusers, self.pipeline).from_pretrained(
-                source, dtype=getattr(torch, options.dtype), **components
-            )
+            pipeline = pipeline_type.from_pretrained(source, dtype=getattr(torch, options.dtype), **components)
         policy = self.policy(pipeline, options, record_sizes=record_sizes)
         policy.place_encoders(device)
         if not staged:
