@@ -206,6 +206,14 @@ def test_every_target_of_an_adapter_matters(kind: str, job: Job) -> None:
     check_adapter(job.policy, job.conditioning, job.size, targets=targets)
 
 
+@ROLES
+def test_what_no_image_depends_on_is_declared(kind: str, job: Job) -> None:
+    """Of all linear layers: FSDP2 shards before weights are anywhere to compute with, so names have to do."""
+    linear = [name for name, module in job.policy.transformer.named_modules() if isinstance(module, torch.nn.Linear)]
+    add_lora(job.policy.transformer, rank=2, alpha=4, targets=linear)
+    assert check_adapter(job.policy, job.conditioning, job.size, targets=()) == job.policy.idle_layers
+
+
 def _save_drawn_adapter(policy: PipelinePolicy, folder: Path) -> None:
     add_lora(policy.transformer, rank=2, alpha=4, targets=policy.lora_targets)
     torch.manual_seed(1)

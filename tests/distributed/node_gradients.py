@@ -25,7 +25,7 @@ from pacorl.lora.adapters import adapter_off, adapter_state, add_lora
 from pacorl.policies.klein import KLEIN
 from pacorl.policies.kontext import KONTEXT
 from pacorl.policies.qwen_image import QWEN_EDIT
-from pacorl.train.builders import check_adapter
+from pacorl.train.builders import freeze_idle_layers
 from pacorl.train.update import PolicyLoss, update_policy
 from pacorl.types import Advantages, Samples, Size
 
@@ -73,8 +73,7 @@ class World:
         add_lora(self.policy.transformer, rank=2, alpha=4, targets=self.policy.lora_targets)
         self.policy.transformer.to(self.precision)
         # As in training: what no output depends on is frozen, so that no process waits for its gradient.
-        conditioning = self.cache.batch([self.prompt], SIZE)
-        check_adapter(self.policy, conditioning, SIZE, targets=self.policy.lora_targets)
+        freeze_idle_layers(self.policy, targets=self.policy.lora_targets)
         self.policy.transformer, _ = self.runtime.prepare(
             self.policy.transformer,
             torch.optim.AdamW([p for p in self.policy.transformer.parameters() if p.requires_grad]),

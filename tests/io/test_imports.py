@@ -19,9 +19,11 @@ def test_what_is_imported_is_kept_and_what_was_garbage_goes() -> None:
     before, garbage = gc.get_freeze_count(), weakref.ref(Cycle())
     try:
         with frozen_imports():
-            assert garbage() is None and not gc.isenabled()
+            assert garbage() is None
+            assert not gc.isenabled()
             imported = [[number] for number in range(1000)]
-        assert gc.isenabled() and gc.get_freeze_count() >= before + len(imported)
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(imported)
     finally:
         gc.unfreeze()
 

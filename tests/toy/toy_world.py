@@ -125,6 +125,7 @@ class ToyPolicy:
     """Sets of images as coarse mosaics, behind the seam of `policies.policy.Policy`."""
 
     lora_targets: tuple[str, ...] = ("into", "hidden", "out")
+    idle_layers: frozenset[str] = frozenset()
 
     def __init__(self, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> None:
         with torch.random.fork_rng(devices=[]):

@@ -77,6 +77,8 @@ class PipelinePolicy:
     """A diffusers pipeline as a `Policy`; every kind is a subclass that fills in `encode_texts` and `velocity`."""
 
     lora_targets: tuple[str, ...]
+    idle_in_last_block: ClassVar[tuple[str, ...]] = ()
+    """Linear layers of the last of `transformer_blocks` that make of the text what no image depends on."""
     references: ClassVar[int] = 0
     """Sources that a prompt may have at most; 0 if it makes sets alone."""
     source_optional: ClassVar[bool] = False
@@ -119,6 +121,12 @@ class PipelinePolicy:
     @property
     def device(self) -> torch.device:
         return next(self.transformer.parameters()).device
+
+    @property
+    def idle_layers(self) -> frozenset[str]:
+        """Names of the linear layers that no image depends on, whatever their weights."""
+        last = len(getattr(self.pipeline.transformer, "transformer_blocks", [])) - 1
+        return frozenset(f"transformer_blocks.{last}.{name}" for name in self.idle_in_last_block)
 
     @property
     def latent_channels(self) -> int:

@@ -59,6 +59,10 @@ class Policy(Protocol):
     lora_targets: tuple[str, ...]
     """Suffixes of the modules that an adapter is added to by default."""
 
+    @property
+    def idle_layers(self) -> frozenset[str]:
+        """Names of the transformer's linear layers that no image depends on, whatever their weights."""
+
     def check_size(self, size: Size) -> None:
         """Check that the config's `size` can be generated.
 

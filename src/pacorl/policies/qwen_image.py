@@ -71,6 +71,9 @@ class QwenEditPolicy(PipelinePolicy):
     """A `QwenImageEditPipeline` behind the policy seam."""
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
+    idle_in_last_block: ClassVar[tuple[str, ...]] = (
+        "attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2",
+    )  # fmt: skip
     references: ClassVar[int] = 1
     model_name: ClassVar[str] = "Qwen-Image-Edit"
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}

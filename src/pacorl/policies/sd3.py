@@ -42,6 +42,7 @@ class SD3Policy(PipelinePolicy):
     """A `StableDiffusion3Pipeline` behind the policy seam."""
 
     lora_targets: tuple[str, ...] = LORA_TARGETS
+    idle_in_last_block: ClassVar[tuple[str, ...]] = ("attn.add_q_proj",)
     encoders: ClassVar[Mapping[str, str]] = {
         "text_encoder": "CLIP-L text encoder",
         "text_encoder_2": "CLIP-G text encoder",

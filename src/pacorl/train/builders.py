@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyRun, RewardConfig
@@ -26,6 +27,7 @@ from pacorl.judges.judge import Judge, close_judge
 from pacorl.lora.adapters import add_lora, start_from
 from pacorl.policies import build_policy
 from pacorl.policies.policy import Policy
+from pacorl.quantize import NONE
 from pacorl.rewards import asks_judge, build_rewards, check_rewards
 from pacorl.rewards.reward import Reward, RewardFunction, smoke_test
 from pacorl.types import Conditioning, Prompt, Size
@@ -173,6 +175,7 @@ def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:
         policy.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     shape = {"rank": config.adapter.rank, "alpha": config.adapter.alpha}
     add_lora(policy.transformer, **shape, targets=adapter_targets(config, policy))
+    freeze_idle_layers(policy, targets=adapter_targets(config, policy))
     if config.model.compile == "blocks":
         compile_blocks(policy.transformer)
     if config.adapter.start:
@@ -210,19 +213,65 @@ def encode_prompts(
 
 
 def place_transformer(
-    config: PolicyRun, policy: Policy, cache: ConditioningCache, prompt: Prompt, *, device: torch.device
+    config: PolicyRun,
+    policy: Policy,
+    cache: ConditioningCache,
+    prompt: Prompt,
+    *,
+    device: torch.device,
+    sharded: bool = False,
 ) -> None:
     """Put the adapted transformer on the device, and check with a prompt that its adapter matters.
+
+    If FSDP2 is going to shard it, it stays in main memory, unchecked. The launcher then brings it to the device block
+    by block, each process its share, so that no card needs room for the whole.
 
     Raises:
         ValueError: if the adapter changes nothing.
     """
+    # Packing is work for the device, and packed weights are this process's own: in main memory each would have them.
+    if sharded and config.model.quantize == NONE:
+        policy.place_transformer("cpu")
+        return
     policy.place_transformer(device)
     size = policy.size_of(prompt, Size(*config.sampling.size))
     check_adapter(policy, cache.batch([prompt], size), size, targets=adapter_targets(config, policy))
 
 
-def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, targets: tuple[str, ...]) -> list[str]:
+def freeze_idle_layers(policy: Policy, *, targets: tuple[str, ...]) -> None:
+    """Freeze the adapted layers that no image depends on, so that no process waits for their gradients.
+
+    What Qwen-Image's last block makes of the text, for one, is thrown away.
+
+    Args:
+        policy: with its adapter.
+        targets: the suffixes of the adapter's modules.
+
+    Raises:
+        ValueError: if all layers of a target are idle: training it would train nothing.
+    """
+    adapted = set(_second_matrices(policy))
+    _check_targets(policy, targets, learning=adapted - policy.idle_layers)
+    for name in adapted & policy.idle_layers:
+        policy.transformer.get_submodule(name).requires_grad_(False)
+
+
+def _second_matrices(policy: Policy) -> dict[str, nn.Parameter]:
+    """Adapted layer → its B."""
+    parameters = policy.transformer.named_parameters()
+    return {name.split(".lora_B.")[0]: parameter for name, parameter in parameters if ".lora_B." in name}
+
+
+def _check_targets(policy: Policy, targets: tuple[str, ...], *, learning: Collection[str]) -> None:
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in learning):
+            raise ValueError(
+                f"adapter target {target!r} changes nothing that {type(policy.transformer).__name__} generates: "
+                "no finite gradient reaches it; leave it out of adapter.targets"
+            )
+
+
+def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, targets: tuple[str, ...]) -> set[str]:
     """Check that a new adapter can change the policy's images, by one forward and backward at σ = ½.
 
     Args:
@@ -232,38 +281,25 @@ def check_adapter(policy: Policy, conditioning: Conditioning, size: Size, *, tar
         targets: the suffixes of the adapter's modules.
 
     Returns:
-        The adapted modules that no output depends on; they are frozen, so that no process waits for their gradients.
+        The adapted layers that learn and that this output does not depend on.
 
     Raises:
-        ValueError: if a target has no module that changes the output: training it would train nothing.
+        ValueError: if a target has no layer that changes the output: training it would train nothing.
     """
-    transformer = policy.transformer
     with torch.enable_grad():
         x_BNC = policy.noise([0], size)
         velocity = policy.velocity(x_BNC, torch.full((1,), 0.5, device=x_BNC.device), conditioning, size)
         velocity.square().mean().backward()
     # A LoRA starts as the identity (B = 0), so its effect shows in gradients: if the velocity's gradient by a module's
-    # B is zero, no step will ever move it. What Qwen-Image's last block makes of the text, for one, is thrown away.
-    seconds = {
-        name.split(".lora_B.")[0]: parameter
-        for name, parameter in transformer.named_parameters()
-        if ".lora_B." in name and parameter.requires_grad
-    }
+    # B is zero, no step will ever move it.
+    seconds = {name: second for name, second in _second_matrices(policy).items() if second.requires_grad}
     gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in seconds.values()]
     # Read together: 342 modules of FLUX.1 would wait for the card three times each.
     flags = torch.stack([torch.stack([gradient.any(), gradient.isfinite().all()]) for gradient in gradients]).tolist()
-    learns = {name: moves and finite for name, (moves, finite) in zip(seconds, flags, strict=True)}
-    idle = [name for name, (moves, _) in zip(seconds, flags, strict=True) if not moves]
-    for target in targets:
-        if not any(learns[name] for name in learns if name == target or name.endswith(f".{target}")):
-            raise ValueError(
-                f"adapter target {target!r} changes nothing that {type(transformer).__name__} generates: "
-                "no finite gradient reaches it; leave it out of adapter.targets"
-            )
-    transformer.zero_grad(set_to_none=True)
-    for name in idle:
-        transformer.get_submodule(name).requires_grad_(False)
-    return idle
+    policy.transformer.zero_grad(set_to_none=True)
+    moves = {name: (moved, finite) for name, (moved, finite) in zip(seconds, flags, strict=True)}
+    _check_targets(policy, targets, learning=[name for name in moves if all(moves[name])])
+    return {name for name, (moved, _) in moves.items() if not moved}
 
 
 @dataclass(slots=True)

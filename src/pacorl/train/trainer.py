@@ -174,7 +174,8 @@ class PolicyTrainer:
             builders.encode_prompts(config, self.policy, self.train_prompts, self.evaluation_prompts, cache=self.cache)
         except SharedFault as error:
             raise error.fault from None
-        builders.place_transformer(config, self.policy, self.cache, self.train_prompts[0], device=device)
+        first, sharded = self.train_prompts[0], self.runtime.sharded
+        builders.place_transformer(config, self.policy, self.cache, first, device=device, sharded=sharded)
         if config.memory == "low":
             self.turns = Turns(self.policy.transformer, device=device)
         with self.scoring():
