@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -132,6 +133,12 @@ def test_one_picture_for_every_prompt_is_no_diversity() -> None:
     assert alike is not None
     assert alike < 0.5 * healthy
     assert diversity([panel_statistics(*one) for one in sets(3)] * 4) is None, "three prompts are too few"
+
+
+def test_diversity_is_the_root_mean_squared_distance_of_pairs() -> None:
+    images = [panel_statistics(*one) for one in sets(5)]
+    pairs = combinations([np.array(image.thumbnail) for image in images], 2)
+    assert diversity(images) == pytest.approx(np.sqrt(np.mean([((a - b) ** 2).mean() for a, b in pairs])))
 
 
 def test_diversity_is_between_prompts_not_within() -> None:

@@ -206,7 +206,7 @@ class MonitorConfig(Section):
     grid_artifact: LimitConfig = LimitConfig(at=0.1)
     """Rise of the share of fine detail that is a regular pattern."""
     diversity: LimitConfig = LimitConfig(at=0.4)
-    """Fall, as a share of the best so far, of the mean distance between prompts' images."""
+    """Fall, as a share of the best so far, of the root mean squared distance between prompts' images."""
     held_out: LimitConfig = LimitConfig(at=0.15)
     """Fall, as a share of the best so far, of each measure of evaluation.rewards."""
 

@@ -10,12 +10,12 @@ GRAPHS = 64
 would go on uncompiled, and training would not replay sampling."""
 
 
-def compile_blocks(transformer: nn.Module) -> None:
-    """Compile the repeated blocks in place; names and weights stay what they are."""
+def compile_blocks(transformer: nn.Module, *, backend: str = "inductor") -> None:
+    """Compile the repeated blocks in place, by a backend of torch; names and weights stay what they are."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     # The blocks of one kind share a graph, whose guards hold for each of them.
     for name, blocks in transformer.named_children():
         if isinstance(blocks, nn.ModuleList) and name.endswith("blocks"):
             for block in blocks:
                 # A size with symbols in it compiles for minutes, and there are few sizes.
-                block.compile(dynamic=False)
+                block.compile(dynamic=False, backend=backend)
