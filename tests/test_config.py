@@ -81,6 +81,7 @@ FAULTS = [
     (["epochs=many"], "epochs: Input should be a valid integer, unable to parse string as an integer (got 'many')"),
     (["epochs=0"], "epochs: Input should be greater than 0 (got 0)"),
     (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
+    ([f"sampling.steps={10**30}"], f"sampling.steps: Input should be less than or equal to 1000 (got {10**30})"),
     (["sampling.size=64"], "sampling.size: Input should be a valid tuple (got 64)"),
     (["model.dtype=float16"], "model.dtype: Input should be 'float32', 'bfloat16' or 'float64' (got 'float16')"),
     (
@@ -215,6 +216,11 @@ FAULTS = [
     (["sampling.curriculum=[[4, [64, 64]], [2, [96, 96]]]"], "sampling: curriculum's epochs [4, 2] must be ascending"),
     (["judge.backend=http"], "judge: checkpoint '' is no address; backend http needs a URL"),
     (["judge.backend=http", "judge.checkpoint=http://h:1/v1"], "judge: model is empty; name the model to ask at"),
+    (
+        ["judge.backend=http", "judge.checkpoint=http://sk-1@h/v1"],
+        "judge: checkpoint at h holds what may be a password",
+    ),
+    (["judge.checkpoint=http://sk-1@h/v1?token=2"], "judge: checkpoint http://***@h/v1?… is a URL; set backend: http"),
     (["judge.checkpoint=http://h:1/v1"], "judge: checkpoint http://h:1/v1 is a URL; set backend: http"),
     (
         ["judge.backend=http", "judge.checkpoint=http://h:1/v1", "judge.model=m", "judge.adapter=lora"],

@@ -13,7 +13,7 @@ from pacorl.config.one_of import OneOf
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.caches import CACHES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.sampling import Sampler, SamplingSteps, Suffix, TreeOptions
+from pacorl.core.sampling import Sampler, SamplingSteps, Steps, Suffix, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
@@ -66,7 +66,7 @@ class SamplingConfig(SamplingSteps):
     """[epoch, [height, width]] …: from each of these epochs on (the first is 0) that size replaces `size`."""
     shift: Literal["training", "evaluation"] = "training"
     """Whose size the sigmas are shifted for: at the evaluation's, training sees the noise levels of evaluation."""
-    steps: Positive = 10
+    steps: Steps = 10
     sde_steps: tuple[Annotated[int, Field(ge=0)], ...] = (1,)
     """Indices of the sampling steps that are stochastic, and trained; for an objective of the endpoint, whose sampling
     is without noise, those whose sigmas endpoints are noised to."""
@@ -159,7 +159,7 @@ class EvaluationConfig(Section):
 
     size: tuple[Positive, Positive] = (1024, 1024)
     """Height and width in pixels."""
-    steps: Positive = 20
+    steps: Steps = 20
     """Denoising steps."""
     every: int = Field(10, ge=0)
     """Epochs between evaluations; 0 for only before and after."""

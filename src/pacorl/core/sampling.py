@@ -24,6 +24,8 @@ from pacorl.types import Size
 
 SdeType = Annotated[str, AfterValidator(lambda name: SDE_TYPES.named(name).name)]
 """A key of `SDE_TYPES`."""
+Steps = Annotated[int, Field(gt=0, le=1000)]
+"""Denoising steps: diffusers' schedulers of these models tell 1,000 noise levels apart."""
 
 
 @dataclass(frozen=True, slots=True)

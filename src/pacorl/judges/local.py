@@ -18,6 +18,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from pacorl.core.questions import text_fault
+from pacorl.io.net import is_url, shown_url
 from pacorl.judges.domain import Domain
 from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
 from pacorl.judges.pairwise import both_orders
@@ -44,8 +45,8 @@ class LocalOptions(InProcessOptions):
 
     @model_validator(mode="after")
     def _no_address(self) -> LocalOptions:
-        if self.checkpoint.startswith(("http://", "https://")):
-            raise ValueError(f"checkpoint {self.checkpoint} is a URL; set backend: http")
+        if is_url(self.checkpoint):
+            raise ValueError(f"checkpoint {shown_url(self.checkpoint)} is a URL; set backend: http")
         return self
 
 

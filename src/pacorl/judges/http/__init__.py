@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive
-from pacorl.io.net import is_url
+from pacorl.io.net import is_url, service_url
 from pacorl.judges.http.endpoints import address_of, listens, load_endpoints
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import BackendOptions, JudgeSpec
@@ -59,7 +59,7 @@ class HttpOptions(BackendOptions):
                 f"checkpoint {self.checkpoint!r} is no address; backend http needs a URL such as "
                 "http://127.0.0.1:8000/v1, or a YAML file of endpoints"
             )
-        if is_url(self.checkpoint) and not self.model:
+        if is_url(self.checkpoint) and service_url(self.checkpoint, name="checkpoint") and not self.model:
             raise ValueError(f"model is empty; name the model to ask at {self.checkpoint}")
         return self
 
