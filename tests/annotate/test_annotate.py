@@ -24,7 +24,9 @@ from pacorl.annotate.server import make_app, plan, prepare, serve
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.annotate.simulate import Client, simulate
 from pacorl.annotate.store import Person, Store, only_server, public_key, shown_order
-from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
+from pacorl.dataset.records import ADJUDICATOR, Answer, Instance, collect_answers, read_answers, read_instances
+from pacorl.dataset.rules import label_pairs, mean_rankings
+from pacorl.dataset.scores import Scores
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.web.guard import RefusedError
 
@@ -545,6 +547,136 @@ def test_a_fit_stands_for_a_while_and_then_sees_what_came(store):
     store.rank(Person("ann", False, 0), key(store), [0, 1, 2, 3], request="request-1")
     assert live.now() is first
     assert LiveScores(store, patience=0).now().skills()[0].rankings == 1
+
+
+# --- adjudication ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disputed(tmp_path):
+    """Two people agree on i0, name different bests in i1, differ in the middle of i2; a third sides with ann on i3."""
+    with Store(tmp_path / "annotations.db") as store:
+        for name in ("ann", "ben", "cat"):
+            store.add_person(name)
+        store.add_person("eve", role=ADJUDICATOR)
+        # Everybody ranks everything; 20 further instances on which ann and cat agree and ben is far off.
+        store.share(instances(24), Sharing(overlap=1, judges=3, controls=0))
+        given = {"i0": ("0123", "0123"), "i1": ("0123", "1023"), "i2": ("0123", "0213"), "i3": ("0123", "3210", "0123")}
+        given |= {f"i{n}": ("0123", "3120", "0123") for n in range(4, 24)}
+        for instance, orders in given.items():
+            for name, order in zip(("ann", "ben", "cat"), orders, strict=False):
+                answer_as(store, name, instance, order)
+        yield store
+
+
+def answer_as(store, name, instance, order, *, request="", **role):
+    (question,) = (one for one in store.instances() if one.id == instance)
+    slots = [shown_order(name, question).index(int(index)) for index in order]
+    person = Person(name, is_admin=False, expires=0, **role)
+    store.rank(person, public_key(instance), slots, request=request or f"{name}-rank-{instance}")
+
+
+def test_the_queue_has_what_people_disagree_on_and_the_scores_leave_open(disputed):
+    live = LiveScores(disputed, patience=0)
+    assert [one.instance.id for one in live.open_disagreements()] == ["i1"]
+    assert 0.05 < live.open_disagreements()[0].doubt < 0.5
+
+
+def test_a_decision_wins_in_the_labels_and_the_trail_is_kept(disputed):
+    answer_as(disputed, "eve", "i1", "1023", adjudicates=True)
+    assert LiveScores(disputed, patience=0).open_disagreements() == []
+    answers = disputed.answers()
+    assert sum(answer.adjudicated for answer in answers) == 1
+    pairs, balance = label_pairs(answers)
+    votes = {pair.images: pair.votes for pair in pairs if "images/g1/1.png" in pair.images}
+    assert sorted(votes.values()) == [(0, 1), (1, 0)]
+    assert {pair.consistent for pair in pairs if {"images/g1/1.png", "images/g1/1_1.png"} == set(pair.images)} == {True}
+    assert (balance["rankings"], balance["annotators"], balance["adjudicated"]) == (69, 3, 1)
+    (mean,) = (one for one in mean_rankings(answers)[0] if one.instance == "i1")
+    assert mean.candidates[0] == "images/g1/1_1.png"
+    # A decision is nobody's skill, no second opinion, and nobody's share of the work.
+    assert [one.annotator for one in Scores(answers).skills()] == ["ann", "ben", "cat"]
+    assert agreement(answers) == agreement([one for one in answers if not one.adjudicated])
+    before = disputed.progress("cat")
+    disputed.share(disputed.instances(), disputed.sharing())
+    assert (disputed.progress("cat"), disputed.progress("eve")["total"]) == (before, 0)
+    last = disputed.audit()[-1]
+    order = [f"images/g1/1_{index}.png" for index in (1, 0, 2, 3)]
+    assert (last["person"], last["kind"], last["instance"], last["order"]) == ("eve", "decide", "i1", order)
+
+
+def test_a_decision_is_undone_and_shown_again_and_nobody_decides_twice(disputed):
+    eve = Person("eve", is_admin=False, expires=0, adjudicates=True)
+    answer_as(disputed, "eve", "i1", "1023", adjudicates=True)
+    disputed.add_person("fay", role=ADJUDICATOR)
+    with pytest.raises(RefusedError, match="another adjudicator has decided this one"):
+        answer_as(disputed, "fay", "i1", "0123", adjudicates=True)
+    disputed.undo(eve, request="request-undo")
+    assert disputed.undone("eve") == ["i1"]
+    (question,) = (one for one in disputed.instances() if one.id == "i1")
+    previous = disputed.task("eve", question).previous
+    assert [shown_order("eve", question)[slot] for slot in previous] == [1, 0, 2, 3]
+    answer_as(disputed, "fay", "i1", "0123", adjudicates=True)
+    assert [row["kind"] for row in disputed.audit()[-3:]] == ["decide", "undo", "decide"]
+
+
+def test_a_decision_outvotes_the_ranking_from_the_pairs_other_side():
+    """a says that b fits and c does not; b says the same of a and c; the adjudicator of a says it is the other way."""
+    one = Answer("1", "ann", "g", "a", ("b", "c"))
+    other = Answer("2", "ann", "g", "b", ("a", "d"))
+    decision = Answer("1", "eve", "g", "a", ("c", "b"), adjudicated=True)
+    labels = {frozenset(pair.images): pair.consistent for pair in label_pairs([one, other, decision])[0]}
+    assert labels == {frozenset("ab"): False, frozenset("ac"): True, frozenset("bd"): False}
+
+
+def test_an_adjudicator_has_the_page_and_the_opinions_without_names(running):
+    admin = running.tokens["admin"]
+    question = running.store.instances()[0]
+    for name in ("ann", "ben"):
+        running.store._db.execute("INSERT OR REPLACE INTO assignments VALUES (?, -9, ?, 1)", (name, question.id))
+        answer_as(running.store, name, question.id, "012" if name == "ann" else "210")
+    status, content, _ = running.ask("POST", "/api/admin/people", {"name": "eve", "adjudicates": True}, token=admin)
+    token = json.loads(content)["link"].rpartition("/")[2]
+    assert (status, running.store.people(), running.store.people(role=ADJUDICATOR)) == (200, ["ann", "ben"], ["eve"])
+    state = json.loads(running.ask("GET", "/api/task", token=token)[1])
+    assert state["progress"] == {"total": 1, "ranked": 0, "skipped": 0}
+    shown = shown_order("eve", question)
+    orders = {one["name"]: [shown[slot] for slot in one["order"]] for one in state["task"]["opinions"]}
+    assert (orders["Person 1"], orders["Person 2"]) == ([0, 1, 2], [2, 1, 0])
+    assert set(orders) == {"Person 1", "Person 2", "All rankings together"}
+    assert b"ann" not in json.dumps(state).encode()
+    body = {
+        "instance": state["task"]["instance"],
+        "order": state["task"]["opinions"][1]["order"],
+        "request": "decide-1",
+    }
+    done = json.loads(running.ask("POST", "/api/rankings", body, token=token)[1])
+    assert (done["task"], done["progress"]) == (None, {"total": 1, "ranked": 1, "skipped": 0})
+    again = json.loads(running.ask("POST", "/api/undo", {"request": "undo-this"}, token=token)[1])
+    assert [shown[slot] for slot in again["task"]["previous"]] == [2, 1, 0]
+    skip = {"instance": body["instance"], "reason": "both are fine", "request": "skip-this"}
+    assert json.loads(running.ask("POST", "/api/skips", skip, token=token)[1])["task"] is None
+    rows = [json.loads(line) for line in running.ask("GET", "/api/admin/audit.jsonl", token=admin)[1].splitlines()]
+    assert [(row["person"], row["kind"]) for row in rows[-3:]] == [("eve", "decide"), ("eve", "undo"), ("eve", "skip")]
+    assert running.ask("GET", "/api/admin/audit.jsonl", token=token)[0] == 403
+    # A new link leaves the role as it is.
+    assert running.ask("POST", "/api/admin/links", {"name": "eve"}, token=admin)[0] == 200
+    assert running.store.people(role=ADJUDICATOR) == ["eve"]
+
+
+def test_nobody_ranks_and_adjudicates(dataset):
+    folder = dataset(prompts=2, grids=2)
+    with Store(folder / "annotations.db") as store:
+        with pytest.raises(ValueError, match="'ann' cannot rank and adjudicate"):
+            prepare(store, folder, ["ann"], adjudicators=["ann"])
+        links = prepare(store, folder, ["ann"], sharing=NO_OVERLAP, adjudicators=["eve"])
+        assert (sorted(links), store.progress("ann")["total"]) == (["admin", "ann", "eve"], 48)
+        assert prepare(store, folder, [], adjudicators=["eve"]) == {}
+        with pytest.raises(ValueError, match="'eve' cannot rank and adjudicate"):
+            prepare(store, folder, ["eve"])
+
+
+# --- the HTTP API, continued -----------------------------------------------------------------------------------
 
 
 def test_images_come_from_the_folder_only(only_read):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from dataset_folder import AnnotationServer, free_port
 
-from pacorl.annotate.store import Store
+from pacorl.annotate.simulate import Client
+from pacorl.annotate.store import Store, shown_order
 from pacorl.io.documents import read_jsonl, write_jsonl
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -264,6 +265,52 @@ def test_everybody_can_read_and_press_everything(served, browser, width, scheme)
     playwright.expect(page.locator("#link")).to_be_visible()
     assert page.evaluate(FAULTS)["faults"] == []
     shot(page, f"admin-{width}-{scheme}")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_adjudicator_takes_over_an_order(dataset, browser, width, scheme):
+    folder = dataset(prompts=2, grids=4)
+    options = ("--annotators", "ann,ben", "--adjudicators", "eve", "--overlap", "1", "--controls", "0")
+    with AnnotationServer(folder, *options, port=free_port()) as links:
+        page, people = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page(), {}
+        page.goto(links["eve"])
+        playwright.expect(page.locator("#message h1")).to_have_text("Nothing to rank yet")
+        for name in ("ann", "ben"):
+            url, _, token = links[name].partition("/join/")
+            people[name] = Client(url, token)
+        first = people["ann"].task()["task"]
+        with Store(folder / "annotations.db", read_only=True) as store:
+            (shown,) = store.next_tasks("ann")
+        for name, client in people.items():  # ben ranks the other way round
+            slots = shown_order(name, shown.instance)
+            order = sorted(range(4), key=lambda slot, slots=slots: slots[slot] * (-1 if name == "ben" else 1))
+            client.rank(first["instance"], order)
+        # The page asks again by itself, and a fit stands for some seconds.
+        playwright.expect(page.locator("#count")).to_have_text("0 of 1", timeout=60_000)
+        playwright.expect(page.locator("#opinions li")).to_have_count(3)
+        assert page.evaluate(FAULTS)["faults"] == []
+        shot(page, f"adjudicate-{width}-{scheme}")
+        button = page.locator("#opinions button").nth(1)
+        letters = button.text_content().split()
+        button.focus()
+        page.keyboard.press("Enter")
+        assert (names(page, "#slots"), focused(page)) == (letters, "Save and next")
+        page.keyboard.press("Enter")
+        playwright.expect(page.locator("#message p")).to_contain_text("You decided 1")
+        admin = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        admin.goto(links["admin"])
+        playwright.expect(admin.locator("#adjudicators td").nth(1)).to_have_text("1")
+        admin.locator("#work").click()
+        playwright.expect(admin.locator("#worked")).to_have_text("of 2 rankings")
+        assert admin.evaluate(FAULTS)["faults"] == []
+        admin.locator("#most img").last.scroll_into_view_if_needed()
+        admin.wait_for_load_state("networkidle")
+        if SCREENSHOTS:
+            admin.screenshot(path=f"{SCREENSHOTS}/scores-{width}-{scheme}.png", full_page=True)
+    with Store(folder / "annotations.db") as store:
+        (decision,) = (answer for answer in store.answers() if answer.adjudicated)
+        assert decision.candidates == tuple(shown.instance.candidates[::-1])
 
 
 def test_finish_and_export(served, browser):

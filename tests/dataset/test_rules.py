@@ -32,7 +32,7 @@ def test_majority_over_annotators_and_ties_dropped():
         frozenset("ra"): True,
         frozenset("rd"): False,
     }
-    assert balance == {"rankings": 3, "annotators": 3, "votes": 6, "yes": 1, "no": 1, "tied": 1}
+    assert balance == {"rankings": 3, "annotators": 3, "adjudicated": 0, "votes": 6, "yes": 1, "no": 1, "tied": 1}
 
 
 def test_both_orders_of_a_pair_are_one():

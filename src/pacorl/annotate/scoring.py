@@ -1,18 +1,55 @@
-"""The scores of what is being ranked, fitted again as rankings come in, and what the administrator sees of them."""
+"""The scores of what is being ranked, fitted again as rankings come in, and what people still disagree on."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Any, NamedTuple
 
-from pacorl.annotate.store import Person, Store, public_key, shown_order
+import numpy as np
+
+from pacorl.annotate.store import Person, Store, Task, public_key, shown_order
+from pacorl.dataset.records import Answer, Instance
 from pacorl.dataset.scores import PairScore, Scores
 
 PATIENCE = 10.0
 """A fit stands for so many times the seconds that it took: at most a tenth of a core goes into fits."""
 SHOWN = 6
 """Pairs at each end of the scale on the administrator's page."""
+
+
+SETTLED = 0.05
+"""A contested order is settled once its posterior probability is beyond 1 − this: a careless person against careful
+ones needs no adjudicator."""
+
+
+class Disagreement(NamedTuple):
+    """An instance of which people name different best or worst candidates."""
+
+    instance: Instance
+    doubt: float
+    """The posterior probability that the likelier order of the most doubtful two of these is wrong, up to ½."""
+
+
+def disagreements(scores: Scores, questions: Iterable[Instance]) -> list[Disagreement]:
+    """What people disagree on and the scores leave open, the most doubtful first.
+
+    Only the best and the worst count, since labels are made of them.
+    """
+    answers: dict[str, list[Answer]] = {}
+    for answer in scores.answers:
+        answers.setdefault(answer.instance, []).append(answer)
+    contested = []
+    for question in questions:
+        given = answers.get(question.id, [])
+        item = dict(zip(question.candidates, scores.items(question).tolist(), strict=True)) if len(given) > 1 else {}
+        pairs = [pair for end in (0, -1) for pair in combinations(sorted({one.candidates[end] for one in given}), 2)]
+        doubts = [min(p, 1 - p) for p in (scores.fit.better(item[one], item[other]) for one, other in pairs)]
+        if max(doubts, default=0) > SETTLED:
+            contested.append(Disagreement(question, max(doubts)))
+    return sorted(contested, key=lambda one: (-one.doubt, one.instance.id))
 
 
 class LiveScores:
@@ -35,6 +72,24 @@ class LiveScores:
                 self._version = version
                 self._stands_until = time.monotonic() + self._patience * (time.monotonic() - started)
             return self._scores
+
+    def open_disagreements(self) -> list[Disagreement]:
+        """What no adjudicator has answered."""
+        answered = self._store.adjudicated()
+        return [one for one in disagreements(self.now(), self._questions) if one.instance.id not in answered]
+
+    def opinions(self, task: Task) -> list[dict[str, Any]]:
+        """How people ranked it, without their names, and what all rankings together say: slots as they are shown."""
+        scores, instance = self.now(), task.instance
+        best_first = np.argsort(-scores.fit.score_I[scores.items(instance)], kind="stable")
+        together = tuple(instance.candidates[index] for index in best_first)
+        given = [answer.candidates for answer in scores.answers if answer.instance == instance.id]
+        names = [*(f"Person {number}" for number in range(1, len(given) + 1)), "All rankings together"]
+        slot_of = {instance.candidates[index]: slot for slot, index in enumerate(task.slots)}
+        return [
+            {"name": name, "order": [slot_of[candidate] for candidate in order]}
+            for name, order in zip(names, [*given, together], strict=True)
+        ]
 
     def summary(self, person: Person) -> dict[str, Any]:
         """Everybody's skill, and the pairs at both ends, with the addresses of their images for this person."""

@@ -6,10 +6,12 @@
     POST /api/skips           {instance, reason, request}
     POST /api/undo            {request}
     GET  /images/KEY/SLOT     a candidate's image, or the reference's (SLOT = reference)
-    GET  /api/admin, /api/admin/scores, /api/admin/rankings.jsonl
+    GET  /api/admin, /api/admin/scores, /api/admin/rankings.jsonl, /api/admin/audit.jsonl
                               for the administrator's token, as are these two:
-    POST /api/admin/people    {name, days}              adds somebody; answers with a link
+    POST /api/admin/people    {name, days, adjudicates} adds somebody; answers with a link
     POST /api/admin/links     {name, days}              a new link for somebody; the old one ends
+
+An adjudicator has the same page and API. Their tasks are what people disagree on, and their rankings decisions.
 
 Images are named by instance and slot, never by path. Tokens come as a cookie or as `Authorization: Bearer`.
 """
@@ -17,7 +19,7 @@ Images are named by instance and slot, never by path. Tokens come as a cookie or
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +32,7 @@ from pacorl.annotate.scoring import LiveScores
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, share_out
 from pacorl.annotate.store import Person, Store, Task, only_server, public_key, shown_order
 from pacorl.dataset.manifest import DatasetStep
-from pacorl.dataset.records import DATABASE, Instance, read_instances
+from pacorl.dataset.records import ADJUDICATOR, ADMINISTRATOR, DATABASE, Instance, read_instances
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.web.connections import run
@@ -52,6 +54,7 @@ def serve(
     port: int = 8765,
     days: float = 30,
     renew: Sequence[str] = (),
+    adjudicators: Sequence[str] = (),
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serves the page until SIGINT or SIGTERM; the links (see `prepare`) are announced when it can be reached.
@@ -63,7 +66,7 @@ def serve(
     read_instances(folder / "instances.jsonl")  # before a database is made in a folder that is none
     database = folder / DATABASE
     with only_server(database, url=f"http://{host}:{port}"), Store(database) as store:
-        links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew)
+        links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew, adjudicators=adjudicators)
         with listening(host, port) as (listener, url):
             for name, link in links.items():
                 announce(f"{name}\t{url}{link}")
@@ -79,8 +82,9 @@ def prepare(
     sharing: Sharing | None = None,
     days: float = 30,
     renew: Sequence[str] = (),
+    adjudicators: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Adds new people and an administrator, renews links, and shares the work out.
+    """Adds new people, adjudicators and an administrator, renews links, and shares the work out.
 
     Args:
         sharing: None for what the database remembers (the defaults, for a new one).
@@ -91,14 +95,18 @@ def prepare(
         Name → path of a join link, for the links made now: only their hashes are stored.
     """
     sharing = sharing or store.sharing()
-    instances = instances_to_rank(folder, people, sharing)
+    instances = instances_to_rank(folder, [*people, *adjudicators], sharing)
     if not people and not store.people():
         raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
     # Links come after every check: a start that fails must not hand out some, or end old ones.
-    present = {*store.people(), *([ADMIN] if store.has_admin() else [])}
+    roles = {**dict.fromkeys(people, 0), **dict.fromkeys(adjudicators, ADJUDICATOR), ADMIN: ADMINISTRATOR}
+    present = {name: role for role in (0, ADMINISTRATOR, ADJUDICATOR) for name in store.people(role=role)}
+    for name in (*people, *adjudicators):
+        if roles[name] != present.get(name, roles[name]) or (name in people and name in adjudicators):
+            raise ValueError(f"{name!r} cannot rank and adjudicate; give the adjudicator another name")
     links = {
-        name: f"/join/{store.add_person(name, is_admin=name == ADMIN, days=days)}"
-        for name in dict.fromkeys([ADMIN, *people, *renew])
+        name: f"/join/{store.add_person(name, role=roles.get(name, 0), days=days)}"
+        for name in dict.fromkeys([ADMIN, *roles, *renew])
         if name not in present or name in renew
     }
     share_work(store, folder, instances, sharing)
@@ -182,6 +190,8 @@ class PersonForm(BaseModel):
 
     name: Text
     days: Annotated[float, Field(gt=0, le=3650)] = 30
+    adjudicates: bool = False
+    """Whether somebody new decides what the others disagree on, and ranks nothing else."""
 
 
 @dataclass(slots=True)
@@ -215,6 +225,7 @@ def make_app(folder: Path, store: Store) -> FastAPI:
         ("POST", "/api/admin/people", add_person),
         ("POST", "/api/admin/links", renew_link),
         ("GET", "/api/admin/rankings.jsonl", rankings),
+        ("GET", "/api/admin/audit.jsonl", audit),
     ]
     return site.app(routes, state=AppState(folder, store, site, LiveScores(store)))
 
@@ -273,23 +284,37 @@ def image_path(folder: Path, name: str) -> Path:
 
 def task(state: State, person: Someone) -> dict[str, Any]:
     """What this person does next."""
-    tasks = state.store.next_tasks(person.name, limit=2)
-    form = None
-    if tasks:
-        instance = tasks[0].instance
-        reference, *candidates = _addresses(tasks[0])
-        form = {
-            "instance": public_key(instance.id),
-            "theme": instance.theme,
-            "category": instance.category,
-            "criteria": instance.criteria or {},
-            "reference": reference,
-            "candidates": candidates,
-            "previous": tasks[0].previous,
-        }
+    progress = state.store.progress(person.name)
+    if person.adjudicates:
+        disputed = state.scores.open_disagreements()
+        # What was taken back is the next again, whatever has become of it since.
+        undone = [one for one in state.store.instances() if one.id in state.store.undone(person.name)[:1]]
+        following = list({one.id: one for one in (*undone, *(each.instance for each in disputed))}.values())
+        tasks = [state.store.task(person.name, instance) for instance in following[:2]]
+        progress["total"] = progress["ranked"] + progress["skipped"] + len(following)
+    else:
+        tasks = state.store.next_tasks(person.name, limit=2)
+    form = _form(tasks[0]) if tasks else None
+    if form and person.adjudicates:
+        form["opinions"] = state.scores.opinions(tasks[0])
     # The page loads the images of the next but one while people look, so that nobody waits.
     ahead = _addresses(tasks[1]) if len(tasks) > 1 else []
-    return {"person": person.name, "progress": state.store.progress(person.name), "task": form, "ahead": ahead}
+    state_of = {"person": person.name, "adjudicates": person.adjudicates, "progress": progress}
+    return {**state_of, "task": form, "ahead": ahead}
+
+
+def _form(shown: Task) -> dict[str, Any]:
+    instance = shown.instance
+    reference, *candidates = _addresses(shown)
+    return {
+        "instance": public_key(instance.id),
+        "theme": instance.theme,
+        "category": instance.category,
+        "criteria": instance.criteria or {},
+        "reference": reference,
+        "candidates": candidates,
+        "previous": shown.previous,
+    }
 
 
 def _addresses(shown: Task) -> list[str]:
@@ -326,22 +351,24 @@ def admin(state: State, person: Administrator) -> dict[str, Any]:
         passed, answered = controls.get(name, (0, 0))
         scores = {"controls_passed": passed, "controls_answered": answered}
         people.append({"name": name, **store.progress(name), **scores, "median_seconds": store.median_seconds(name)})
-    return {**state.summary[1], "people": people}
+    adjudicators = [{"name": name, **store.progress(name)} for name in store.people(role=ADJUDICATOR)]
+    return {**state.summary[1], "people": people, "adjudicators": adjudicators}
 
 
 def add_person(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:
-    """A link for somebody new, who takes over what nobody has answered."""
+    """A link for somebody new, who takes over what nobody has answered, or adjudicates."""
     name = form.name.strip()
-    if name in (ADMIN, *state.store.people()):
+    if name in (ADMIN, *state.store.people(), *state.store.people(role=ADJUDICATOR)):
         raise RefusedError(f"{name!r} is there already; give another name, or make them a new link", status=409)
-    token = state.store.add_person(name, days=form.days)
-    share_work(state.store, state.folder, state.store.instances(), state.store.sharing())
+    token = state.store.add_person(name, role=ADJUDICATOR if form.adjudicates else 0, days=form.days)
+    if not form.adjudicates:
+        share_work(state.store, state.folder, state.store.instances(), state.store.sharing())
     return {"name": name, "link": f"/join/{token}"}
 
 
 def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[str, str]:
     """A fresh link for someone who has a share of the work; the old one ends."""
-    if form.name not in state.store.people():
+    if form.name not in (*state.store.people(), *state.store.people(role=ADJUDICATOR)):
         raise RefusedError(f"{form.name[:60]!r} has no share of the work; add them first", status=404)
     return {"name": form.name, "link": f"/join/{state.store.add_person(form.name, days=form.days)}"}
 
@@ -353,6 +380,15 @@ def scores(state: State, person: Administrator) -> dict[str, Any]:
 
 def rankings(state: State, person: Administrator) -> Response:
     """Every ranking as it stands, control questions aside, in the form of rankings.jsonl."""
-    lines = [json.dumps(asdict(answer), ensure_ascii=False) + "\n" for answer in state.store.answers()]
-    headers = {"Content-Disposition": 'attachment; filename="rankings.jsonl"'}
+    return _jsonl(map(asdict, state.store.answers()), name="rankings.jsonl")
+
+
+def audit(state: State, person: Administrator) -> Response:
+    """Everything that anybody did: rankings, skips, decisions, and what was undone."""
+    return _jsonl(state.store.audit(), name="audit.jsonl")
+
+
+def _jsonl(rows: Iterable[dict[str, Any]], *, name: str) -> Response:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response("".join(lines), media_type="application/jsonl", headers=headers)

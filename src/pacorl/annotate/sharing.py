@@ -155,7 +155,8 @@ def agreement(answers: Sequence[Answer]) -> dict[str, float | int | None]:
     """Over the instances that several people ranked: mean W, ordinal α over (instance, candidate), and how many."""
     by_instance: dict[str, list[Answer]] = {}
     for answer in answers:
-        by_instance.setdefault(answer.instance, []).append(answer)
+        if not answer.adjudicated:  # a decision is no second opinion
+            by_instance.setdefault(answer.instance, []).append(answer)
     units, concordance = [], []
     for group in by_instance.values():
         if len(group) > 1:

@@ -21,17 +21,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from pacorl.annotate.sharing import Sharing, share_out
-from pacorl.dataset.records import Answer, Instance, connect, stored_answers, stored_instance
+from pacorl.dataset import records
+from pacorl.dataset.records import ADJUDICATOR, ADMINISTRATOR, Answer, Instance, stored_answers, stored_instance
 from pacorl.io.documents import parse_json, read_text
 from pacorl.io.files import LockedError, sole_holder
 from pacorl.web.guard import RefusedError
 
 SETUP = read_text(Path(__file__).with_name("schema.sql"))
 MAX_REASON = 500
+DECIDED = f"""
+SELECT 1 FROM answers b JOIN people p ON p.name = b.person
+WHERE b.instance = ? AND b.ranking IS NOT NULL AND p.is_admin = {ADJUDICATOR}
+"""
 UNDONE = """
 SELECT e.instance FROM events e WHERE e.person = ? AND e.kind = 'undo' AND e.number =
     (SELECT MAX(number) FROM events WHERE person = e.person AND instance = e.instance) ORDER BY e.number DESC
@@ -44,6 +50,7 @@ class Person(NamedTuple):
     name: str
     is_admin: bool
     expires: float
+    adjudicates: bool = False
 
 
 class Task(NamedTuple):
@@ -63,9 +70,9 @@ class Store:
         self.path = path
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = connect(path, read_only=True) if read_only else connect(path, setup=SETUP)
+        self._db = records.connect(path, read_only=True) if read_only else records.connect(path, setup=SETUP)
         # Readers have their own connection: they see only what is on the disk, and do not wait for it with writers.
-        self._reader = self._db if read_only else connect(path)
+        self._reader = self._db if read_only else records.connect(path)
         # One connection serves many threads: no statement may fall into another thread's transaction.
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._waiting: deque[None] = deque()
@@ -124,8 +131,12 @@ class Store:
         with self._reading:
             return self._reader.execute(sql, values).fetchall()
 
-    def add_person(self, name: str, *, is_admin: bool = False, days: float = 30) -> str:
-        """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored."""
+    def add_person(self, name: str, *, role: int = 0, days: float = 30) -> str:
+        """Makes a token for someone new, or a fresh one; the old one ends. Only its hash is stored.
+
+        Args:
+            role: 0 for who ranks, or ADMINISTRATOR or ADJUDICATOR; who is there already keeps theirs.
+        """
         if not name.strip() or len(name) > 60 or any(ord(letter) < 32 for letter in name):
             raise RefusedError(f"{name[:80]!r} is not a name; use 1 to 60 printable characters")
         # Only the hash stays: a copy of the database, which is part of the folder, signs nobody in.
@@ -133,27 +144,27 @@ class Store:
         with self._transaction() as db:
             db.execute(
                 "INSERT INTO people VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-                "token_hash = excluded.token_hash, expires = excluded.expires, is_admin = excluded.is_admin",
-                (name, sha256(token), time.time() + days * 86_400, is_admin),
+                "token_hash = excluded.token_hash, expires = excluded.expires",
+                (name, sha256(token), time.time() + days * 86_400, role),
             )
         return token
 
-    def people(self) -> list[str]:
-        """The annotators, administrators aside."""
-        return [name for (name,) in self._all("SELECT name FROM people WHERE NOT is_admin ORDER BY name")]
+    def people(self, *, role: int = 0) -> list[str]:
+        """The annotators, or those who have another role."""
+        return [name for (name,) in self._all("SELECT name FROM people WHERE is_admin = ? ORDER BY name", role)]
 
     def has_admin(self) -> bool:
-        return bool(self._all("SELECT 1 FROM people WHERE is_admin"))
+        return bool(self.people(role=ADMINISTRATOR))
 
     def person_of(self, token: str) -> Person:
         """Who a token belongs to. Raises RefusedError with status 401 if it is unknown or has expired."""
         rows = self._all("SELECT name, is_admin, expires FROM people WHERE token_hash = ?", sha256(token))
         if not rows:
             raise RefusedError("this link is not known here; ask for a new one", status=401)
-        name, is_admin, expires = rows[0]
+        name, role, expires = rows[0]
         if expires < time.time():
             raise RefusedError(f"the link of {name} has expired; ask for a new one. Nothing is lost", status=401)
-        return Person(name, bool(is_admin), expires)
+        return Person(name, role == ADMINISTRATOR, expires, role == ADJUDICATOR)
 
     def sharing(self) -> Sharing:
         """How the work was shared last; the defaults, for a new database."""
@@ -165,9 +176,10 @@ class Store:
         return [stored_instance(content) for (content,) in self._all("SELECT content FROM instances ORDER BY rowid")]
 
     def answered(self) -> dict[str, set[str]]:
-        """Instance id → who has answered it, skips included."""
+        """Instance id → which annotators have answered it, skips included."""
         people: dict[str, set[str]] = {}
-        for person, instance in self._all("SELECT person, instance FROM answers"):
+        sql = "SELECT b.person, b.instance FROM answers b JOIN people p ON p.name = b.person WHERE p.is_admin = 0"
+        for person, instance in self._all(sql):
             people.setdefault(instance, set()).add(person)
         return people
 
@@ -203,28 +215,56 @@ class Store:
             "SELECT i.content FROM assignments a JOIN instances i ON i.id = a.instance "
             "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?"
         )
-        tasks = []
-        for (content,) in self._all(sql, person, limit):
-            instance = stored_instance(content)
-            slots = shown_order(person, instance)
-            last = "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1"
-            events = self._all(last, person, instance.id)
-            # An undone skip has no ranking to be shown again.
-            undone = parse_json(events[0][1]) if events and events[0][0] == "undo" and events[0][1] else None
-            previous = None if undone is None else tuple(slots.index(candidate) for candidate in undone)
-            tasks.append(Task(instance, slots, previous))
-        return tasks
+        return [self.task(person, stored_instance(content)) for (content,) in self._all(sql, person, limit)]
+
+    def task(self, person: str, instance: Instance) -> Task:
+        """An instance as this person is shown it."""
+        slots = shown_order(person, instance)
+        last = "SELECT kind, content FROM events WHERE person = ? AND instance = ? ORDER BY number DESC LIMIT 1"
+        events = self._all(last, person, instance.id)
+        # An undone skip has no ranking to be shown again.
+        undone = parse_json(events[0][1]) if events and events[0][0] == "undo" and events[0][1] else None
+        previous = None if undone is None else tuple(slots.index(candidate) for candidate in undone)
+        return Task(instance, slots, previous)
+
+    def undone(self, person: str) -> list[str]:
+        """The instances whose answers this person took back and has not given again, the last one first."""
+        return [name for (name,) in self._all(UNDONE, person)]
+
+    def adjudicated(self) -> set[str]:
+        """The instances that an adjudicator has decided, or skipped."""
+        sql = "SELECT b.instance FROM answers b JOIN people p ON p.name = b.person WHERE p.is_admin = ?"
+        return {instance for (instance,) in self._all(sql, ADJUDICATOR)}
+
+    def audit(self) -> list[dict[str, Any]]:
+        """Everything that anybody did, in its order; `order` names the candidates, best first."""
+        sql = (
+            "SELECT e.number, e.at, e.person, e.kind, e.instance, e.content, i.content FROM events e "
+            "JOIN instances i ON i.id = e.instance ORDER BY e.number"
+        )
+        rows = []
+        for number, at, person, kind, instance, content, stored in self._all(sql):
+            moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+            row = {"number": number, "at": moment, "person": person, "kind": kind, "instance": instance}
+            if kind != "skip" and content:
+                candidates = stored_instance(stored).candidates
+                row["order"] = [candidates[index] for index in parse_json(content)]
+            elif content:
+                row["reason"] = content
+            rows.append(row)
+        return rows
 
     def instance_for(self, person: Person, key: str, *, to_answer: bool = False) -> Instance:
         """The instance of a public key. Raises RefusedError with status 404 if this person has no such instance.
 
-        An administrator sees all, and has none to answer.
+        An administrator sees all, and has none to answer; an adjudicator may answer all.
         """
         sql = (
             "SELECT i.content FROM instances i WHERE i.key = ? AND (? OR EXISTS "
             "(SELECT 1 FROM assignments a WHERE a.person = ? AND a.instance = i.id))"
         )
-        rows = self._all(sql, key, person.is_admin and not to_answer, person.name)
+        sees_all = person.adjudicates or (person.is_admin and not to_answer)
+        rows = self._all(sql, key, sees_all, person.name)
         if not rows:
             raise RefusedError(f"there is no instance {key[:80]!r} for {person.name}", status=404)
         return stored_instance(rows[0][0])
@@ -244,7 +284,8 @@ class Store:
             raise RefusedError(f"a ranking names each of the {count} candidates once, got {list(slots)}")
         shown = shown_order(person.name, instance)
         ranking = json.dumps([shown[slot] for slot in slots])
-        self._answer(person.name, kind="rank", instance=instance.id, content=ranking, request=request, seconds=seconds)
+        kind = "decide" if person.adjudicates else "rank"
+        self._answer(person.name, kind=kind, instance=instance.id, content=ranking, request=request, seconds=seconds)
 
     def skip(self, person: Person, key: str, reason: str, *, request: str) -> None:
         """Stores that this person cannot rank it, and why."""
@@ -262,7 +303,9 @@ class Store:
                 return
             if db.execute("SELECT 1 FROM answers WHERE person = ? AND instance = ?", (person, instance)).fetchone():
                 raise RefusedError("this one is answered already; undo it to change it", status=409)
-            ranking, skipped = (content, None) if kind == "rank" else (None, content)
+            if kind == "decide" and db.execute(DECIDED, (instance,)).fetchone():
+                raise RefusedError("another adjudicator has decided this one", status=409)
+            ranking, skipped = (None, content) if kind == "skip" else (content, None)
             db.execute(
                 "INSERT INTO answers SELECT ?, ?, ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM answers "
                 "WHERE person = ?",
@@ -282,7 +325,8 @@ class Store:
                 raise RefusedError("there is nothing to undo", status=409)
             instance, ranking = row
             db.execute("DELETE FROM answers WHERE person = ? AND instance = ?", (person.name, instance))
-            first = db.execute("SELECT MIN(place) FROM assignments WHERE person = ?", (person.name,)).fetchone()[0]
+            lowest = "SELECT COALESCE(MIN(place), 0) FROM assignments WHERE person = ?"  # an adjudicator has none
+            first = db.execute(lowest, (person.name,)).fetchone()[0]
             # The undone instance comes before everything unanswered. Answered ones are never shown, so any place before
             # all of them will do.
             moved = "UPDATE assignments SET place = ?, is_open = 1 WHERE person = ? AND instance = ?"

@@ -232,6 +232,7 @@ def annotate(
     folder: Path = FOLDER,
     *,
     annotators: str = typer.Option("", help="Names, separated by commas; those of an earlier start keep their links."),
+    adjudicators: str = typer.Option("", help="Names of those who decide what the annotators disagree on."),
     host: str = typer.Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = typer.Option(8765, help="0 for any free one."),
     days: float = typer.Option(30, help="How long a link is good for."),
@@ -254,8 +255,8 @@ def annotate(
         return
     # Flushed: whoever reads the links from a pipe gets them before the server ends.
     announce = partial(print, flush=True)
-    renewed = split_names(renew)
-    server.serve(folder, people, sharing=sharing, host=host, port=port, days=days, renew=renewed, announce=announce)
+    run = partial(server.serve, folder, people, sharing=sharing, host=host, port=port, days=days, announce=announce)
+    run(renew=split_names(renew), adjudicators=split_names(adjudicators))
 
 
 @app.command()

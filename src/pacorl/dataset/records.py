@@ -26,6 +26,9 @@ from pacorl.types import Prompt
 
 Record = TypeVar("Record")
 DATABASE = "annotations.db"
+ADMINISTRATOR, ADJUDICATOR = 1, 2
+"""Values of the database's `people.is_admin`, which is 0 for those who rank: it was a truth value before there were
+adjudicators, and databases of that time are still read."""
 # People number their groups and ids, and JSON then has numbers.
 RECORD = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
@@ -99,6 +102,8 @@ class Answer:
     """The candidates' ranks from 1, e.g. (1, 2, 2, 4) if the second and third are tied; empty if none are."""
     criteria: Criteria = Field(default_factory=dict)
     """What the candidates were ranked by, if that was written down."""
+    adjudicated: bool = False
+    """Whether it is an adjudicator's decision about what people disagreed on: it stands in the place of theirs."""
     own_group: bool = False
     """Whether the ranking's file names its group; then a theme that other groups share is no tie between them."""
 
@@ -211,16 +216,24 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
     """Every ranking as it stands, best first; with `controls`, only those of control questions."""
     # In the order of the answers, so that rankings.jsonl is the same file each time.
     rows = db.execute(
-        "SELECT b.person, b.ranking, i.content FROM answers b JOIN instances i ON i.id = b.instance "
+        "SELECT b.person, b.ranking, i.content, p.is_admin FROM answers b JOIN instances i ON i.id = b.instance "
+        "JOIN people p ON p.name = b.person "
         "WHERE b.ranking IS NOT NULL AND i.is_control = ? ORDER BY b.person, b.number",
         (controls,),
     )
     answers = []
-    for person, ranking, content in rows:
+    for person, ranking, content, role in rows:
         shown = stored_instance(content)
         candidates = tuple(shown.candidates[index] for index in parse_json(ranking))
-        answers.append(Answer(shown.id, person, shown.group, shown.reference, candidates, shown.theme, shown.category))
+        texts = {"theme": shown.theme, "category": shown.category, "adjudicated": role == ADJUDICATOR}
+        answers.append(Answer(shown.id, person, shown.group, shown.reference, candidates, **texts))
     return answers
+
+
+def final_answers(answers: Sequence[Answer]) -> list[Answer]:
+    """What counts: of an instance that was adjudicated the decision alone, of the others every ranking."""
+    decided = {answer.instance for answer in answers if answer.adjudicated}
+    return [answer for answer in answers if answer.adjudicated or answer.instance not in decided]
 
 
 def stored_instance(content: str) -> Instance:

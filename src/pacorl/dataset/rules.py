@@ -14,7 +14,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 from pacorl.core import questions
-from pacorl.dataset.records import Answer, LabelledPair
+from pacorl.dataset.records import Answer, LabelledPair, final_answers
 
 
 def best_worst(tiers: Sequence[Sequence[str]]) -> list[tuple[str, bool]]:
@@ -71,6 +71,9 @@ def label_pairs(
 ) -> tuple[list[LabelledPair], dict[str, int]]:
     """Every vote of every ranking goes to its question about its unordered pair; the majority labels it.
 
+    An adjudicator's decision stands in the place of the instance's rankings, and outvotes those of the instance that
+    has the same pair from its other side.
+
     Returns:
         The pairs, and how many votes gave how many labels; `tied` pairs, with as many for Yes as for No, are dropped.
     """
@@ -78,17 +81,23 @@ def label_pairs(
         if name not in table:
             raise ValueError(f"unknown {what} {name!r}; there are {', '.join(table)}")
     voted: dict[tuple[str, str], LabelledPair] = {}
-    for answer in answers:
+    adjudicated: set[tuple[str, str]] = set()
+    for answer in sorted(final_answers(answers), key=lambda answer: not answer.adjudicated):  # decisions first
         text = QUESTIONS[question](answer)
         for candidate, consistent in RULES[rule](answer.tiers):
             images = in_either_order(answer.reference, candidate)
             pair = LabelledPair(pair_key(*images), answer.group, images, consistent, text, category=answer.category)
+            if answer.adjudicated:
+                adjudicated.add((pair.key, text))
+            elif (pair.key, text) in adjudicated:
+                continue
             yes, no = (pair := voted.setdefault((pair.key, text), pair)).votes
             voted[pair.key, text] = replace(pair, votes=(yes + consistent, no + (not consistent)))
     pairs = _decided(voted)
     return pairs, {
-        "rankings": len(answers),
-        "annotators": len({answer.annotator for answer in answers}),
+        "rankings": sum(not answer.adjudicated for answer in answers),
+        "annotators": len({answer.annotator for answer in answers if not answer.adjudicated}),
+        "adjudicated": sum(answer.adjudicated for answer in answers),
         "votes": sum(sum(pair.votes) for pair in voted.values()),
         "yes": sum(pair.consistent for pair in pairs),
         "no": sum(not pair.consistent for pair in pairs),
@@ -125,9 +134,9 @@ def in_either_order(first: str, second: str) -> tuple[str, str]:
 
 
 def mean_rankings(answers: Sequence[Answer]) -> tuple[list[Answer], int]:
-    """One ranking per instance, by mean rank over its annotators; and how many instances were dropped for ties."""
+    """One ranking per instance, its decision or else by mean rank; and how many instances were dropped for ties."""
     by_instance: dict[str, list[Answer]] = defaultdict(list)
-    for answer in answers:
+    for answer in final_answers(answers):
         by_instance[answer.instance].append(answer)
     merged, dropped = [], 0
     for _, group in sorted(by_instance.items()):

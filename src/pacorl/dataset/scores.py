@@ -42,7 +42,7 @@ class AnnotatorSkill:
 
 
 class Scores:
-    """The fit of all rankings of a dataset.
+    """The fit of all rankings of a dataset. Decisions about disagreements are no part of it: they come after it.
 
     Args:
         answers: the rankings.
@@ -53,7 +53,7 @@ class Scores:
     def __init__(
         self, answers: Sequence[Answer], *, questions: Iterable[Instance] = (), previous: Scores | None = None
     ) -> None:
-        self.answers = list(answers)
+        self.answers = [answer for answer in answers if not answer.adjudicated]
         self.people = sorted({answer.annotator for answer in self.answers})
         self._item: dict[tuple[str, str], int] = {}
         self._group: list[str] = []

@@ -34,7 +34,7 @@ function toast(error) {
   $("toast").hidden = false;
 }
 
-function show({ people, agreement, skips, skipped }) {
+function show({ people, adjudicators, agreement, skips, skipped }) {
   const sum = (key) => people.reduce((total, one) => total + one[key], 0);
   const done = sum("ranked") + sum("skipped"), meter = $("bar").parentElement;
   $("bar").style.width = `${sum("total") ? (100 * done) / sum("total") : 0}%`;
@@ -46,6 +46,7 @@ function show({ people, agreement, skips, skipped }) {
   $("kendall").textContent = agreement.kendall_w?.toFixed(3) ?? "–";
   $("alpha").textContent = agreement.krippendorff_alpha?.toFixed(3) ?? "–";
   fill($("people"), people.map(person));
+  fill($("adjudicators"), adjudicators.map((one) => [one.name, one.ranked, one.skipped, renewal(one.name)]));
   fill($("skips"), skips.reverse().map((one) => [one.annotator, one.instance, one.reason]));
   $("skippedCount").textContent = skipped || "nothing so far";
 }
@@ -55,15 +56,20 @@ function person(one) {
   meter.className = "meter";
   bar.style.width = `${one.total ? (100 * done) / one.total : 0}%`;
   meter.append(bar);
-  const renew = document.createElement("button"), controls = document.createElement("span");
-  renew.className = "quiet";
-  renew.textContent = "New link";
-  renew.setAttribute("aria-label", `New link for ${one.name}; the old one ends`);
-  renew.onclick = () => newLink(one.name);
+  const controls = document.createElement("span");
   controls.textContent = one.controls_answered ? `${one.controls_passed} of ${one.controls_answered}` : "–";
   if (one.controls_answered && one.controls_passed / one.controls_answered < LOW_SHARE) controls.className = "low";
   const seconds = one.median_seconds === null ? "–" : `${one.median_seconds.toFixed(1)} s`;
-  return [one.name, meter, `${done} of ${one.total}`, one.skipped, controls, seconds, skills[one.name]?.toFixed(2) ?? "–", renew];
+  return [one.name, meter, `${done} of ${one.total}`, one.skipped, controls, seconds, skills[one.name]?.toFixed(2) ?? "–", renewal(one.name)];
+}
+
+function renewal(name) {
+  const renew = document.createElement("button");
+  renew.className = "quiet";
+  renew.textContent = "New link";
+  renew.setAttribute("aria-label", `New link for ${name}; the old one ends`);
+  renew.onclick = () => newLink(name);
+  return renew;
 }
 
 // Rows are made anew at each look, so the keyboard's focus goes on to the same cell of the same row.
@@ -136,7 +142,7 @@ async function showLink(path, body) {
 
 $("add").onsubmit = async (event) => {
   event.preventDefault();
-  if (await showLink("/api/admin/people", { name: $("name").value.trim() })) $("name").value = "";
+  if (await showLink("/api/admin/people", { name: $("name").value.trim(), adjudicates: Boolean($("role").value) })) $("name").value = "";
 };
 $("work").onclick = workOut;
 $("copy").onclick = async () => {

@@ -5,6 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const WAITING = "pacorl.waiting";
 const RETRY_MS = 3000;
+const LATER_MS = 5000;
 
 let task = null;      // what the server asks
 let order = [];       // slots in the order of rank; null for an empty place
@@ -86,9 +87,11 @@ function show(state) {
   $("undo").disabled = done === 0;
   task = state.task;
   if (!task) {
+    const verb = state.adjudicates ? "decided" : "ranked";
     message(progress.total ? "All done. Thank you!" : "Nothing to rank yet",
-      progress.total ? `You ranked ${progress.ranked} and skipped ${progress.skipped}. You may close this page.` : "Come back later.");
+      progress.total ? `You ${verb} ${progress.ranked} and skipped ${progress.skipped}. You may close this page.` : "Come back later.");
     $("back").hidden = done === 0;
+    if (state.adjudicates) setTimeout(() => task || load(), LATER_MS);  // people may disagree on more
     return;
   }
   $("message").hidden = true;
@@ -99,6 +102,7 @@ function show(state) {
   showTheme(task.theme);
   showCriteria(task.criteria);
   showReference();
+  showOpinions(task.opinions ?? []);
   document.documentElement.style.setProperty("--columns", Math.min(task.candidates.length, 5));
   draw(nextStop());
   for (const address of state.ahead) new Image().src = address;
@@ -108,6 +112,25 @@ function showReference() {
   const image = $("reference").firstElementChild;
   image.onerror = () => { image.alt = "The reference is missing: skip this one"; task.broken = true; draw(); };
   image.src = task.reference;
+}
+
+// For an adjudicator: everybody's order, each with a button that takes it over.
+function showOpinions(opinions) {
+  $("opinions").hidden = $("dispute").hidden = opinions.length === 0;
+  $("opinions").querySelector("ul").replaceChildren(...opinions.map((opinion) => {
+    const item = document.createElement("li"), take = document.createElement("button");
+    const letters = opinion.order.map(letter).join(" ");
+    take.className = "quiet";
+    take.textContent = letters;
+    take.setAttribute("aria-label", `${opinion.name}: ${letters}. Take this order`);
+    take.onclick = () => {
+      order = [...opinion.order];
+      tell(`The order is ${letters}`);
+      draw(nextStop());
+    };
+    item.append(opinion.name, take);
+    return item;
+  }));
 }
 
 function showTheme(text) {
