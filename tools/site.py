@@ -58,6 +58,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(moved, markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Makes a cell of a table's head that says nothing a plain cell: it heads no column."""
+    return re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
+
+
 def site_path(source: str) -> str:
     """`docs/judge.md` → `judge.md`, `README.md` → `index.md`; other files keep their path."""
     return "index.md" if source == START else source.removeprefix("docs/")

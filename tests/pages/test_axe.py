@@ -45,6 +45,8 @@ class Case:
     """Its name among the URLs."""
     reach: Callable[[Any], object] = lambda page: None
     """What a visitor does there before the page is looked at."""
+    reload: bool = False
+    """Whether the page chooses its colours once, when it is loaded."""
 
 
 def rank_one(page: Any) -> None:
@@ -96,7 +98,8 @@ CASES = [
     served(Case("join", "annotation", "join", follow_link)),
     unbuilt(Case("studio", "studio", "open"), "studio"),
     unbuilt(Case("studio-made", "studio", "open", generate_in_studio), "studio"),
-    unbuilt(Case("docs", "docs_site", "index.html"), "door"),
+    served(Case("docs", "docs_site", "index.html", reload=True)),
+    served(Case("docs-install", "docs_site", "install.html", reload=True)),
 ]
 
 
@@ -243,6 +246,9 @@ def faults_on(page: Any, case: Case, device: str) -> list[str]:
     faults = []
     for scheme, rules in SCHEMES.items():
         page.emulate_media(color_scheme=scheme)
+        if case.reload:
+            page.evaluate("localStorage.clear()")
+            page.reload()
         page.screenshot(path=SCREENSHOTS / f"{case.name}-{device}-{scheme}.png")
         page.evaluate(UNFOLD)  # what is folded away is not looked at
         violations = axe.Axe().run(page, options=rules | {"resultTypes": ["violations"]}).response["violations"]
