@@ -24,7 +24,7 @@ from statistics import fmean
 from markupsafe import Markup
 
 from pacorl.config.base import load
-from pacorl.config.judge_run import RewardRun
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.data.comparisons import comparisons_from
 from pacorl.engine.runtime import use_cores
 from pacorl.io.quiet import quiet_loading
@@ -101,7 +101,7 @@ def run(alpha: str, seed: int, *, steps: int, train: Path, test: Path, out: Path
         overrides = [f"out={folder}", f"seed={seed}", f"loss.alpha={alpha}", f"max_steps={steps}", "trackers=[]"]
         overrides += [f"data.train=['{train}']", f"data.evaluation=['{test}']", "evaluate_every=0", "save_every=1000"]
         started = time.process_time()
-        JudgeTrainer(load(RewardRun, RECIPE, overrides), resume=folder.exists()).run()
+        JudgeTrainer(load(JudgeConfig, RECIPE, overrides), resume=folder.exists()).train()
         summary = json.loads((folder / "summary.json").read_text())
         measured = [{name: summary[when][name] for name in MEASURES} for when in ("before", "after")]
         found = Result(alpha, seed, *measured, cpu_seconds=time.process_time() - started)

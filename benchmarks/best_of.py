@@ -38,7 +38,7 @@ def main() -> int:
     quiet_loading()
     use_cores()
     sides = parse_layout(options.size)
-    generator = Generator.load("tiny", adapter=options.adapter)
+    generator = Generator.from_pretrained("tiny", adapter=options.adapter)
     made = generate_sets(
         generator,
         prompts_from(options.prompts),

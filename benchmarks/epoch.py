@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.io.quiet import quiet_loading
 from pacorl.quickstart import recipe
 from pacorl.train.trainer import PolicyTrainer
@@ -72,10 +72,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def config_of(folder: Path, form: str) -> PolicyRun:
+def config_of(folder: Path, form: str) -> PolicyConfig:
     """The quickstart's recipe without its judge."""
     settings = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "trackers=[]", "save_every=1000"]
-    return configs.load(PolicyRun, recipe(), [f"out={folder}", *settings, *FORMS[form]])
+    return configs.load(PolicyConfig, recipe(), [f"out={folder}", *settings, *FORMS[form]])
 
 
 def epoch_of(training: PolicyTrainer, folder: Path, form: str) -> Callable[[], Any]:

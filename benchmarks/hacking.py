@@ -21,7 +21,7 @@ from statistics import fmean
 from PIL import Image
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.engine.runtime import use_cores
@@ -71,7 +71,7 @@ def run(out: Path, seed: int, overrides: Sequence[str]) -> list[dict[str, float]
         graded = [oracle.grade(p, split(image, p.grid)) for p, image in zip(prompts, images, strict=True)]
         return {name: fmean(one[name] for one in graded) for name in GRADES}
 
-    config = configs.load(PolicyRun, recipe(), [*COMMON, f"seed={seed}", f"out={out}", *overrides])
+    config = configs.load(PolicyConfig, recipe(), [*COMMON, f"seed={seed}", f"out={out}", *overrides])
     train_policy(config, resume=True, extra_metrics=grade)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 

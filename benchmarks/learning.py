@@ -29,7 +29,7 @@ import torch
 from epoch import step_of_each_sample
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.grid import split
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
@@ -119,10 +119,10 @@ def learn(form: str, overrides: Sequence[str], seed: int, options: argparse.Name
     return run
 
 
-def config_of(overrides: Sequence[str], seed: int, folder: Path, options: argparse.Namespace) -> PolicyRun:
+def config_of(overrides: Sequence[str], seed: int, folder: Path, options: argparse.Namespace) -> PolicyConfig:
     settings = [f"out={folder}", f"seed={seed}", f"epochs={options.epochs}", "save_every=1000", "trackers=[]"]
     settings += ["prompts.evaluation=tiny:dev", f"prompts.evaluation_limit={options.prompts}"]
-    return configs.load(PolicyRun, recipe(), [*settings, *overrides])
+    return configs.load(PolicyConfig, recipe(), [*settings, *overrides])
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.runtime import use_cores
 from pacorl.io.quiet import quiet_loading
 from pacorl.quickstart import recipe
@@ -88,7 +88,7 @@ def run(out: Path, way: Sequence[str], seed: int, options: argparse.Namespace) -
         "trackers=[]",
         *options.overrides,
     ]
-    train_policy(configs.load(PolicyRun, recipe(), settings), resume="auto")
+    train_policy(configs.load(PolicyConfig, recipe(), settings), resume="auto")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [line["reward/ratio"] for line in lines if line["kind"] == "epoch"]
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.io.quiet import quiet_loading
 from pacorl.train.trainer import PolicyTrainer
 
@@ -94,7 +94,7 @@ def prepared(folder: Path, url: str, options: argparse.Namespace) -> PolicyTrain
         "rewards": "[{name: consistency}]",
         "optimizer.updates_per_epoch": 1,
     }
-    training = PolicyTrainer(configs.load(PolicyRun, None, [f"{key}={value}" for key, value in settings.items()]))
+    training = PolicyTrainer(configs.load(PolicyConfig, None, [f"{key}={value}" for key, value in settings.items()]))
     decode = training.policy.decode
 
     def slowly(*args: Any, **named: Any) -> Any:

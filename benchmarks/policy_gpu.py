@@ -25,7 +25,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.engine.conditioning import ConditioningCache
@@ -96,7 +96,7 @@ def arguments(line: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(line)
 
 
-def run_of(side: int, options: argparse.Namespace) -> PolicyRun:
+def run_of(side: int, options: argparse.Namespace) -> PolicyConfig:
     """The recipe at one size, with the judge elsewhere."""
     small = (
         {"model.checkpoint": "tiny", "model.dtype": "float32", "model.max_sequence_length": 48} if options.tiny else {}
@@ -115,7 +115,7 @@ def run_of(side: int, options: argparse.Namespace) -> PolicyRun:
         "judge": "{backend: http, checkpoint: 'http://127.0.0.1:1/v1', model: none}",
         "rewards": "[{name: jpeg_size}]",
     }
-    return configs.load(PolicyRun, None, [f"{key}={value}" for key, value in settings.items()])
+    return configs.load(PolicyConfig, None, [f"{key}={value}" for key, value in settings.items()])
 
 
 class Drawn:
@@ -134,7 +134,7 @@ class Drawn:
 class Bench:
     """A generator of random weights on the device, with its adapter, average and optimizer."""
 
-    def __init__(self, config: PolicyRun, device: torch.device) -> None:
+    def __init__(self, config: PolicyConfig, device: torch.device) -> None:
         self.device, self.runtime = device, Runtime()
         self.dtype = getattr(torch, config.model.dtype)
         self.generator = policy_on_meta(config, sources.generator(config).configs)
@@ -156,7 +156,7 @@ class Bench:
         self.average = MovingAverage(self.policy.transformer, decay=0.9, interval=1)
         self.cache = cast(ConditioningCache, Drawn(self.generator, device))
 
-    def measure(self, side: int, config: PolicyRun, options: argparse.Namespace, *, peak: float) -> list[Measured]:
+    def measure(self, side: int, config: PolicyConfig, options: argparse.Namespace, *, peak: float) -> list[Measured]:
         """Sampling, decoding and training at one size."""
         size = self.generator.nearest_size(Size(side, side))
         sampler = Sampler(size=size, steps=options.steps, sde_steps=(NOISE_STEP,), tree=Tree(options.batch, (1,)))
@@ -206,7 +206,7 @@ class Bench:
         update_policy(learner, samples, values, runtime=self.runtime, draw=(0,))
         self.runtime.step(self.optimizer, self.trained, max_norm=1.0)
 
-    def planned(self, config: PolicyRun) -> Plan:
+    def planned(self, config: PolicyConfig) -> Plan:
         """What `--dry-run` says of the same run."""
         policy = policy_on_meta(config, sources.generator(config).configs)
         components = rows(config, work=work_of(config, world=1), policy=policy, judge={}, held_out_judge={}, prompts=())

@@ -26,7 +26,7 @@ from learning import learn
 from scipy.stats import rankdata
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.quiet import quiet_loading
 from pacorl.probe.design import ProbeOptions
@@ -82,7 +82,7 @@ def probed(options: argparse.Namespace) -> dict[str, Any]:
     """The probe's document, or the one that was left behind."""
     file = options.out / "probe" / "probe.json"
     if not file.exists():
-        config = configs.load(PolicyRun, recipe(), [f"out={options.out / 'probe'}", "trackers=[]"])
+        config = configs.load(PolicyConfig, recipe(), [f"out={options.out / 'probe'}", "trackers=[]"])
         findings = probe(config, ProbeOptions(**vars(OPTIONS) | {"epochs": options.probe_epochs}))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(to_dict(findings), indent=1) + "\n")

@@ -63,7 +63,7 @@ def main() -> None:
     wanted = [Panel.parse(text) for text in pages(board, "tiny")[0].panels]
     result: dict[str, object] = {}
     if options.seeds:
-        generator = Generator.load("tiny", adapter=options.adapter)
+        generator = Generator.from_pretrained("tiny", adapter=options.adapter)
         sets = [generate_storyboard(generator, board, seed=seed)[0].panels for seed in range(options.seeds)]
         result["generated"] = generated(judge, sets, wanted)
     result["drawn"] = drawn(judge, wanted, count=options.drawn)

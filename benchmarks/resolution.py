@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.io.quiet import quiet_loading
@@ -91,7 +91,7 @@ def prepared(out: Path, side: int, options: argparse.Namespace, grade: ExtraMetr
         "trackers=[]",
         *options.overrides,
     ]
-    return PolicyTrainer(configs.load(PolicyRun, recipe(), settings), extra_metrics=grade)
+    return PolicyTrainer(configs.load(PolicyConfig, recipe(), settings), extra_metrics=grade)
 
 
 def timed_epochs(runs: dict[str, PolicyTrainer], epochs: int) -> dict[str, dict[str, list[float]]]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Suffix
 from pacorl.engine.rollout import Draw, Trunk
 from pacorl.engine.rows import Row, epoch_rows
@@ -83,7 +83,7 @@ def prepared(folder: Path, options: argparse.Namespace) -> PolicyTrainer:
         "sampling.batch": options.group,
         "prompts.leaks": "off",
     }
-    return PolicyTrainer(configs.load(PolicyRun, recipe(), [f"{key}={value}" for key, value in settings.items()]))
+    return PolicyTrainer(configs.load(PolicyConfig, recipe(), [f"{key}={value}" for key, value in settings.items()]))
 
 
 def ways(steps: int) -> Iterator[Suffix]:

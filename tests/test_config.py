@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from pacorl.config.base import ConfigError, dump, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.types import Prompt
 
 
@@ -20,7 +20,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_the_defaults_are_the_papers_recipe() -> None:
-    run = load(PolicyRun, None)
+    run = load(PolicyConfig, None)
     assert (run.sampling.size, run.evaluation.size) == ((512, 512), (1024, 1024))
     assert (run.group_size, run.prompts_per_epoch, run.optimizer.lr) == (16, 42, 3e-4)
     assert (run.sampling.noise_level, run.sampling.sde_steps, run.sampling.steps) == (0.7, (1,), 10)
@@ -29,35 +29,35 @@ def test_the_defaults_are_the_papers_recipe() -> None:
 
 
 def test_a_file_says_only_what_differs(tmp_path: Path) -> None:
-    run = load(PolicyRun, written(tmp_path, "epochs: 3\nsampling: {steps: 6, size: [64, 64]}\n"))
+    run = load(PolicyConfig, written(tmp_path, "epochs: 3\nsampling: {steps: 6, size: [64, 64]}\n"))
     assert (run.epochs, run.sampling.steps, run.sampling.size) == (3, 6, (64, 64))
-    assert run.sampling.noise_level == PolicyRun().sampling.noise_level
-    assert load(PolicyRun, written(tmp_path, "# nothing\n")) == PolicyRun()
+    assert run.sampling.noise_level == PolicyConfig().sampling.noise_level
+    assert load(PolicyConfig, written(tmp_path, "# nothing\n")) == PolicyConfig()
 
 
 def test_off_is_a_word(tmp_path: Path) -> None:
     """YAML reads a bare `off` as false."""
-    run = load(PolicyRun, written(tmp_path, "prompts: {leaks: off}\nwatch: {blank: {action: off}}\n"))
+    run = load(PolicyConfig, written(tmp_path, "prompts: {leaks: off}\nwatch: {blank: {action: off}}\n"))
     assert (run.prompts.leaks, run.monitor.blank.action, run.monitor.blank.at) == ("off", "off", 0.1)
 
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "epochs: 3\noptimizer: {lr: 1.0e-3}\n")
     overrides = ["epochs=5", "optimizer.ema_decay=0.5", "sampling.sde_steps=[0, 2]", "out=runs/other"]
-    run = load(PolicyRun, path, overrides)
+    run = load(PolicyConfig, path, overrides)
     assert (run.epochs, run.optimizer.lr, run.optimizer.ema_decay) == (5, 1e-3, 0.5)
     assert (run.sampling.sde_steps, run.out) == ((0, 2), Path("runs/other"))
 
 
 def test_a_dumped_config_loads_as_itself(tmp_path: Path) -> None:
-    run = load(PolicyRun, None, ["epochs=7", "advantages.threshold=mean", "out=runs/é"])
-    assert load(PolicyRun, written(tmp_path, dump(run))) == run
+    run = load(PolicyConfig, None, ["epochs=7", "advantages.threshold=mean", "out=runs/é"])
+    assert load(PolicyConfig, written(tmp_path, dump(run))) == run
     assert yaml.safe_load(dump(run))["advantages"]["threshold"] == "mean"
 
 
 def test_a_config_cannot_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        PolicyRun().epochs = 3  # type: ignore[misc]
+        PolicyConfig().epochs = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_config_cannot_change() -> None:
     ],
 )
 def test_a_floor_has_the_value_of_its_form(overrides: list[str], form: str, value: float) -> None:
-    floor = load(PolicyRun, None, overrides).advantages.floor
+    floor = load(PolicyConfig, None, overrides).advantages.floor
     assert (floor.form, floor.value) == (form, value)
 
 
@@ -260,7 +260,7 @@ FAULTS = [
 @pytest.mark.parametrize(("overrides", "message"), FAULTS, ids=[overrides[0] for overrides, _ in FAULTS])
 def test_a_fault_in_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(PolicyRun, None, overrides)
+        load(PolicyConfig, None, overrides)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -268,7 +268,7 @@ def test_a_fault_in_one_line(overrides: list[str], message: str) -> None:
 def test_every_fault_gets_its_line_and_its_file(tmp_path: Path) -> None:
     path = written(tmp_path, "epochs: -1\nsampling: {sde_type: euler}\n")
     with pytest.raises(ConfigError) as caught:
-        load(PolicyRun, path)
+        load(PolicyConfig, path)
     assert str(caught.value).splitlines() == [
         f"{path}: epochs: Input should be greater than 0 (got -1)",
         f"{path}: sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps (got 'euler')",
@@ -286,7 +286,7 @@ def test_every_fault_gets_its_line_and_its_file(tmp_path: Path) -> None:
 )
 def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(PolicyRun, written(tmp_path, "epochs: 3\n"), [override])
+        load(PolicyConfig, written(tmp_path, "epochs: 3\n"), [override])
     assert str(caught.value).startswith(message)
 
 
@@ -301,24 +301,24 @@ def test_a_bad_override(tmp_path: Path, override: str, message: str) -> None:
 def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        load(PolicyRun, path)
+        load(PolicyConfig, path)
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file or directory\)"):
-        load(PolicyRun, tmp_path / "none.yaml")
+        load(PolicyConfig, tmp_path / "none.yaml")
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"run.yaml:1: not UTF-8 text"):
-        load(PolicyRun, tmp_path / "run.yaml")
+        load(PolicyConfig, tmp_path / "run.yaml")
 
 
 def test_the_learning_rate_as_people_write_it() -> None:
-    assert load(PolicyRun, None, ["optimizer.lr=1e-4"]).optimizer.lr == 1e-4
+    assert load(PolicyConfig, None, ["optimizer.lr=1e-4"]).optimizer.lr == 1e-4
 
 
 def test_what_edits_rule_out_is_refused_with_the_prompts_of_a_kind_that_does_both(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_what_edits_rule_out_is_refused_with_the_prompts_of_a_kind_that_does_bot
         "prompts.record_sizes=true": "record_sizes says nothing to edits by kind klein",
         "judge.symmetric=true": "judge.symmetric with edits by kind klein",
     }.items():
-        run = load(PolicyRun, None, ["model.kind=klein", setting])
+        run = load(PolicyConfig, None, ["model.kind=klein", setting])
         run.check_prompts([Prompt(0, "A cat.")])
         with pytest.raises(ValueError, match=fault):
             run.check_prompts(edits)
@@ -340,4 +340,4 @@ def test_edits_are_no_prompts_of_a_generator_of_sets(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"^prompt 3 \('Add a hat.'\) edits an image, and model.kind flux would not see it"
     ):
-        PolicyRun().check_prompts([Prompt(0, "A cat."), edit])
+        PolicyConfig().check_prompts([Prompt(0, "A cat."), edit])

@@ -19,9 +19,9 @@ from tools.tiny import __main__ as tiny
 import pacorl
 from pacorl import cli
 from pacorl.config.base import Section
-from pacorl.config.judge_run import RewardRun
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.one_of import OneOf
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.config.upgrade import upgrade
 from pacorl.core.metric_names import MONITOR, SIGN_MEANINGS
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(pacorl.__file__).parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 MAPS = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"]
-RUNS: dict[str, type[Section]] = {"train-policy": PolicyRun, "train-reward": RewardRun}
+RUNS: dict[str, type[Section]] = {"train-policy": PolicyConfig, "train-reward": JudgeConfig}
 FILES = {".jsonl", ".json", ".safetensors", ".yaml", ".md"}
 OPTION = re.compile(r"(?:^|(?<=[ `]))(--[a-z][\w-]*)")
 OTHERS_OPTIONS = {
@@ -227,20 +227,20 @@ def yaml_blocks() -> list[tuple[str, dict[str, Any]]]:
         (f"{name_of(page)}: {', '.join(document)}", document)
         for page in PAGES
         for _, language, body in FENCE.findall(page.read_text("utf-8"))
-        if language == "yaml" and set(document := yaml.safe_load(body)) <= set(PolicyRun.model_fields) | {"watch"}
+        if language == "yaml" and set(document := yaml.safe_load(body)) <= set(PolicyConfig.model_fields) | {"watch"}
     ]
 
 
 @pytest.mark.parametrize("document", [block for _, block in yaml_blocks()], ids=[name for name, _ in yaml_blocks()])
 def test_the_yaml_of_a_page_loads_under_its_present_names(document: dict[str, Any]) -> None:
-    assert upgrade(document, "PolicyRun") == []
-    PolicyRun.model_validate(document)
+    assert upgrade(document, "PolicyConfig") == []
+    PolicyConfig.model_validate(document)
 
 
 def test_a_key_that_is_not_there_is_seen() -> None:
-    assert has_key(PolicyRun, "evaluation.rewards.name")
-    assert has_key(RewardRun, "trainer.deepspeed")
-    assert not has_key(PolicyRun, "evaluation.reward")
+    assert has_key(PolicyConfig, "evaluation.rewards.name")
+    assert has_key(JudgeConfig, "trainer.deepspeed")
+    assert not has_key(PolicyConfig, "evaluation.reward")
     assert len(yaml_blocks()) >= 3
 
 

@@ -25,7 +25,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "hero.png").is_file()
 
 
-@pytest.mark.parametrize("name", ["Generator", "PacoReward", "PolicyRun"])
+@pytest.mark.parametrize("name", ["Generator", "PacoReward", "PolicyConfig"])
 def test_the_example_of_a_class_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(_example(name), {"__name__": "example"})
@@ -47,7 +47,7 @@ def test_the_package_imports_nothing_heavy() -> None:
         "import sys, pacorl\n"
         "assert {'Generator', 'PolicyTrainer', 'load_prompts'} <= set(dir(pacorl))\n"
         "assert not {'torch', 'pydantic', 'numpy', 'PIL'} & set(sys.modules)\n"
-        "from pacorl import PolicyRun, load_prompts\n"
+        "from pacorl import PolicyConfig, load_prompts\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ from PIL import Image
 from tiny_runs import SMALL_QUICKSTART
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw_grid, set_of
 from pacorl.quickstart import METRICS, before_and_after, recipe, run_quickstart, summarize
 from pacorl.types import Grid
@@ -49,7 +49,7 @@ def test_the_summary_is_what_the_sheets_show(tmp_path: Path) -> None:
     evaluated(tmp_path / "samples", 60, odd=(False,) * PROMPTS, p_yes=0.75)
     timed = [{"kind": "epoch", "seconds/sampling": 1.5, "seconds/hidden/x": 9.0}, {"seconds/sampling": 2.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timed))
-    config = configs.load(PolicyRun, recipe(), [f"out={tmp_path}"])
+    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path}"])
 
     found = summarize(config, Oracle(), judge={"pair_accuracy": 0.9})
 

@@ -12,8 +12,8 @@ from page_blocks import ROOT, blocks, run_page
 
 from pacorl.annotate.server import plan
 from pacorl.config.base import load
-from pacorl.config.judge_run import RewardRun
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.judge_run import JudgeConfig
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.comparisons import load_comparisons
 from pacorl.data.rankings import load_rankings
 from pacorl.dataset.importing import import_folder
@@ -50,7 +50,7 @@ def test_the_commands_of_the_page_lead_from_images_to_a_policy(tmp_path: Path, m
 
 def test_the_commands_for_real_models_name_configs_and_keys_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    kinds = {"train-reward": RewardRun, "train-policy": PolicyRun}
+    kinds = {"train-reward": JudgeConfig, "train-policy": PolicyConfig}
     called = commands("sh")
     assert [words[1] for words in called] == list(kinds)
     for _, command, config, dry_run, *overrides in called:

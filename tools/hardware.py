@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.plan.components import PHASES
 from pacorl.plan.plan import Plan, plan_policy
 
@@ -57,11 +57,11 @@ what, and `--memory low` makes it less. The 7B judge alone takes 15.4 GiB of wei
 
 def page() -> str:
     """The table of all recipes, in Markdown."""
-    runs = {name: load(PolicyRun, ROOT / "configs" / f"{name}.yaml") for name in RECIPES}
+    runs = {name: load(PolicyConfig, ROOT / "configs" / f"{name}.yaml") for name in RECIPES}
     return INTRODUCTION + "".join(row(name, run, plan_policy(run)) for name, run in runs.items()) + END
 
 
-def row(name: str, run: PolicyRun, plan: Plan) -> str:
+def row(name: str, run: PolicyConfig, plan: Plan) -> str:
     """One recipe's line of the table."""
     largest = PHASES[max(PHASES, key=plan.phase_bytes)]
     sizes = (plan.peak_bytes, plan.host_bytes, plan.disk_bytes)

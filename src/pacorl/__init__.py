@@ -1,8 +1,8 @@
 """pacorl: consistent image generation, by a judge of pairs and reinforcement learning that uses it.
 
-    from pacorl import Generator, PacoReward, PolicyRun, PolicyTrainer
+    from pacorl import Generator, PacoReward, PolicyConfig, PolicyTrainer
 
-    generator = Generator.load("tiny")
+    generator = Generator.from_pretrained("tiny")
     reward = PacoReward.from_pretrained("tiny")
 
 The names below are imported when they are first used, so `import pacorl` costs nothing.
@@ -14,10 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pacorl.config.judge_run import RewardRun
-    from pacorl.config.policy_run import PolicyRun
+    from pacorl.config.judge_run import JudgeConfig
+    from pacorl.config.policy_run import PolicyConfig
     from pacorl.data.records import load_prompts
     from pacorl.engine.generator import Generator
+    from pacorl.generate.compose import prompt_from
+    from pacorl.generate.sets import generate_sets
     from pacorl.judges.http.judge import HttpJudge
     from pacorl.judges.local import LocalJudge
     from pacorl.score.reward import PacoReward
@@ -29,26 +31,30 @@ __version__ = "0.1.0"
 __all__ = [
     "Generator",
     "HttpJudge",
+    "JudgeConfig",
     "JudgeTrainer",
     "LocalJudge",
     "PacoReward",
-    "PolicyRun",
+    "PolicyConfig",
     "PolicyTrainer",
-    "RewardRun",
     "__version__",
+    "generate_sets",
     "load_prompts",
+    "prompt_from",
 ]
 
 _HOMES = {
     "Generator": "pacorl.engine.generator",
     "HttpJudge": "pacorl.judges.http.judge",
+    "JudgeConfig": "pacorl.config.judge_run",
     "JudgeTrainer": "pacorl.train_judge.run",
     "LocalJudge": "pacorl.judges.local",
     "PacoReward": "pacorl.score.reward",
-    "PolicyRun": "pacorl.config.policy_run",
+    "PolicyConfig": "pacorl.config.policy_run",
     "PolicyTrainer": "pacorl.train.trainer",
-    "RewardRun": "pacorl.config.judge_run",
+    "generate_sets": "pacorl.generate.sets",
     "load_prompts": "pacorl.data.records",
+    "prompt_from": "pacorl.generate.compose",
 }
 
 

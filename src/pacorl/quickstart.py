@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
@@ -60,7 +60,7 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     # The summary is written last, so that it marks a finished run.
     if (out / "summary.json").exists():
         shutil.rmtree(out)
-    config = configs.load(PolicyRun, recipe(), [f"out={out}", *overrides])
+    config = configs.load(PolicyConfig, recipe(), [f"out={out}", *overrides])
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
     judge = open_judge(config.judge, device="cpu")
@@ -133,7 +133,7 @@ def _text_question(panel: Panel, *, true: bool, rng: random.Random) -> Question:
 # --- the summary -----------------------------------------------------------------------------------------------
 
 
-def summarize(config: PolicyRun, oracle: Oracle, *, judge: Mapping[str, float]) -> dict[str, Any]:
+def summarize(config: PolicyConfig, oracle: Oracle, *, judge: Mapping[str, float]) -> dict[str, Any]:
     """Before, after and their difference, with 95 % bootstrap intervals over prompts (docs/metrics.md)."""
     evaluations = sorted((config.out / "samples").glob("evaluation-*.jsonl"))
     before, after = (_read_evaluation(path, oracle) for path in (evaluations[0], evaluations[-1]))

@@ -15,8 +15,8 @@ from tests.attack.damage import damage_bytes, damage_file, mutant, repeated_key
 from tests.attack.harness import Target, WrongError
 
 from pacorl.config.base import load
-from pacorl.config.judge_run import RewardRun
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.judge_run import JudgeConfig
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.config.upgrade import rewrite
 from pacorl.data.comparisons import comparisons_from, missing_file, sharegpt_names
 from pacorl.data.edits import load_sharegpt_4o
@@ -94,12 +94,14 @@ READERS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "taxonomy.yaml": (_yaml(PAPER), read_taxonomy),
     "old.yaml": (_yaml(CONFIGS / "tiny.yaml"), lambda path: rewrite(read_text(path), name=str(path))),
     **{path.name: (_yaml(path), read_storyboard) for path in sorted((CONFIGS / "cases").glob("*.yaml"))},
-    **{path.name: (_yaml(path), partial(load, PolicyRun)) for path in sorted(CONFIGS.glob("*.yaml"))},
-    **{f"reward/{path.name}": (_yaml(path), partial(load, RewardRun)) for path in (CONFIGS / "reward").glob("*.yaml")},
-    "full.yaml": (load(PolicyRun, CONFIGS / "tiny.yaml").model_dump(mode="json"), partial(load, PolicyRun)),
+    **{path.name: (_yaml(path), partial(load, PolicyConfig)) for path in sorted(CONFIGS.glob("*.yaml"))},
+    **{
+        f"reward/{path.name}": (_yaml(path), partial(load, JudgeConfig)) for path in (CONFIGS / "reward").glob("*.yaml")
+    },
+    "full.yaml": (load(PolicyConfig, CONFIGS / "tiny.yaml").model_dump(mode="json"), partial(load, PolicyConfig)),
     "full_reward.yaml": (
-        load(RewardRun, CONFIGS / "reward/tiny.yaml").model_dump(mode="json"),
-        partial(load, RewardRun),
+        load(JudgeConfig, CONFIGS / "reward/tiny.yaml").model_dump(mode="json"),
+        partial(load, JudgeConfig),
     ),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.config.reference import keys, matching, page
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.policies import POLICIES
@@ -31,7 +31,7 @@ def test_the_page_is_of_todays_keys() -> None:
 
 
 def test_defaults_are_those_of_a_config() -> None:
-    assert {key.default for key in matching("sampling.size")} == {json.dumps(list(PolicyRun().sampling.size))}
+    assert {key.default for key in matching("sampling.size")} == {json.dumps(list(PolicyConfig().sampling.size))}
     (lr, of_judge) = matching("optimizer.lr")
     assert (lr.default, of_judge.default) == ("0.0003", "0.0002")
 
@@ -63,5 +63,5 @@ def test_a_key_that_no_config_has_names_the_nearest() -> None:
 
 def test_editors_get_a_schema() -> None:
     schema = json.loads(run("schema").stdout)
-    assert schema["properties"].keys() == PolicyRun.model_fields.keys()
+    assert schema["properties"].keys() == PolicyConfig.model_fields.keys()
     assert json.loads(run("schema", "train-reward").stdout)["properties"].keys() > {"loss", "data"}

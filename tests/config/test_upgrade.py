@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
-from pacorl.config.judge_run import RewardRun
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.judge_run import JudgeConfig
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.config.upgrade import DROPPED, RENAMED, RETIRED, rewrite, upgrade
 
 SAME_BITS = Path(__file__).parents[2] / "tools" / "same_bits"
@@ -43,33 +43,33 @@ seed: 1
 
 def test_old_keys_move_to_their_new_names() -> None:
     document = {"model": {"text_tokens": 64, "kind": "flux"}, "sampling": {"noise_steps": [1]}, "seed": 1}
-    notices = upgrade(document, "PolicyRun")
+    notices = upgrade(document, "PolicyConfig")
     assert document == {
         "model": {"max_sequence_length": 64, "kind": "flux"}, "sampling": {"sde_steps": [1]}, "seed": 1
     }  # fmt: skip
     assert notices[0] == "model.text_tokens is now called model.max_sequence_length"
     assert len(notices) == 2
-    assert upgrade(document, "PolicyRun") == []
+    assert upgrade(document, "PolicyConfig") == []
 
 
 def test_a_key_under_both_names_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"model.text_tokens is now called model.max_sequence_length, and both are given"
     ):
-        upgrade({"model": {"text_tokens": 1, "max_sequence_length": 2}}, "PolicyRun")
+        upgrade({"model": {"text_tokens": 1, "max_sequence_length": 2}}, "PolicyConfig")
 
 
 def test_a_dropped_key_may_only_say_what_it_always_said() -> None:
     document = {"adapter": {"dropout": 0.0, "rank": 4}}
-    assert upgrade(document, "PolicyRun") == []
+    assert upgrade(document, "PolicyConfig") == []
     assert document == {"adapter": {"rank": 4}}
     with pytest.raises(ValueError, match=r"adapter.dropout 0.1 is no longer a setting"):
-        upgrade({"adapter": {"dropout": 0.1}}, "PolicyRun")
+        upgrade({"adapter": {"dropout": 0.1}}, "PolicyConfig")
 
 
 def test_a_retired_key_may_have_any_value_and_says_what_happens_now() -> None:
     document = {"advantages": {"min_valid": 4, "clip": 3.0}, "report_every": 0, "watch": {"average": 1}}
-    assert upgrade(document, "PolicyRun") == [
+    assert upgrade(document, "PolicyConfig") == [
         "watch is now called monitor",
         "advantages.min_valid is no longer a setting: groups with fewer than 2 judged samples are dropped",
         "monitor.average is no longer a setting: an epoch's signs are averaged over 3 epochs",
@@ -81,12 +81,12 @@ def test_a_retired_key_may_have_any_value_and_says_what_happens_now() -> None:
 @pytest.mark.parametrize("document", [{"model": None}, {"model": [1]}, {"adapter": "text"}, {}])
 def test_odd_documents_are_left_to_the_config_itself(document: dict[str, object]) -> None:
     before = dict(document)
-    assert upgrade(document, "PolicyRun") == []
+    assert upgrade(document, "PolicyConfig") == []
     assert document == before
 
 
 def test_every_new_name_is_a_key_of_its_run() -> None:
-    runs = {"PolicyRun": PolicyRun, "RewardRun": RewardRun}
+    runs = {"PolicyConfig": PolicyConfig, "JudgeConfig": JudgeConfig}
     for run, names in RENAMED.items():
         keys = set(_keys(runs[run]().model_dump()))
         assert set(names.values()) <= keys
@@ -103,7 +103,7 @@ def _keys(document: dict[str, object], prefix: str = "") -> list[str]:
 
 
 def test_the_schema_of_a_run_defines_all_that_it_refers_to() -> None:
-    schema = PolicyRun.model_json_schema()
+    schema = PolicyConfig.model_json_schema()
     references = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema)))
     assert references
     assert references <= set(schema["$defs"])
@@ -134,7 +134,7 @@ def test_keys_change_where_they_stand_and_comments_stay() -> None:
 )
 def test_whatever_the_style_the_document_is_the_upgraded_one(text: str) -> None:
     document = yaml.safe_load(text)
-    upgrade(document, "PolicyRun")
+    upgrade(document, "PolicyConfig")
     assert yaml.safe_load(rewrite(text, name="run.yaml")[0]) == document
 
 
@@ -144,7 +144,7 @@ def test_configs_of_the_first_edition_are_the_same_run_afterwards(name: str, tmp
     path.write_text(old.read_text())
     done = CliRunner().invoke(app, ["config", "upgrade", str(path)], catch_exceptions=False)
     assert (done.exit_code, "is now called" in done.stdout) == (0, True)
-    assert load(PolicyRun, path) == load(PolicyRun, old)
+    assert load(PolicyConfig, path) == load(PolicyConfig, old)
     assert path.read_text().count("#") == old.read_text().count("#")
     again = CliRunner().invoke(app, ["config", "upgrade", str(path)], catch_exceptions=False)
     assert again.stdout == f"{path}: its keys are today's\n"

@@ -18,7 +18,7 @@ from tiny_runs import metrics, tiny_run
 from torch import Tensor
 
 from pacorl.config.base import ConfigError, dump, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.caches import CACHES
 from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.data.characters import character_prompts, vocabulary
@@ -102,7 +102,7 @@ def test_what_a_kind_does_not_take_would_fail(kind: str, name: str, conditioning
     with pytest.raises(TypeError):  # if diffusers learns it, the spec may take it
         finished(twin(kind), conditioning, cache=CACHES[name].options())
     with pytest.raises(ConfigError, match=f"cache {name} and kind {kind}, whose transformer takes taylor alone"):
-        load(PolicyRun, None, [f"model.kind={kind}", f"sampling.suffix.cache={name}"])
+        load(PolicyConfig, None, [f"model.kind={kind}", f"sampling.suffix.cache={name}"])
 
 
 @EACH
@@ -160,12 +160,12 @@ def test_a_fault_takes_the_hooks_away(name: str) -> None:
 @pytest.mark.parametrize("name", CACHES)
 def test_a_config_names_it_and_keeps_its_settings(name: str, tmp_path: Path) -> None:
     by_name, by_section = (
-        load(PolicyRun, None, [f"sampling.suffix.cache{key}={name}"]).sampling.suffix.cache for key in ("", ".name")
+        load(PolicyConfig, None, [f"sampling.suffix.cache{key}={name}"]).sampling.suffix.cache for key in ("", ".name")
     )
     assert by_name == by_section == CACHES[name].options()
     path = tmp_path / "run.yaml"
-    path.write_text(dump(load(PolicyRun, None, [f"sampling.suffix.cache={name}"])))
-    assert load(PolicyRun, path).sampling.suffix.cache == by_name
+    path.write_text(dump(load(PolicyConfig, None, [f"sampling.suffix.cache={name}"])))
+    assert load(PolicyConfig, path).sampling.suffix.cache == by_name
 
 
 def test_what_a_cache_extrapolates_from_is_single_precision() -> None:
@@ -177,7 +177,7 @@ def test_what_a_cache_extrapolates_from_is_single_precision() -> None:
 @pytest.mark.parametrize("name", CACHES)
 def test_a_cache_that_a_sharded_transformer_breaks_is_refused_there(name: str) -> None:
     """FSDP2 makes new classes of a transformer's blocks, and some hooks know the blocks by their class."""
-    config = load(PolicyRun, None, [f"sampling.suffix.cache={name}"])
+    config = load(PolicyConfig, None, [f"sampling.suffix.cache={name}"])
     check_division(config, world=1)
     with nullcontext() if CACHES[name].shardable else pytest.raises(ValueError, match=f"{name} does not know .*; take"):
         check_division(config, world=1, sharded=True)

@@ -11,7 +11,7 @@ from fake_server import FakeServer
 from PIL import Image
 
 from pacorl.config.base import ConfigError, dump, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.io.documents import parse_yaml, read_object
 from pacorl.judges import JUDGES, judge_from, open_judge
 from pacorl.judges.judge import (
@@ -97,16 +97,16 @@ def test_a_judge_of_this_process_brings_what_a_plan_needs(name: str) -> None:
 
 def test_a_config_of_the_run_is_read_back_as_it_was(options: BackendOptions) -> None:
     given = options.model_dump(exclude_defaults=True) | {"backend": options.backend}
-    run = load(PolicyRun, None, [f"judge={given}"])
+    run = load(PolicyConfig, None, [f"judge={given}"])
     assert run.judge == options
-    assert PolicyRun.model_validate(parse_yaml(dump(run), name="config")).judge == options
+    assert PolicyConfig.model_validate(parse_yaml(dump(run), name="config")).judge == options
 
 
 @pytest.mark.parametrize("name", JUDGES)
 def test_keys_of_the_first_edition_still_load(name: str) -> None:
     """One section held every backend's keys; those that say nothing to a backend are dropped."""
     address = {"checkpoint": "http://127.0.0.1:9/v1", "model": "m"} if name in SERVED else {"checkpoint": "tiny"}
-    run = load(PolicyRun, None, [f"judge={ {'backend': name, **FIRST_EDITION_KEYS, **address} }"])
+    run = load(PolicyConfig, None, [f"judge={ {'backend': name, **FIRST_EDITION_KEYS, **address} }"])
     assert run.judge is not None
     assert run.judge.backend == name
     assert not set(run.judge.model_dump()) & (FIRST_EDITION_KEYS.keys() - type(run.judge).model_fields.keys())
@@ -114,13 +114,13 @@ def test_keys_of_the_first_edition_still_load(name: str) -> None:
 
 def test_an_adapter_of_a_served_judge_is_not_dropped() -> None:
     with pytest.raises(ConfigError, match="judge: adapter lora is a server's own affair"):
-        load(PolicyRun, None, ["judge={backend: http, checkpoint: 'http://h/v1', model: m, adapter: lora}"])
+        load(PolicyConfig, None, ["judge={backend: http, checkpoint: 'http://h/v1', model: m, adapter: lora}"])
 
 
 @pytest.mark.parametrize("name", JUDGES)
 def test_an_unknown_key_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=r"judge\.chekpoint: unknown key, did you mean 'checkpoint'"):
-        load(PolicyRun, None, [f"judge={{backend: {name}, chekpoint: tiny, model: m, checkpoint: 'http://h/v1'}}"])
+        load(PolicyConfig, None, [f"judge={{backend: {name}, chekpoint: tiny, model: m, checkpoint: 'http://h/v1'}}"])
 
 
 class CoinOptions(BackendOptions):
@@ -142,10 +142,10 @@ COIN = JudgeSpec(
 def test_a_third_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: Mapping[str, str] = JUDGES._homes | {"coin": f"{__name__}:COIN"}
     monkeypatch.setattr(JUDGES, "_homes", lines)
-    run = load(PolicyRun, None, ["judge={backend: coin, heads: 0.7}"])
+    run = load(PolicyConfig, None, ["judge={backend: coin, heads: 0.7}"])
     assert run.judge == CoinOptions(heads=0.7)
     assert isinstance(open_judge(run.judge, device="cpu"), LocalJudge)
     with PacoReward.from_pretrained("coin") as reward:
         assert reward.name == "a coin"
     with pytest.raises(ConfigError, match=r"judge\.heads"):
-        load(PolicyRun, None, ["judge={backend: coin, heads: many}"])
+        load(PolicyConfig, None, ["judge={backend: coin, heads: many}"])

@@ -22,7 +22,7 @@ from torch import Tensor
 from toy_world import toy_config
 
 from pacorl.config.base import ConfigError, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.generator import Generator
 from pacorl.engine.rollout import denoise
@@ -174,13 +174,13 @@ def test_a_generator_is_loaded_and_generates(kind: str, job: Job, tmp_path: Path
     """By its folder alone; with an adapter it generates something else, and without it what it did before."""
     folder, adapter = tmp_path / "checkpoint", tmp_path / "adapter"
     twin(kind).pipeline.save_pretrained(folder)
-    plain = Generator.load(str(folder), **settings_of(POLICIES[kind]))
+    plain = Generator.from_pretrained(str(folder), **settings_of(POLICIES[kind]))
     assert type(plain.policy) is POLICIES[kind].policy
     assert plain.edits if job.prompt.sources else plain.sets
     (image,) = plain.sample([job.prompt], [0], size=AREA, steps=STEPS)
     assert Size(image.height, image.width) == plain.size_of(job.prompt, AREA) == job.size
     _save_drawn_adapter(job.policy, adapter)
-    tuned = Generator.load(str(folder), adapter=str(adapter), **settings_of(POLICIES[kind]))
+    tuned = Generator.from_pretrained(str(folder), adapter=str(adapter), **settings_of(POLICIES[kind]))
     assert tuned.sample([job.prompt], [0], size=AREA, steps=STEPS) != [image]
     assert tuned.sample([job.prompt], [0], size=AREA, steps=STEPS, base=True) == [image]
 
@@ -252,7 +252,7 @@ def test_what_is_planned_for_a_prompt_is_what_it_is_encoded_to(kind: str, job: J
 
 @KINDS
 def test_published_weights_that_are_not_here_are_named(kind: str) -> None:
-    found = sources.generator(load(PolicyRun, None, [f"model.kind={kind}"]))
+    found = sources.generator(load(PolicyConfig, None, [f"model.kind={kind}"]))
     assert found.configs == POLICIES[kind].parts
     assert POLICIES[kind].published in found.absences[0].remedy
     assert found.absences[0].remedy.startswith(
@@ -284,7 +284,7 @@ def test_an_epoch_starts_on_policy_and_changes_the_adapter(kind: str, job: Job, 
 
     overrides = [*_overrides(kind, job, tmp_path), "epochs=1", "prompts_per_epoch=1"]
     config = toy_config(tmp_path / "run", *overrides, "evaluation.steps=2", "judge=none", "rewards=[{name: redness}]")
-    folder = PolicyTrainer(config, rewards={"redness": redness}).run()
+    folder = PolicyTrainer(config, rewards={"redness": redness}).train()
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (epoch,) = [record for record in records if record["kind"] == "epoch"]
     assert epoch["ratio_deviation/1"] == 0.0, "what is trained is not what sampled"
@@ -301,7 +301,7 @@ def test_a_run_of_it_is_planned(kind: str, job: Job, tmp_path: Path) -> None:
         "judge.checkpoint=tiny",
         f"out={tmp_path / 'run'}",
     ]
-    needed = plan_policy(load(PolicyRun, None, run))
+    needed = plan_policy(load(PolicyConfig, None, run))
     assert needed.absences == ()
     names = {row.component for row in needed.rows}
     assert {"transformer", "VAE", "adapter", *job.policy.encoders.values()} <= names

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sde import SDE_TYPES, SdeSpec, Transition, log_prob
 from pacorl.core.solvers import euler
 
@@ -22,7 +22,7 @@ def transition(spec: SdeSpec, *, noise_level: float = 0.7, sigma: float = 0.8) -
 @SPECS
 def test_a_config_names_it(spec: SdeSpec) -> None:
     assert SDE_TYPES[spec.name] is spec
-    assert load(PolicyRun, None, [f"sampling.sde_type={spec.name}"]).sampling.sde_type == spec.name
+    assert load(PolicyConfig, None, [f"sampling.sde_type={spec.name}"]).sampling.sde_type == spec.name
 
 
 @SPECS

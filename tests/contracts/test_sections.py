@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pacorl.config.base import dump, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.advantages import AGGREGATES
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.policies import POLICIES
@@ -31,10 +31,10 @@ CHOICES = [
 def test_a_config_names_it_and_keeps_its_settings(spec: Any, choice: str, setting: str, tmp_path: Path) -> None:
     section, _, key = choice.partition("=")[0].partition(".")
     assert getattr(spec.options(), key) == choice.partition("=")[2], "the options' name is not the table's"
-    run = load(PolicyRun, None, [choice, setting])
+    run = load(PolicyConfig, None, [choice, setting])
     chosen = getattr(run, section)
     assert type(chosen) is spec.options
     path = tmp_path / "run.yaml"
     path.write_text(dump(run))
-    assert load(PolicyRun, path) == run
+    assert load(PolicyConfig, path) == run
     assert spec.options.__doc__

@@ -26,7 +26,7 @@ from edit_twins import drawn, source_image
 from toy_world import toy_config, toy_world
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.characters import vocabulary
 from pacorl.policies import POLICIES
@@ -92,7 +92,7 @@ def redness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[fl
     return [float(np.asarray(image, dtype=np.float64)[..., 0].mean()) / 255 for image in images]
 
 
-def config_of(case: str, variation: Variation, folder: Path, out: Path) -> PolicyRun:
+def config_of(case: str, variation: Variation, folder: Path, out: Path) -> PolicyConfig:
     """The config of a case's run."""
     kind, _, name = case.partition(": ")
     settings = ["epochs=1", *SETTINGS]
@@ -111,7 +111,7 @@ def config_of(case: str, variation: Variation, folder: Path, out: Path) -> Polic
         f"objective.name={name}",
         "optimizer.lr=0.01",
     ]
-    return load(PolicyRun, None, [*overrides, *variation.settings])
+    return load(PolicyConfig, None, [*overrides, *variation.settings])
 
 
 def write_inputs(folder: Path, kinds: Sequence[str]) -> None:
@@ -139,7 +139,7 @@ def train_all(cases: Sequence[str], name: str, folder: Path) -> None:
         start = checkpoints(out_of(folder, BASE, case) / "checkpoints")[0] if variation.goes_on else False
         with toy_world() if case.startswith("toy") else nullcontext():
             config = config_of(case, variation, folder, out_of(folder, name, case))
-            PolicyTrainer(config, resume=start, rewards={"redness": redness}).run()
+            PolicyTrainer(config, resume=start, rewards={"redness": redness}).train()
 
 
 def out_of(folder: Path, variation: str, case: str) -> Path:

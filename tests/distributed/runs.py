@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 
 KEPT = "kept"
 """The folder in a run's that holds what is kept of it."""
@@ -21,7 +21,7 @@ def train(overrides: Sequence[str], resume: str = "") -> None:
     from pacorl.quickstart import recipe
     from pacorl.train.trainer import train_policy
 
-    train_policy(configs.load(PolicyRun, recipe(), list(overrides)), resume=resume)
+    train_policy(configs.load(PolicyConfig, recipe(), list(overrides)), resume=resume)
 
 
 def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> None:
@@ -32,10 +32,10 @@ def train_and_keep_each(runs: Sequence[tuple[Path | None, Sequence[str]]]) -> No
 
     for path, overrides in runs:
         AcceleratorState._reset_state()  # FSDP2's plugin keeps the block classes of the first model
-        train_and_keep(configs.load(PolicyRun, path, list(overrides)))
+        train_and_keep(configs.load(PolicyConfig, path, list(overrides)))
 
 
-def train_and_keep(config: PolicyRun) -> None:
+def train_and_keep(config: PolicyConfig) -> None:
     """The run; every rank keeps its samples, the main process the advantages and each update's gradients."""
     from pacorl.engine.runtime import Runtime
     from pacorl.lora.adapters import full_state

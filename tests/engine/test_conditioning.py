@@ -11,7 +11,7 @@ import torch
 from toy_world import ToyPolicy
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.conditioning import ConditioningCache, ConditioningFiles
 from pacorl.engine.runtime import LEAST_PATIENCE
 from pacorl.train.builders import patience
@@ -89,8 +89,8 @@ def test_a_new_run_does_not_read_what_an_earlier_one_wrote(tmp_path: Path) -> No
 
 def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
     served = "judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, timeout: 60, retries: 6}"
-    run = load(PolicyRun, None, [served, "advantages.max_missing=0.2", "judge.concurrency=32"])
+    run = load(PolicyConfig, None, [served, "advantages.max_missing=0.2", "judge.concurrency=32"])
     # 269 of 1,344 scores may be missing: nine rounds of 32 and the one that stops, of seven attempts each.
     assert patience(run) == pytest.approx(180 + 10 * 7 * 60)
-    assert patience(load(PolicyRun, None, [])) == 0
+    assert patience(load(PolicyConfig, None, [])) == 0
     assert LEAST_PATIENCE >= 600

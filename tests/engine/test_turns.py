@@ -10,7 +10,7 @@ from tiny_runs import metrics, tiny_run
 from torch import nn
 
 from pacorl.config.base import ConfigError, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.engine.turns import Turns
 from pacorl.train.builders import check_division
@@ -70,22 +70,22 @@ def test_a_run_in_little_memory_scores_in_turns_and_has_a_ratio_of_exactly_1(tmp
     assert trainer.turns.scorers == [trainer.judge.model]
     assert not trainer.epoch_sampler._scoring_overlaps()
     assert trainer.policy.pipeline.text_encoder_2 is None
-    (line,) = metrics(trainer.run(), "epoch")
+    (line,) = metrics(trainer.train(), "epoch")
     deviations = {value for key, value in line.items() if key.startswith(RATIO_DEVIATION)}
     assert deviations == {0.0}
 
 
 def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> None:
-    run = load(PolicyRun, None, ["memory=low", "model.quantize=none", "judge.quantize=fp8"])
+    run = load(PolicyConfig, None, ["memory=low", "model.quantize=none", "judge.quantize=fp8"])
     assert (run.model.quantize, run.judge.quantize, run.sampling.fuse_lora) == ("none", "fp8", False)
     with pytest.raises(ConfigError, match=r"memory low and judge\.overlap true.*leave overlap out"):
-        load(PolicyRun, None, ["memory=low", "judge.overlap=true"])
+        load(PolicyConfig, None, ["memory=low", "judge.overlap=true"])
     served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
-    assert load(PolicyRun, None, ["memory=low", *served]).judge.overlap is True
-    assert load(PolicyRun, None, ["memory=low", "judge=none"]).judge is None
+    assert load(PolicyConfig, None, ["memory=low", *served]).judge.overlap is True
+    assert load(PolicyConfig, None, ["memory=low", "judge=none"]).judge is None
 
 
 def test_a_sharded_transformer_takes_no_turns() -> None:
     """Refused before anything is loaded."""
     with pytest.raises(ValueError, match=r"memory low and FSDP2: .* leave memory out and set"):
-        check_division(load(PolicyRun, None, ["memory=low"]), world=2, sharded=True)
+        check_division(load(PolicyConfig, None, ["memory=low"]), world=2, sharded=True)

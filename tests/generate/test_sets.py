@@ -54,7 +54,7 @@ def score_of(sheet: Image.Image, prompt: Prompt) -> float:
 
 @pytest.fixture(scope="module")
 def painter() -> Generator:
-    return Generator.load("tiny")
+    return Generator.from_pretrained("tiny")
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused(painter, prompts, tmp_path):
     with pytest.raises(RuntimeError, match="no candidate is the best: asleep"):
         generate_sets(painter, prompts[:1], best_of=2, judge=Brightness(dumb=True), size=SIZE, steps=1)
     with pytest.raises(ValueError, match="unknown kind of generator 'sdxl'"):
-        Generator.load("tiny", kind="sdxl")
+        Generator.from_pretrained("tiny", kind="sdxl")
 
 
 def test_a_missing_verdict_ranks_last():
@@ -180,7 +180,7 @@ def test_a_missing_verdict_ranks_last():
 
 @pytest.mark.parametrize("form", ["", "adapter_model.safetensors", "pytorch_lora_weights.safetensors"])
 def test_an_adapter_is_worn_in_every_form(painter, prompts, adapter, form):
-    worn = Generator.load("tiny", adapter=str(adapter / form))
+    worn = Generator.from_pretrained("tiny", adapter=str(adapter / form))
     options = {"seed": 2, "size": SIZE, "steps": STEPS}
     (own,), (base,) = (generate_sets(worn, prompts[:1], base=base, **options) for base in (False, True))
     (plain,) = generate_sets(painter, prompts[:1], **options)
@@ -266,7 +266,9 @@ def test_a_picture_says_what_made_it(painter, prompts, tmp_path):
 
 def test_a_recipe_makes_its_image_again(prompts, tmp_path):
     """With every option that the model reads another than its default."""
-    guided = Generator.load("tiny", guidance_scale=2, true_cfg_scale=3, negative_prompt="night", max_sequence_length=44)
+    guided = Generator.from_pretrained(
+        "tiny", guidance_scale=2, true_cfg_scale=3, negative_prompt="night", max_sequence_length=44
+    )
     (made,) = generate_sets(guided, prompts[:1], seed=4, size=SIZE, steps=STEPS)
     (saved,) = save([made], tmp_path)
     recipe = png_texts(saved.path)
@@ -276,16 +278,16 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
     options |= {name: document[name] for name in ("negative_prompt", "max_sequence_length")}
     prompt = Prompt(id=0, text=recipe["prompt"], grid=made.prompt.grid)
     settings = {"seed": document["seed"], "size": Size.parse(recipe["size"]), "steps": document["steps"]}
-    (again,) = generate_sets(Generator.load(recipe["model"], **options), [prompt], **settings)
+    (again,) = generate_sets(Generator.from_pretrained(recipe["model"], **options), [prompt], **settings)
     assert again.image.tobytes() == made.image.tobytes()
     for left_out in options:
         rest = {name: value for name, value in options.items() if name != left_out}
-        (other,) = generate_sets(Generator.load(recipe["model"], **rest), [prompt], **settings)
+        (other,) = generate_sets(Generator.from_pretrained(recipe["model"], **rest), [prompt], **settings)
         assert other.image.tobytes() != made.image.tobytes(), left_out
 
 
 def test_a_recipe_tells_an_empty_negative_prompt_from_none(prompts, painter, tmp_path):
-    empty = Generator.load("tiny", true_cfg_scale=2, negative_prompt="")
+    empty = Generator.from_pretrained("tiny", true_cfg_scale=2, negative_prompt="")
     for generator, expected in ((empty, ""), (painter, None)):
         (saved,) = save(generate_sets(generator, prompts[:1], size=SIZE, steps=1), tmp_path)
         assert png_texts(saved.path).get("negative_prompt") == expected
@@ -384,11 +386,11 @@ def test_the_kind_is_found_out(tmp_path):
 def test_the_tiny_editor_paints_as_it_was_taught(tmp_path):
     (edit, *_) = character_edits("test", 1)
     (prompt,) = prompts_from(str(write_edits(tmp_path, [edit], name="one", pixels=32)), limit=None)
-    editor = Generator.load("tiny", kind=kind_of("tiny", edits=True))
+    editor = Generator.from_pretrained("tiny", kind=kind_of("tiny", edits=True))
     assert (editor.guidance_scale, editor.default_steps, editor.size_of(prompt)) == (3.5, 10, Size(32, 32))
-    assert Generator.load("tiny", kind="kontext", guidance_scale=2.0).guidance_scale == 2.0
+    assert Generator.from_pretrained("tiny", kind="kontext", guidance_scale=2.0).guidance_scale == 2.0
     (picture,) = editor.sample([prompt], [0])
     assert picture.size == (32, 32)
     assert Oracle().read([picture])[0] is not None
     with pytest.raises(ValueError, match="checkpoint tiny: there is none of kind qwen_edit"):
-        Generator.load("tiny", kind="qwen_edit")
+        Generator.from_pretrained("tiny", kind="qwen_edit")

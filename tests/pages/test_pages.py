@@ -12,8 +12,8 @@ from page_blocks import ROOT, blocks, run_page
 from tiny_runs import SMALL_QUICKSTART
 
 from pacorl.config.base import load
-from pacorl.config.judge_run import RewardRun
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.judge_run import JudgeConfig
+from pacorl.config.policy_run import PolicyConfig
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = [ROOT / "README.md", *sorted(TUTORIALS.glob("*.md"))]
@@ -54,7 +54,7 @@ def test_judge_and_data_as_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_dry_runs_for_real_models_name_configs_and_keys_that_exist(page: Path) -> None:
-    kinds = {"train-reward": RewardRun, "train-policy": PolicyRun}
+    kinds = {"train-reward": JudgeConfig, "train-policy": PolicyConfig}
     for line in (line for block in blocks(page, "sh") for line in block.lines):
         words = shlex.split(line)
         for command in kinds.keys() & set(words):

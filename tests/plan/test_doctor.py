@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.plan import doctor, sources
 from pacorl.plan.components import Row
 from pacorl.plan.doctor import Diagnosis, Finding, examine
@@ -154,7 +154,7 @@ def test_main_memory_and_disk_are_held_against_this_machine(monkeypatch: pytest.
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 * GIB))
     _, host = doctor._memory(planned(*rows, card=80 * GIB))
     assert (host.severity, "9.0 GiB of 8.0 GiB main memory" in host.text) == ("error", True)
-    disk = doctor._disk(load(PolicyRun, recipe(), [f"out={tmp_path}"]), planned(*rows, card=80 * GIB))
+    disk = doctor._disk(load(PolicyConfig, recipe(), [f"out={tmp_path}"]), planned(*rows, card=80 * GIB))
     assert (disk.severity, "lower keep_checkpoints" in disk.text) == ("error", True)
 
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_examined_is_said(tmp_path: Path, text: str, arguments: t
 
 
 def test_an_examination_raises_nothing(tmp_path: Path) -> None:
-    config = load(PolicyRun, recipe(), [f"prompts.train={tmp_path / 'x.jsonl'}", f"out={tmp_path}"])
+    config = load(PolicyConfig, recipe(), [f"prompts.train={tmp_path / 'x.jsonl'}", f"out={tmp_path}"])
     (tmp_path / "x.jsonl").write_text("{oops\n")
     found = examine(config, ask=False)
     assert (found.severity, found.plan) == ("error", None)

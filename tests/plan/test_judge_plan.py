@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl import cli
 from pacorl.config.base import load
-from pacorl.config.judge_run import RewardRun
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.judge_plan import plan_reward
 
@@ -88,7 +88,7 @@ def test_the_released_judge_s_recipe_is_planned_without_data_and_weights(
 
 def test_what_is_here_is_counted_beside_what_is_absent(tmp_path: Path, pairs: Path) -> None:
     config = load(
-        RewardRun, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}', '{tmp_path / 'no.jsonl'}']")
+        JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}', '{tmp_path / 'no.jsonl'}']")
     )
     found = plan_reward(config)
     assert found.train["pairs"] == 2
@@ -106,7 +106,7 @@ def test_a_dataset_that_is_not_unpacked_says_what_is_not_there(tmp_path: Path) -
     overrides = tiny(tmp_path, f"data.train=['{folder}:consistency_reward_cot_train']")
 
     def remedy() -> str:
-        (absence,) = plan_reward(load(RewardRun, CONFIGS / "tiny.yaml", overrides)).absences
+        (absence,) = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", overrides)).absences
         return absence.remedy
 
     assert FETCH.format(folder) in remedy()
@@ -124,7 +124,7 @@ def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> No
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     config = load(
-        RewardRun, CONFIGS / "tiny.yaml", tiny(tmp_path, f"model.checkpoint={tmp_path}", "tuning.start=lab/lora")
+        JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"model.checkpoint={tmp_path}", "tuning.start=lab/lora")
     )
     found = plan_reward(config)
     assert [(one.key, one.source) for one in found.absences] == [
@@ -133,7 +133,7 @@ def test_weights_and_an_adapter_that_are_absent_are_listed(tmp_path: Path) -> No
     ]
     assert found.absences[1].remedy == "a LoRA adapter: `hf download lab/lora`"
     assert found.notes == ()
-    whole = plan_reward(load(RewardRun, CONFIGS / "tiny.yaml", tiny(tmp_path)))
+    whole = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path)))
     assert (found.trained_parameters, found.all_parameters) == (whole.trained_parameters, whole.all_parameters)
 
 
@@ -166,7 +166,7 @@ def test_answers_that_the_tokenizer_reads_otherwise_are_a_fault(tmp_path: Path, 
     tokenizer.add_tokens(["Yes."])
     tokenizer.save_pretrained(judge)
     config = load(
-        RewardRun, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}']", f"model.checkpoint={judge}")
+        JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, f"data.train=['{pairs}']", f"model.checkpoint={judge}")
     )
     (fault,) = plan_reward(config).faults
     assert fault.startswith("data: ")
@@ -174,7 +174,7 @@ def test_answers_that_the_tokenizer_reads_otherwise_are_a_fault(tmp_path: Path, 
 
 
 def test_a_checkpoint_s_processor_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:
-    (fault,) = plan_reward(load(RewardRun, CONFIGS / "tiny.yaml", tiny(tmp_path, "model.max_pixels=1"))).faults
+    (fault,) = plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, "model.max_pixels=1"))).faults
     assert fault.startswith("model.checkpoint = tiny: model.max_pixels 1 is below the least")
 
 
@@ -186,4 +186,4 @@ def test_a_config_that_cannot_be_run_is_one_error(tmp_path: Path) -> None:
         ("tuning.targets=[z_proj]", "no trained linear layer of the judge"),
     ):
         with pytest.raises(ValueError, match=message):
-            plan_reward(load(RewardRun, CONFIGS / "tiny.yaml", tiny(tmp_path, override)))
+            plan_reward(load(JudgeConfig, CONFIGS / "tiny.yaml", tiny(tmp_path, override)))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.generator import Generator
 from pacorl.plan.plan import Plan, plan_policy
 from pacorl.types import Prompt
@@ -26,7 +26,7 @@ def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(name: str, *overrides: str, world: int = 1) -> Plan:
-    return plan_policy(load(PolicyRun, CONFIGS / f"{name}.yaml", overrides), world=world)
+    return plan_policy(load(PolicyConfig, CONFIGS / f"{name}.yaml", overrides), world=world)
 
 
 def of(plan: Plan, component: str) -> tuple[float, tuple[str, ...]]:
@@ -54,7 +54,7 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     small = ["model.checkpoint=tiny", "model.dtype=float32", "model.max_sequence_length=48", "judge.checkpoint=tiny"]
     small += ["prompts={train: 'tiny:train:4', evaluation: 'tiny:dev:2'}", "rewards=[{name: consistency}]"]
     small += ["sampling={size: [64, 64], fuse_lora: false}", "evaluation.size=[64,64]", "adapter={rank: 4, alpha: 8}"]
-    plain, low = (plan_policy(load(PolicyRun, None, [*small, f"memory={memory}"])) for memory in ("normal", "low"))
+    plain, low = (plan_policy(load(PolicyConfig, None, [*small, f"memory={memory}"])) for memory in ("normal", "low"))
     # The blocks' weights of fp32 are a quarter in int8, and the judge's.
     assert of(low, "transformer")[0] < 0.4 * of(plain, "transformer")[0]
     assert of(low, "judge")[0] < 0.6 * of(plain, "judge")[0]
@@ -89,12 +89,12 @@ def test_a_dry_run_of_generating_asks_for_no_prompt_and_names_what_is_absent() -
 
 def test_with_little_memory_the_same_image_is_generated_in_turns() -> None:
     prompt = Prompt(0, "red round hero, crown, night | waving, flag | jumping, boat | standing, tree | waving, lamp")
-    low = Generator.load("tiny", memory="low")
+    low = Generator.from_pretrained("tiny", memory="low")
     assert low.turns is not None
     (image,) = low.sample([prompt], [0], steps=2)
-    packed = Generator.load("tiny")
+    packed = Generator.from_pretrained("tiny")
     packed.policy.options = packed.policy.options.model_copy(update={"quantize": "int8"})
     packed.policy.place_transformer("cpu")
     (expected,) = packed.sample([prompt], [0], steps=2)
     assert image.tobytes() == expected.tobytes()
-    assert image.tobytes() != Generator.load("tiny").sample([prompt], [0], steps=2)[0].tobytes()
+    assert image.tobytes() != Generator.from_pretrained("tiny").sample([prompt], [0], steps=2)[0].tobytes()

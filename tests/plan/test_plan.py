@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.characters import character_prompts
 from pacorl.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.plan import components, memory, sources
@@ -57,9 +57,9 @@ def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def tiny_run(checkpoints: Path, *overrides: str) -> PolicyRun:
+def tiny_run(checkpoints: Path, *overrides: str) -> PolicyConfig:
     return load(
-        PolicyRun,
+        PolicyConfig,
         None,
         [
             f"model.checkpoint={checkpoints / 'flux'}",
@@ -93,7 +93,7 @@ def measured_peak(run: profile) -> int:
     return peak
 
 
-def train_for_real(config: PolicyRun) -> None:
+def train_for_real(config: PolicyConfig) -> None:
     """Two optimizer steps of the adapter on a real tiny transformer, which is built here too."""
     pipeline = tiny_flux(TEXTS)
     policy = FLUX.over(pipeline, max_sequence_length=config.model.max_sequence_length)
@@ -206,7 +206,7 @@ def test_fused_attention_touches_meta_tensors_alone() -> None:
 
 
 def test_the_published_architectures_have_the_published_sizes() -> None:
-    config = PolicyRun()
+    config = PolicyConfig()
     policy = components.policy_on_meta(config, config.generator.parts)
     judge = model_on_meta(sources.JUDGE_PARTS["model"], dtype=torch.bfloat16)
     pipeline = policy.pipeline
@@ -230,7 +230,7 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    plan = plan_policy(load(PolicyRun, RECIPE))
+    plan = plan_policy(load(PolicyConfig, RECIPE))
 
     assert {absence.key for absence in plan.absences} == {
         *("prompts.train", "prompts.evaluation", "model.checkpoint", "judge.checkpoint"),
@@ -247,7 +247,7 @@ def test_the_paper_s_recipe_is_planned_without_data_and_weights(
 
 
 def test_absent_sources_are_listed_with_where_to_get_them(tmp_path: Path) -> None:
-    config = load(PolicyRun, None, [f"prompts={{train: {tmp_path / 'a.jsonl'}, evaluation: 'tiny:test'}}"])
+    config = load(PolicyConfig, None, [f"prompts={{train: {tmp_path / 'a.jsonl'}, evaluation: 'tiny:test'}}"])
     config = config.model_copy(update={"adapter": config.adapter.model_copy(update={"start": "runs/one/adapter/"})})
     checkpoints = [sources.generator(config), sources.judge(config.judge, key="judge")]
 
@@ -277,7 +277,7 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
     prompts = (
         "prompts={train: data/edits/train.jsonl, evaluation: data/edits/test.jsonl, benchmarks: [GEdit-Bench/data]}"
     )
-    config = load(PolicyRun, None, [f"model.kind={kind}", prompts, "rewards=[{name: edit_consistency}]"])
+    config = load(PolicyConfig, None, [f"model.kind={kind}", prompts, "rewards=[{name: edit_consistency}]"])
     absences = [absence for absence in sources.all_absences(config, ()) if absence.key.startswith("prompts.")]
     assert [absence.key for absence in absences] == ["prompts.train", "prompts.evaluation", "prompts.benchmarks"]
     for absence in absences:
@@ -289,7 +289,7 @@ def test_an_edit_recipe_is_told_of_edits_and_not_of_sets(
 def test_a_kind_that_does_both_is_planned_for_its_prompts(tmp_path: Path) -> None:
     """Before they are here, for sets unless a reward is about edits; then for as many sources as a prompt has."""
     sets, edits = (
-        load(PolicyRun, None, ["model.kind=klein", f"rewards=[{{name: {name}}}]"])
+        load(PolicyConfig, None, ["model.kind=klein", f"rewards=[{{name: {name}}}]"])
         for name in ("consistency", "edit_consistency")
     )
     assert "T2IS" in sources.all_absences(sets, ())[0].remedy
@@ -380,7 +380,7 @@ def test_flux_weights_are_not_planned_as_kontext(checkpoints: Path) -> None:
 
 
 def test_qwen_image_has_its_published_size() -> None:
-    config = load(PolicyRun, None, ["model.kind=qwen_edit"])
+    config = load(PolicyConfig, None, ["model.kind=qwen_edit"])
     assert config.model.checkpoint == "Qwen/Qwen-Image-Edit"
     policy = components.policy_on_meta(config, config.generator.parts)
     pipeline = policy.pipeline

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from pacorl.config.base import ConfigError, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan import sources
 
@@ -34,7 +34,7 @@ def weights(file: Path) -> Path:
 
 
 def absent(*overrides: str) -> dict[str, str]:
-    absences = sources.all_absences(load(PolicyRun, None, list(overrides)), ())
+    absences = sources.all_absences(load(PolicyConfig, None, list(overrides)), ())
     return {absence.key: absence.remedy for absence in absences if absence.remedy.startswith("a LoRA adapter")}
 
 
@@ -56,7 +56,7 @@ def test_a_file_in_a_hub_s_repository_is_looked_for_in_the_cache(hub: Path) -> N
 def test_a_judge_that_is_a_lora_is_planned_as_its_base(tmp_path: Path) -> None:
     weights(tmp_path / "judge" / "adapter_model.safetensors")
     config = tmp_path / "judge" / "adapter_config.json"
-    options = load(PolicyRun, None, [f"judge.checkpoint={tmp_path / 'judge'}"]).judge
+    options = load(PolicyConfig, None, [f"judge.checkpoint={tmp_path / 'judge'}"]).judge
 
     config.write_text(json.dumps({"base_model_name_or_path": str(TINY_JUDGE)}))
     judge = sources.judge(options, key="judge")

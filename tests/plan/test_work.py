@@ -12,7 +12,7 @@ import torch
 from toy_world import ToyPolicy, toy_config, toy_world
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import Draw, collect
@@ -76,7 +76,7 @@ class Counted:
             self.count["trained forwards"] += 1
 
 
-def config_of(tmp_path: Path, *settings: str) -> PolicyRun:
+def config_of(tmp_path: Path, *settings: str) -> PolicyConfig:
     fixed = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "sampling.sde_steps=[1]"]
     return toy_config(tmp_path / "run", *fixed, *settings)
 
@@ -120,7 +120,7 @@ def test_the_forwards_of_an_epoch(
 )
 def test_classifier_free_guidance_takes_two_forwards(tmp_path: Path, model: str, passes: int) -> None:
     config = config_of(tmp_path, *PAPER, ONE_START, "objective.kl_weight=0.1")
-    guided = config.model_copy(update={"model": load(PolicyRun, None, [f"model={model}"]).model})
+    guided = config.model_copy(update={"model": load(PolicyConfig, None, [f"model={model}"]).model})
     plain, counted = (work_of(each, world=1).forwards_per_image for each in (config, guided))
     assert counted == {phase: passes * count for phase, count in plain.items()}
 

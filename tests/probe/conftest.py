@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from toy_world import toy_config, toy_world
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 
 
 @pytest.fixture
-def toy(tmp_path: Path) -> Iterator[Callable[..., PolicyRun]]:
+def toy(tmp_path: Path) -> Iterator[Callable[..., PolicyConfig]]:
     """Makes a config with some settings changed; within the test it runs in the toy world."""
     with toy_world():
         yield lambda *overrides: toy_config(tmp_path / "run", *overrides)

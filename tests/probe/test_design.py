@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Tree
 from pacorl.probe.design import Design, ProbeOptions, configured_sampler, plan_design
 from pacorl.types import Size
 
-Config = Callable[..., PolicyRun]
+Config = Callable[..., PolicyConfig]
 
 
-def designed(config: PolicyRun, *, prompts: int = 42, **options: object) -> Design:
+def designed(config: PolicyConfig, *, prompts: int = 42, **options: object) -> Design:
     return plan_design(config, configured_sampler(config), ProbeOptions(**options), prompts=prompts)  # type: ignore[arg-type]
 
 

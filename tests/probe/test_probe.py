@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.grid import join, split
 from pacorl.core.sampling import Tree
 from pacorl.judges.http.judge import HttpJudge
@@ -34,7 +34,7 @@ from pacorl.train.builders import read_prompts
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Grid, Prompt, Question
 
-Config = Callable[..., PolicyRun]
+Config = Callable[..., PolicyConfig]
 FEW = ("prompts_per_epoch=4", "group_size=8", "sampling.batch=4")
 
 
@@ -233,7 +233,7 @@ def test_readings_that_cannot_be_are_refused(
 
 
 def test_edits_are_not_turned() -> None:
-    config = configs.load(PolicyRun, recipe().with_name("tiny_edit.yaml"), [])
+    config = configs.load(PolicyConfig, recipe().with_name("tiny_edit.yaml"), [])
     assert readings_of(config, None, edits=True) == ()
     with pytest.raises(ValueError, match="questions about edits say which image is the original"):
         readings_of(config, ("turned",), edits=True)

@@ -14,7 +14,7 @@ from tiny_runs import metrics, tiny_run
 from torch import Tensor, nn
 
 from pacorl.config.base import ConfigError, load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.judges.local import LocalJudge
 from pacorl.lora.adapters import add_lora
@@ -174,7 +174,7 @@ def test_a_packed_judge_answers_nearly_the_same(name: str) -> None:
 @pytest.mark.parametrize("key", ["model.quantize", "judge.quantize"])
 def test_an_unknown_form_is_refused_by_name(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.*int7.*int8, fp8, nf4"):
-        load(PolicyRun, None, [f"{key}=int7"])
+        load(PolicyConfig, None, [f"{key}=int7"])
 
 
 @pytest.mark.skipif(HAS_NF4, reason="bitsandbytes is here")

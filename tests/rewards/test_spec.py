@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.plan.plan import plan_policy
 from pacorl.quickstart import recipe
 from pacorl.rewards import reward_spec
@@ -83,7 +83,7 @@ def test_what_a_text_lacks_is_said(mine: Path) -> None:
 
 def test_a_plan_runs_nobodys_code(mine: Path, tmp_path: Path) -> None:
     rewards = f'rewards=[{{name: "{mine}:Plain"}}]'
-    run = load(PolicyRun, recipe(), [rewards, "evaluation.rewards=[]", "judge=none", f"out={tmp_path / 'run'}"])
+    run = load(PolicyConfig, recipe(), [rewards, "evaluation.rewards=[]", "judge=none", f"out={tmp_path / 'run'}"])
     plan_policy(run)
     assert not (mine.parent / "ran").exists()
 

@@ -8,7 +8,7 @@ from PIL import Image
 from tools.tiny.edit_story import CELL, MARGIN, before_and_after, draw_edits, summarize, verdict
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import draw
 
@@ -50,7 +50,7 @@ def test_the_worst_seed_decides(tmp_path: Path, second: tuple[tuple[float, float
 
 
 def test_its_recipe_is_a_run() -> None:
-    run = configs.load(PolicyRun, RECIPE)
+    run = configs.load(PolicyConfig, RECIPE)
     assert run.model.kind == "kontext"
     assert [reward.name for reward in run.rewards] == ["edit_consistency"]
 
@@ -67,7 +67,7 @@ def test_the_image_shows_source_before_and_after(tmp_path: Path) -> None:
             Image.new("RGB", (32, 32), colour).save(tmp_path / "samples" / name / f"{number:04d}.png")
             lines.append(json.dumps({"prompt_id": number // 2, "image": f"{name}/{number:04d}.png"}))
         (tmp_path / "samples" / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    run = configs.load(PolicyRun, RECIPE, [f"out={tmp_path}", f"prompts.evaluation={prompts}"])
+    run = configs.load(PolicyConfig, RECIPE, [f"out={tmp_path}", f"prompts.evaluation={prompts}"])
     image = draw_edits(run)
     left, top = 60 + CELL // 2, 44 + CELL // 2
     for col in range(3):

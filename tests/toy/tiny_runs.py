@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.quickstart import recipe
 
 SMALL_QUICKSTART = [
@@ -24,9 +24,9 @@ SMALL_QUICKSTART = [
 """What makes a quickstart take seconds and leaves the rest of its recipe alone."""
 
 
-def tiny_run(overrides: Sequence[str]) -> PolicyRun:
+def tiny_run(overrides: Sequence[str]) -> PolicyConfig:
     """configs/tiny.yaml with some settings changed, and two updates of all steps, so that two groups are enough."""
-    return configs.load(PolicyRun, recipe(), ["optimizer.updates_per_epoch=2", "sampling.suffix={}", *overrides])
+    return configs.load(PolicyConfig, recipe(), ["optimizer.updates_per_epoch=2", "sampling.suffix={}", *overrides])
 
 
 def metrics(run: Path, kind: str = "", *, times: bool = False) -> list[dict[str, float]]:

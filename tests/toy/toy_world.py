@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import JudgeSpec
 from pacorl.judges.local import LocalOptions
@@ -77,9 +77,9 @@ SETTINGS = [
 updates, so that a test sees which of them the code took."""
 
 
-def toy_config(out: Path, *overrides: str) -> PolicyRun:
+def toy_config(out: Path, *overrides: str) -> PolicyConfig:
     """The config of a run of the toy world, to be run within `toy_world`."""
-    return configs.load(PolicyRun, None, [*SETTINGS, *overrides, f"out={out}"])
+    return configs.load(PolicyConfig, None, [*SETTINGS, *overrides, f"out={out}"])
 
 
 def install() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.train import checkpoint
 from pacorl.train.checkpoint import (
     changes_since,
@@ -104,7 +104,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
 STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps": 0, "log_lines": 2, "processes": 1}
 
 
-def saved(config: PolicyRun, step: int, score: float) -> None:
+def saved(config: PolicyConfig, step: int, score: float) -> None:
     """One save of a run, without the run."""
     target = config.out / "checkpoints" / f"step-{step:06d}"
     open_aside(target)
@@ -124,8 +124,10 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def run_at(folder: Path, **settings: Any) -> PolicyRun:
-    return PolicyRun.model_validate({"out": "run", "keep_checkpoints": 1, "model": {"checkpoint": "tiny"}, **settings})
+def run_at(folder: Path, **settings: Any) -> PolicyConfig:
+    return PolicyConfig.model_validate(
+        {"out": "run", "keep_checkpoints": 1, "model": {"checkpoint": "tiny"}, **settings}
+    )
 
 
 def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(

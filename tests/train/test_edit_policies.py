@@ -99,7 +99,7 @@ def test_a_bad_source_is_named_before_weights_load(
     recipe: Path, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pacorl.config import base as configs
-    from pacorl.config.policy_run import PolicyRun
+    from pacorl.config.policy_run import PolicyConfig
     from pacorl.train import builders
     from pacorl.train import trainer as loop
 
@@ -108,7 +108,7 @@ def test_a_bad_source_is_named_before_weights_load(
         file.write(json.dumps({"image": name, "instruction": "Paint the hero red."}) + "\n")
     monkeypatch.setattr(builders, "build_policy", lambda *args, **options: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match=message):
-        loop.train_policy(configs.load(PolicyRun, recipe))
+        loop.train_policy(configs.load(PolicyConfig, recipe))
 
 
 @pytest.mark.parametrize(("scale", "forwards"), [(1.0, 1), (2.0, 2)])

@@ -11,7 +11,7 @@ from edit_twins import klein_pipeline, kontext_pipeline, qwen_pipeline
 from fake_server import FakeServer
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.characters import vocabulary
 from pacorl.plan.plan import plan_policy
@@ -27,8 +27,8 @@ RECIPES = [*(f"{name}{cards}" for name in (*SETS, *EDITS) for cards in ("", "_1g
 JUDGE = "PaCo-Reward-7B"
 
 
-def recipe(name: str, *overrides: str) -> PolicyRun:
-    return configs.load(PolicyRun, FOLDER / f"{name}.yaml", overrides)
+def recipe(name: str, *overrides: str) -> PolicyConfig:
+    return configs.load(PolicyConfig, FOLDER / f"{name}.yaml", overrides)
 
 
 PAPER = {
@@ -103,7 +103,7 @@ def test_klein_s_recipes_are_another_s_with_another_generator(name: str, other: 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_can_be_planned(path: Path) -> None:
     """As `--dry-run` does, wherever the weights are."""
-    run = configs.load(PolicyRun, path)
+    run = configs.load(PolicyConfig, path)
     found = plan_policy(run)
     assert found.peak_bytes > 0
     if path.stem in hardware.RECIPES:
@@ -154,7 +154,7 @@ def served() -> Iterator[str]:
         yield server.url
 
 
-def twin(name: str, parts: Path, out: Path, url: str) -> PolicyRun:
+def twin(name: str, parts: Path, out: Path, url: str) -> PolicyConfig:
     """The recipe with everything small: one epoch of two groups of two at 64 pixels."""
     kind, edits = PAPER[name.removesuffix("_1gpu")][0], "edit" in name
     small: dict[str, Any] = {

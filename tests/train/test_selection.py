@@ -53,7 +53,7 @@ def test_a_step_without_groups_is_skipped_counted_and_said_once(
 ) -> None:
     with toy_world():
         trainer = PolicyTrainer(toy_config(tmp_path / "run", *SETTINGS, "selection.min_std=0.01"), rewards={"red": red})
-        trainer.run()
+        trainer.train()
     epochs = metrics(tmp_path / "run", "epoch")
     assert [line["groups/alike"] for line in epochs] == [1, 1]
     assert [line["updates/empty"] for line in epochs] == [1, 1]
@@ -69,7 +69,7 @@ def test_a_run_whose_groups_are_all_alike_changes_nothing_and_goes_on(tmp_path: 
             toy_config(tmp_path / "run", *SETTINGS, "selection.min_std=0.01"), rewards={"red": alike}
         )
         before = {name: value.clone() for name, value in adapter_state(trainer.transformer).items()}
-        trainer.run()
+        trainer.train()
     assert all(torch.equal(before[name], value) for name, value in adapter_state(trainer.transformer).items())
     assert [line["updates/empty"] for line in metrics(tmp_path / "run", "epoch")] == [2, 2]
 
@@ -78,8 +78,8 @@ def test_a_run_with_selection_resumes_as_it_would_have_gone_on(tmp_path: Path) -
     settings = [*SETTINGS, "selection.min_std=0.01", "save_every=1"]
     with toy_world():
         for name, overrides in {"whole": [], "cut": ["epochs=1"]}.items():
-            PolicyTrainer(toy_config(tmp_path / name, *settings, *overrides), rewards={"red": red}).run()
-        PolicyTrainer(toy_config(tmp_path / "cut", *settings), resume=True, rewards={"red": red}).run()
+            PolicyTrainer(toy_config(tmp_path / name, *settings, *overrides), rewards={"red": red}).train()
+        PolicyTrainer(toy_config(tmp_path / "cut", *settings), resume=True, rewards={"red": red}).train()
     assert metrics(tmp_path / "whole", "epoch") == metrics(tmp_path / "cut", "epoch")
 
 
@@ -155,6 +155,6 @@ def test_a_run_with_scouts_resumes_as_it_would_have_gone_on(tmp_path: Path) -> N
     settings = [*SETTINGS, "save_every=1", "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"]
     with toy_world():
         for name, overrides in {"whole": [], "cut": ["epochs=1"]}.items():
-            PolicyTrainer(toy_config(tmp_path / name, *settings, *overrides), rewards={"red": red}).run()
-        PolicyTrainer(toy_config(tmp_path / "cut", *settings), resume=True, rewards={"red": red}).run()
+            PolicyTrainer(toy_config(tmp_path / name, *settings, *overrides), rewards={"red": red}).train()
+        PolicyTrainer(toy_config(tmp_path / "cut", *settings), resume=True, rewards={"red": red}).train()
     assert metrics(tmp_path / "whole", "epoch") == metrics(tmp_path / "cut", "epoch")

@@ -35,7 +35,7 @@ def test_a_function_joins_the_rewards_of_the_config_and_may_be_weighted_there(tm
     with toy_world():
         trainer = PolicyTrainer(config, rewards=rewards)
         assert [(one.key, one.weight) for one in trainer.config.rewards] == [("double", 3.0), ("once", 1.0)]
-        (line,) = metrics(trainer.run(), "epoch")
+        (line,) = metrics(trainer.train(), "epoch")
     assert line["reward/double/mean"] == pytest.approx(2 * line["reward/once/mean"])
 
 
@@ -46,8 +46,8 @@ def test_a_function_with_too_few_scores_is_named_before_anything_is_sampled(tmp_
 
 
 def test_the_package_exports_the_trainer_and_its_config() -> None:
-    from pacorl.config.policy_run import PolicyRun
+    from pacorl.config.policy_run import PolicyConfig
     from pacorl.train import trainer
 
     assert pacorl.PolicyTrainer is trainer.PolicyTrainer
-    assert pacorl.PolicyRun is PolicyRun
+    assert pacorl.PolicyConfig is PolicyConfig

@@ -259,7 +259,7 @@ def test_a_function_s_scores_are_replayed(tmp_path: Path) -> None:
         return [image.getpixel((0, 0))[0] / 255 for image in images]
 
     config = toy_config(tmp_path / "run", *SETTINGS, "best_by=''", "judge=none", RED)
-    run = PolicyTrainer(config, rewards={"red": red}).run()
+    run = PolicyTrainer(config, rewards={"red": red}).train()
     assert made_again(run, 2).answer == "equal bits"
 
 
@@ -271,7 +271,7 @@ def test_missing_scores_are_replayed_as_missing(tmp_path: Path) -> None:
         return [None if image.getpixel((0, 0))[0] % 3 == 0 else image.getpixel((0, 0))[0] / 255 for image in images]
 
     config = toy_config(tmp_path / "run", *SETTINGS, "best_by=''", "judge=none", RED, "advantages.max_missing=1")
-    run = PolicyTrainer(config, rewards={"red": gaps}).run()
+    run = PolicyTrainer(config, rewards={"red": gaps}).train()
     assert any(score is None for record in epochs_of(run) for _, score in record["scores"]["scores"])
     assert made_again(run, 2).answer == "equal bits"
 
@@ -383,7 +383,7 @@ def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(trainer.runtime, "check_stop", stop)
     with pytest.raises(Interrupted):
-        trainer.run()
+        trainer.train()
     train_policy(toy_config(tmp_path / "run", *SETTINGS), resume="auto")
     assert epochs_of(tmp_path / "run") == epochs_of(whole)
     assert audit(tmp_path / "run").fine

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import BackendOptions, Judge
 from pacorl.judges.local import TINY_JUDGE
@@ -98,7 +98,7 @@ def test_a_run_without_a_judge_trains_evaluates_resumes_and_shows_itself(smaller
     best = json.loads((out / "checkpoints" / "best.json").read_text())
     assert best["best_by"] == "reward"
     assert best["score"] == pytest.approx(sum(one["reward"] for one in last) / len(last))
-    assert configs.load(PolicyRun, out / "config.yaml").judge is None
+    assert configs.load(PolicyConfig, out / "config.yaml").judge is None
 
     page = (out / "report.html").read_text()
     assert "Ordered by how much the reward changed" in page
@@ -179,7 +179,7 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
     config = tiny_run([f"judge={word}", f"rewards=[{JPEG}]"])
     assert config.judge is None
     (tmp_path / "config.yaml").write_text(configs.dump(config))
-    assert configs.load(PolicyRun, tmp_path / "config.yaml") == config
+    assert configs.load(PolicyConfig, tmp_path / "config.yaml") == config
 
 
 @pytest.mark.parametrize("door", [plan_policy, train_policy, without_idle_judges])
@@ -199,7 +199,7 @@ def test_none_is_no_judge_and_is_written_and_read_again(word: str, tmp_path: Pat
     ],
 )
 def test_no_judge_is_refused_where_one_is_asked(
-    door: Callable[[PolicyRun], object], overrides: list[str], message: str, own: Path
+    door: Callable[[PolicyConfig], object], overrides: list[str], message: str, own: Path
 ) -> None:
     config = tiny_run(["judge=none", *(override.replace("OWN", str(own)) for override in overrides)])
     with pytest.raises(ConfigError, match=message):

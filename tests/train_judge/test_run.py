@@ -22,7 +22,7 @@ from transformers import AutoModelForImageTextToText, TrainerCallback
 
 from judges import build, processor_of_any_size
 from pacorl.config.base import ConfigError, dump, load
-from pacorl.config.judge_run import RewardRun, RewardTuningConfig
+from pacorl.config.judge_run import JudgeConfig, RewardTuningConfig
 from pacorl.core.objectives.decision_weighted import decision_weighted
 from pacorl.core.questions import consistent
 from pacorl.data.comparisons import comparisons_from, save_comparisons
@@ -60,7 +60,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(data: Path, tmp_path: Path) -> Any:
     """Overrides → a config of six steps of two comparisons."""
 
-    def config(*overrides: str, out: str = "run") -> RewardRun:
+    def config(*overrides: str, out: str = "run") -> JudgeConfig:
         small = [
             f"out={tmp_path / out}",
             f"data.train=['{data}']",
@@ -70,7 +70,7 @@ def run(data: Path, tmp_path: Path) -> Any:
             "save_every=100",
             "trackers=[]",
         ]
-        return load(RewardRun, RECIPE, [*small, *overrides])
+        return load(JudgeConfig, RECIPE, [*small, *overrides])
 
     return config
 
@@ -184,7 +184,7 @@ class Gradients(TrainerCallback):
         self.steps.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
 
 
-def gradients(config: RewardRun) -> list[torch.Tensor]:
+def gradients(config: JudgeConfig) -> list[torch.Tensor]:
     arguments, seen = training_arguments(config, evaluates=False), Gradients()
     trainer = build_trainer(config, load_data(config), arguments, LossSums(), [seen])
     trainer.train()
@@ -228,7 +228,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     """Dropout, a checkpoint between two lines of the log, and a newer checkpoint that was cut short."""
     more = ["tuning.dropout=0.2", f"data.evaluation=['{data}']", "data.evaluation_limit=2", "evaluate_every=4"]
     whole, stopped = run(*more, out="whole"), run(*more, out="stopped")
-    JudgeTrainer(whole).run()
+    JudgeTrainer(whole).train()
     loss = WeightedLikelihoodTrainer.compute_loss
 
     def loss_and_signal(trainer: WeightedLikelihoodTrainer, *args: Any, **kwargs: Any) -> Any:
@@ -239,7 +239,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     with monkeypatch.context() as patch:
         patch.setattr(WeightedLikelihoodTrainer, "compute_loss", loss_and_signal)
         with pytest.raises(Interrupted, match="stopped after step 3, and saved; go on with --resume"):
-            JudgeTrainer(stopped).run()
+            JudgeTrainer(stopped).train()
     (checkpoint,) = complete_checkpoints(stopped.out / "checkpoints")
     assert checkpoint.name == "checkpoint-3"
     torn = checkpoint.with_name("checkpoint-5")
@@ -252,12 +252,12 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     with (stopped.out / "metrics.jsonl").open("a") as log:
         log.write('{"kind": "train", "epoch": 0, "step": 5, "loss": 0}\n{"kind": "tr')
     with pytest.raises(ValueError, match="holds a run already; go on with --resume"):
-        JudgeTrainer(stopped).run()
+        JudgeTrainer(stopped).train()
     with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or add --allow-ch"):
         JudgeTrainer(run(*more, "optimizer.lr=0.5", out="stopped"), resume=True)
     trainer = JudgeTrainer(stopped, resume=True)
     assert re.search(r"checkpoint-4/adapter_model.safetensors is damaged.*; the checkpoint before", caplog.text)
-    trainer.run()
+    trainer.train()
     assert lines(stopped.out) == lines(whole.out)
     assert [line["step"] for line in lines(whole.out)] == [0, 2, 4, 4, 6, 6]
     expected, found = weights(whole.out), weights(stopped.out)
@@ -286,15 +286,15 @@ def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(peft_model, "safe_save_file", full)
         with pytest.raises(OSError, match=r"checkpoint-4 could not be written \(.*No space left.*make room and go on"):
-            JudgeTrainer(config).run()
+            JudgeTrainer(config).train()
     assert [path.name for path in (config.out / "checkpoints").iterdir()] == ["checkpoint-2"]
-    JudgeTrainer(config, resume=True).run()
+    JudgeTrainer(config, resume=True).train()
     assert [line["step"] for line in lines(config.out)] == [2, 4, 6]
 
 
 def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
     config = run(f"data.evaluation=['{data}']", "max_steps=1")
-    JudgeTrainer(config).run()
+    JudgeTrainer(config).train()
     first, train, last = lines(config.out)
     assert (first["kind"], train["kind"], last["kind"]) == ("evaluation", "train", "evaluation")
     for name in ("decision_accuracy", "auc", "ece", "order_gap"):
@@ -306,7 +306,7 @@ def test_evaluation_is_logged_by_category(run: Any, data: Path) -> None:
 
 def test_merged_weights_judge_as_the_adapter_does(run: Any, data: Path) -> None:
     config = run("merge=true", "max_steps=2", "optimizer.warmup=0", "optimizer.lr=0.1")
-    JudgeTrainer(config).run()
+    JudgeTrainer(config).train()
     merged = config.out / "merged"
     one = comparisons_from(str(data))[0]
     asked = [Question(tuple(map(open_image, one.images)), one.question)]
@@ -345,7 +345,7 @@ def test_merged_weights_keep_the_template_that_was_trained_with(tmp_path: Path) 
 def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
     """Losses and gradient norms of a batch of four, in one process and dealt to two by DDP."""
     shared = ["optimizer.batch=4", "log_every=1"]
-    JudgeTrainer(run(*shared, out="one")).run()
+    JudgeTrainer(run(*shared, out="one")).train()
     two = run(*shared, out="two")
     (tmp_path / "two.yaml").write_text(dump(two))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]
@@ -360,7 +360,7 @@ def test_two_processes_train_as_one(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["label", "token"])
 def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
     config = run(f"loss.target={target}", "loss.alpha=uniform", "epochs=3", "optimizer.lr=3e-3", "optimizer.batch=6")
-    JudgeTrainer(config).run()
+    JudgeTrainer(config).train()
     found = lines(config.out)
     assert found[-1]["decision_nll"] < found[0]["decision_nll"]
     assert (found[0]["reasons_nll"] == 0) == (target == "token")
@@ -368,7 +368,7 @@ def test_labels_alone_can_be_learned(run: Any, target: str) -> None:
 
 def test_what_is_trained(model: Any) -> None:
     def trained(*overrides: str) -> set[str]:
-        options = load(RewardRun, None, overrides).tuning
+        options = load(JudgeConfig, None, overrides).tuning
         tuned = tune(load_model("tiny", dtype="float32"), options)
         return {name for name, parameter in tuned.named_parameters() if parameter.requires_grad}
 
@@ -429,7 +429,7 @@ def test_a_damaged_image_is_found_before_weights_load(run: Any, data: Path) -> N
 
 def test_all_weights_can_be_trained(run: Any) -> None:
     config = run("tuning.method=full", "max_steps=1")
-    JudgeTrainer(config).run()
+    JudgeTrainer(config).train()
     found = LocalJudge.from_pretrained(config.out / "model")
     assert found.processor.image_processor.patch_size == 8
 
@@ -442,7 +442,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, m
     monkeypatch.setattr("pacorl.train_judge.run.MAX_BAD_STEPS", 3)
     config = run()
     with pytest.raises(ValueError, match="3 optimizer steps in a row had gradients that are not finite"):
-        JudgeTrainer(config).run()
+        JudgeTrainer(config).train()
     (checkpoint,) = complete_checkpoints(config.out / "checkpoints")
     assert checkpoint.name == "checkpoint-3"
     saved = load_file(checkpoint / "adapter_model.safetensors")
@@ -461,7 +461,7 @@ def test_gradients_that_are_not_finite_are_skipped_then_stop_the_run(run: Any, m
 )
 def test_what_cannot_run_is_refused(run: Any, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        JudgeTrainer(run(override)).run()
+        JudgeTrainer(run(override)).train()
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_what_cannot_run_is_refused(run: Any, override: str, message: str) -> No
 )
 def test_a_config_that_makes_no_sense_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(RewardRun, None, [override])
+        load(JudgeConfig, None, [override])
 
 
 def test_the_plan_counts_what_training_does(run: Any) -> None:
@@ -485,7 +485,7 @@ def test_the_plan_counts_what_training_does(run: Any) -> None:
     assert plan.train == {"pairs": 12, "yes": 6, "no": 6, "with_reasons": 12}
     # Three steps an epoch, the last of two comparisons.
     assert (plan.optimizer_steps, plan.per_forward, plan.forwards_per_step) == (5, 5, 1)
-    JudgeTrainer(config).run()
+    JudgeTrainer(config).train()
     assert lines(config.out)[-1]["step"] == 5
     assert plan.trained_parameters == sum(value.numel() for value in weights(config.out).values())
 

@@ -23,8 +23,8 @@ from pacorl.annotate.sharing import Sharing
 from pacorl.annotate.simulate import read_panel, shared_attributes, simulate
 from pacorl.annotate.store import Store
 from pacorl.config.base import load
-from pacorl.config.judge_run import RewardRun
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.judge_run import JudgeConfig
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.grid import parse_layout
 from pacorl.core.ranking import Floats, Indices, bootstrap
 from pacorl.data.characters import IDENTITY, KEPT, Panel
@@ -179,7 +179,7 @@ def reasons(first: Panel, second: Panel, *, says_yes: bool) -> dict[str, str]:
 
 def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
     """Trains the committed judge on an export, as configs/reward/tiny.yaml does; returns the merged checkpoint."""
-    config = RewardRun.model_validate(
+    config = JudgeConfig.model_validate(
         {
             "out": out,
             "seed": seed,
@@ -195,7 +195,7 @@ def teach(data: Path, out: Path, *, steps: int, seed: int) -> Path:
         }
     )
     if not (out / "merged").is_dir():
-        JudgeTrainer(config, resume=True).run()
+        JudgeTrainer(config, resume=True).train()
     return out / "merged"
 
 
@@ -239,6 +239,6 @@ def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]
         "judge.backend=http", f"judge.checkpoint={url}", f"judge.model={JUDGE}",
         "rewards=[{name: consistency, args: {temperature: 4}}]",
     ]  # fmt: skip
-    train_policy(load(PolicyRun, recipe(), overrides), resume="auto")
+    train_policy(load(PolicyConfig, recipe(), overrides), resume="auto")
     epoch = next(line for line in read_jsonl(out / "metrics.jsonl") if line["kind"] == "epoch")
     return {"reward": epoch["reward/consistency/mean"], "missing": epoch["samples/missing"]}

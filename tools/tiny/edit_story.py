@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.character_edits import EDIT_GRADES, grade_edits
 from pacorl.data.characters import Oracle
 from pacorl.data.records import prompts_from
@@ -39,7 +39,7 @@ def run_edit_story(
     grade = partial(grade_edits, oracle=Oracle())
     rows = []
     for seed in seeds:
-        run = configs.load(PolicyRun, config, [*overrides, f"seed={seed}", f"out={out / f'seed-{seed}'}"])
+        run = configs.load(PolicyConfig, config, [*overrides, f"seed={seed}", f"out={out / f'seed-{seed}'}"])
         train_policy(run, resume="auto", extra_metrics=grade)
         rows.append({"seed": seed, **before_and_after(run.out)})
         if seed == seeds[0]:
@@ -76,7 +76,7 @@ def verdict(summary: Mapping[str, Any]) -> list[str]:
 SHOWN, CELL, MARGIN = 8, 112, 8
 
 
-def draw_edits(run: PolicyRun) -> Image.Image:
+def draw_edits(run: PolicyConfig) -> Image.Image:
     """Sources and what the editor made of them before and after the run, from the same noise."""
     prompts = prompts_from(run.prompts.evaluation, limit=None)[:SHOWN]
     samples = run.out / "samples"

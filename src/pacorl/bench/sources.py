@@ -44,7 +44,7 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
     # Under torchrun each process has a GPU of its own; without a rank, the usual choice.
     rank = os.environ.get("LOCAL_RANK")
     device = f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
-    generator = Generator.load(
+    generator = Generator.from_pretrained(
         options.model, kind=kind, adapter=options.adapter, **options.policy_options, device=device
     )
     generator.batch = options.image_batch

@@ -76,11 +76,11 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
     from rich.console import Console
 
     from pacorl.config.base import load
-    from pacorl.config.policy_run import PolicyRun
+    from pacorl.config.policy_run import PolicyConfig
     from pacorl.plan.doctor import EXIT_CODES, examine
     from pacorl.plan.plan import print_components
 
-    diagnosis = examine(load(PolicyRun, path, overrides), ask=ask)
+    diagnosis = examine(load(PolicyConfig, path, overrides), ask=ask)
     if as_json:
         typer.echo(diagnosis.to_json())
         return EXIT_CODES[diagnosis.severity]

@@ -238,7 +238,9 @@ def _load(options: GeneratorOptions, *, memory: str, edits: bool) -> Generator:
 
     # Which tiny checkpoint is meant only the request tells: one makes sets, one edits.
     kind = options.kind or kind_of(options.model, edits=edits)
-    return Generator.load(options.model, kind=kind, adapter=options.adapter, memory=memory, **options.policy_options)
+    return Generator.from_pretrained(
+        options.model, kind=kind, adapter=options.adapter, memory=memory, **options.policy_options
+    )
 
 
 def _deliver(

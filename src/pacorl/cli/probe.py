@@ -64,7 +64,7 @@ def probe(
 ) -> None:
     """Say which step, noise level, size and temperature carry the signal, at the price of about one epoch."""
     from pacorl.config.base import load
-    from pacorl.config.policy_run import PolicyRun
+    from pacorl.config.policy_run import PolicyConfig
     from pacorl.engine.runtime import use_cores
     from pacorl.io.documents import write_json
     from pacorl.io.files import write_atomic
@@ -77,7 +77,7 @@ def probe(
     quiet_loading()
     options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
     with progress("drawing", shown=not flags.as_json) as advance:
-        findings = run_probe(load(PolicyRun, config, overrides or []), options, advance=advance)
+        findings = run_probe(load(PolicyConfig, config, overrides or []), options, advance=advance)
     document = show.to_dict(findings)
     print_json(document) if flags.as_json else show.print_findings(findings)
     if flags.out:

@@ -68,9 +68,9 @@ def train_policy(
 ) -> None:
     """Train a generator with PaCo-GRPO."""
     from pacorl.config.base import config_errors, load
-    from pacorl.config.policy_run import PolicyRun
+    from pacorl.config.policy_run import PolicyConfig
 
-    run = load(PolicyRun, config, overrides or [])
+    run = load(PolicyConfig, config, overrides or [])
     if options.dry_run:
         from pacorl.plan.plan import plan_policy, print_plan
 
@@ -107,14 +107,14 @@ def train_reward(
     from transformers.utils import logging
 
     from pacorl.config.base import config_errors, load
-    from pacorl.config.judge_run import RewardRun
+    from pacorl.config.judge_run import JudgeConfig
     from pacorl.engine.runtime import use_cores
 
     if options.resume not in {"", AUTO}:
         raise ValueError(
             f"--resume {options.resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
         )
-    run = load(RewardRun, config, overrides or [])
+    run = load(JudgeConfig, config, overrides or [])
     use_cores()
     logging.disable_progress_bar()  # of loading weights; training has its own
     if options.dry_run:
@@ -127,7 +127,7 @@ def train_reward(
     from pacorl.train_judge.run import JudgeTrainer
 
     with config_errors(config, run):
-        folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).run()
+        folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
     typer.echo(f"done: {folder / 'summary.json'}")
 
 

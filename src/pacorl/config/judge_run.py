@@ -92,7 +92,7 @@ class RewardOptimizerConfig(Section):
     """At most so many comparisons per forward; it changes memory and time, not the result."""
 
 
-class RewardRun(Section):
+class JudgeConfig(Section):
     """A PaCo-Reward run (arXiv 2512.04784, §7): LoRA r 32 on Qwen2.5-VL-7B, lr 2e-4, batch 8, 2 epochs, α = .1."""
 
     out: Path = Path("runs/reward")
@@ -125,7 +125,7 @@ class RewardRun(Section):
     """More of transformers' TrainingArguments, such as `deepspeed` or `fsdp`; what a key above says is refused here."""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> RewardRun:
+    def _makes_sense(self) -> JudgeConfig:
         if not self.data.train:
             raise ValueError("data.train is empty, so there is nothing to learn from; name at least one source")
         # With the decision token alone as target there is nothing that its weight is weighed against.

@@ -265,13 +265,13 @@ def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-class PolicyRun(Section):
+class PolicyConfig(Section):
     """A PaCo-GRPO run; what is left out has the paper's value.
 
     Example:
-        from pacorl import PolicyRun
+        from pacorl import PolicyConfig
 
-        config = PolicyRun(epochs=20, group_size=8, model={"checkpoint": "tiny"}, rewards=[{"name": "consistency"}])
+        config = PolicyConfig(epochs=20, group_size=8, model={"checkpoint": "tiny"}, rewards=[{"name": "consistency"}])
     """
 
     out: Path = Path("runs/policy")
@@ -336,7 +336,7 @@ class PolicyRun(Section):
         )
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> PolicyRun:
+    def _makes_sense(self) -> PolicyConfig:
         if self.memory == "low" and isinstance(self.judge, InProcessOptions) and self.judge.overlap is True:
             raise ValueError(
                 "memory low and judge.overlap true: the judge would lie on the device beside the generator; leave "

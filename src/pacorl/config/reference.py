@@ -23,11 +23,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pacorl.config.judge_run import RewardRun
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.one_of import OneOf
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 
-RUNS: dict[str, type[BaseModel]] = {"train-policy": PolicyRun, "train-reward": RewardRun}
+RUNS: dict[str, type[BaseModel]] = {"train-policy": PolicyConfig, "train-reward": JudgeConfig}
 """Command → the config that it reads."""
 
 WORDS = {

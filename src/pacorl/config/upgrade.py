@@ -15,7 +15,7 @@ import yaml
 from pacorl.io.documents import compose_yaml, dump_json, dump_yaml, parse_yaml
 
 RENAMED: Mapping[str, Mapping[str, str]] = {
-    "PolicyRun": {
+    "PolicyConfig": {
         "model.guidance": "model.guidance_scale",
         "model.true_cfg": "model.true_cfg_scale",
         "model.text_tokens": "model.max_sequence_length",
@@ -29,25 +29,25 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 """Run → old dotted key → new one, in the order in which they are applied."""
 
 DROPPED: Mapping[str, Mapping[str, Any]] = {
-    "PolicyRun": {"adapter.dropout": 0.0},
+    "PolicyConfig": {"adapter.dropout": 0.0},
 }
 """Run → key that is no more → the only value that it could have."""
 
 REPLACED: Mapping[str, Mapping[str, tuple[str, Mapping[Any, Any]]]] = {
-    "PolicyRun": {"sampling.shared_noise": ("sampling.tree", {True: {"seeds": 1}, False: {}})},
+    "PolicyConfig": {"sampling.shared_noise": ("sampling.tree", {True: {"seeds": 1}, False: {}})},
 }
 """Run → key that is no more → the key that says it today, and its value for each old one."""
 
 BAD_STEPS = "the run stops after 10 steps in a row whose gradients are not finite"
 RETIRED: Mapping[str, Mapping[str, str]] = {
-    "PolicyRun": {
+    "PolicyConfig": {
         "advantages.min_valid": "groups with fewer than 2 judged samples are dropped",
         "monitor.average": "an epoch's signs are averaged over 3 epochs",
         "report_every": "report.html is built with each evaluation and each checkpoint",
         "evaluation.min_correlation": "the run warns of correlations that are surely below 0.3",
         "optimizer.max_bad_steps": BAD_STEPS,
     },
-    "RewardRun": {"optimizer.max_bad_steps": BAD_STEPS},
+    "JudgeConfig": {"optimizer.max_bad_steps": BAD_STEPS},
 }
 """Run → key that is no more, whatever its value was → what happens now."""
 
@@ -140,7 +140,7 @@ def rewrite(text: str, *, name: str) -> tuple[str, list[str]]:
     document = parse_yaml(text, name=name)
     if not isinstance(document, dict):
         raise ValueError(f"{name}: a config is a mapping of keys, this is a {type(document).__name__}")
-    run = "RewardRun" if JUDGE_SECTIONS & set(document) else "PolicyRun"
+    run = "JudgeConfig" if JUDGE_SECTIONS & set(document) else "PolicyConfig"
     today = deepcopy(document)
     try:
         notices = upgrade(today, run)

@@ -114,7 +114,7 @@ def image_source(
     description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}
 
     def load() -> GenerateImages:
-        generator = Generator.load(checkpoint, kind=kind, adapter=adapter, dtype=dtype, **options)
+        generator = Generator.from_pretrained(checkpoint, kind=kind, adapter=adapter, dtype=dtype, **options)
         # Not in the recipe: each image has a seed of its own, so a batch changes speed alone.
         generator.batch = batch
         return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)

@@ -40,7 +40,7 @@ class Generator:
         from pacorl import Generator
         from pacorl.generate.compose import prompt_from
 
-        generator = Generator.load("tiny")  # or a hub name, adapter="runs/sets/adapter"
+        generator = Generator.from_pretrained("tiny")  # or a hub name, adapter="runs/sets/adapter"
         panels = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
         prompt = prompt_from("tiny", theme="red round hero, crown, night", panels=panels)
         first, second = generator.sample([prompt, prompt], seeds=[0, 1])
@@ -71,7 +71,7 @@ class Generator:
         self._cache = ConditioningCache(policy)
 
     @classmethod
-    def load(
+    def from_pretrained(
         cls,
         model: str = TINY,
         *,

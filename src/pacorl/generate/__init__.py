@@ -3,7 +3,7 @@
     from pacorl import Generator
     from pacorl.generate.compose import prompt_from
     from pacorl.generate.sets import generate_sets
-    generator = Generator.load("tiny")
+    generator = Generator.from_pretrained("tiny")
     images = generate_sets(generator, [prompt_from(generator.model, theme="red round hero, crown, night", panels=[…])])
     images[0].image.save("set.png")
 

@@ -112,7 +112,7 @@ def generate_sets(
         RuntimeError: if the judge answers nothing.
 
     Example:
-        generator = Generator.load("tiny")
+        generator = Generator.from_pretrained("tiny")
         (image,) = generate_sets(generator, [prompt], best_of=4, judge=judge)
         image.image.save("set.png")
     """

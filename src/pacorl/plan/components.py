@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.io.processor import image_tokens
 from pacorl.judges.judge import InProcessOptions
@@ -61,7 +61,7 @@ class Row:
     note: str = ""
 
 
-def policy_on_meta(config: PolicyRun, configs: Parts) -> PipelinePolicy:
+def policy_on_meta(config: PolicyConfig, configs: Parts) -> PipelinePolicy:
     """The run's generator from the configs of its parts, without weights.
 
     Raises:
@@ -77,7 +77,7 @@ def policy_on_meta(config: PolicyRun, configs: Parts) -> PipelinePolicy:
 
 
 def rows(
-    config: PolicyRun,
+    config: PolicyConfig,
     *,
     work: Work,
     policy: PipelinePolicy,
@@ -153,7 +153,7 @@ def generation_rows(options: PolicyOptions, policy: PipelinePolicy, *, size: Siz
     )
 
 
-def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
+def _judge_rows(config: PolicyConfig, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
     """The weights of each judge of this process, and the larger of what the two need at work: one works at a time."""
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
     panel, weights, working = Size(height // grid.rows, width // grid.cols), [], []
@@ -178,7 +178,7 @@ def _judge_rows(config: PolicyRun, judge: Parts, held_out_judge: Parts, *, grid:
     return weights + sorted(working, key=lambda row: row.bytes)[-1:]
 
 
-def _reward_rows(config: PolicyRun) -> Iterator[Row]:
+def _reward_rows(config: PolicyConfig) -> Iterator[Row]:
     """The encoders of rewards, each once; they load after the text encoders have left."""
     # Rewards of one checkpoint share an encoder, which is named after the last of them.
     for key, encoder in {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}.values():
@@ -189,7 +189,7 @@ def _reward_rows(config: PolicyRun) -> Iterator[Row]:
         yield _weights(f"CLIP of {key.split('.')[-3]}", model, phases=AFTER_ENCODING, note=note)
 
 
-def _adapter_rows(config: PolicyRun, policy: PipelinePolicy, *, world: int) -> list[Row]:
+def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
     """Adds the adapter to the meta transformer and counts it, and what sampling keeps beside it."""
     targets = config.adapter.targets or policy.lora_targets
     try:
@@ -219,7 +219,7 @@ def _adapter_rows(config: PolicyRun, policy: PipelinePolicy, *, world: int) -> l
     return rows
 
 
-def _activation_rows(config: PolicyRun, policy: PipelinePolicy, work: Work) -> list[Row]:
+def _activation_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work) -> list[Row]:
     sampling, evaluation = config.sampling, config.evaluation
     sizes = policy.nearest_size(Size(*sampling.size)), policy.nearest_size(Size(*evaluation.size))
     # The largest of training's and evaluation's batches: memory grows with the number of tokens. After the last
@@ -246,7 +246,7 @@ def _activation_rows(config: PolicyRun, policy: PipelinePolicy, work: Work) -> l
     ]
 
 
-def _host_rows(config: PolicyRun, policy: PipelinePolicy, work: Work, *, prompts: int, world: int) -> list[Row]:
+def _host_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, prompts: int, world: int) -> list[Row]:
     """What all processes of a machine together keep in main memory; `encode` stands for all that loads."""
     size, width = policy.nearest_size(Size(*config.sampling.size)), getattr(torch, config.model.dtype).itemsize
     (tokens,) = {tensor.numel() for tensor in policy.noise([0], size)}
@@ -285,7 +285,7 @@ def _parked_rows(device: Sequence[Row], *, world: int) -> Iterator[Row]:
         yield Row(f"{name}, parked", world * size, place="host", phases=phases, note="memory: low")
 
 
-def _disk_rows(config: PolicyRun, policy: PipelinePolicy) -> list[Row]:
+def _disk_rows(config: PolicyConfig, policy: PipelinePolicy) -> list[Row]:
     size, checkpoints = _adapter_count(policy) * FP32, config.keep_checkpoints
     return [
         # Adapter, average and two moments; the newest is written aside before the oldest goes.

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.records import prompts_from
 from pacorl.io.documents import parse_json
 from pacorl.judges import JUDGES, open_judge
@@ -73,7 +73,7 @@ class Diagnosis:
         return json.dumps(document | {"plan": parse_json(self.plan.to_json()) if self.plan else None}, indent=2)
 
 
-def examine(config: PolicyRun, *, ask: bool = True) -> Diagnosis:
+def examine(config: PolicyConfig, *, ask: bool = True) -> Diagnosis:
     """Looks at all that a run needs. With `ask` judges are asked and rewards tried, which loads those of this process.
 
     A fault becomes a finding and is not raised.
@@ -138,7 +138,7 @@ def _port() -> Finding:
     return Finding("warning", "ports", text)
 
 
-def _folder(config: PolicyRun) -> Iterator[Finding]:
+def _folder(config: PolicyConfig) -> Iterator[Finding]:
     out = config.out.absolute()
     existing = next(folder for folder in (out, *out.parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -178,7 +178,7 @@ def _main_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _disk(config: PolicyRun, plan: Plan) -> Finding:
+def _disk(config: PolicyConfig, plan: Plan) -> Finding:
     if shortage := disk_shortage(config, plan):
         return Finding("error", "disk", shortage)
     return Finding("fine", "disk", f"{size_text(plan.disk_bytes)} for checkpoints fit into {config.out}")
@@ -187,7 +187,7 @@ def _disk(config: PolicyRun, plan: Plan) -> Finding:
 # --- judges and rewards ----------------------------------------------------------------------------------------
 
 
-def _judges(config: PolicyRun, absences: Sequence[MissingFile], *, ask: bool) -> Iterator[Finding]:
+def _judges(config: PolicyConfig, absences: Sequence[MissingFile], *, ask: bool) -> Iterator[Finding]:
     """Whether each judge that is needed answers."""
     absent = {absence.key.rpartition(".")[0] for absence in absences}
     for key, judge in {"judge": config.judge, "evaluation.judge": config.evaluation.judge}.items():
@@ -215,7 +215,7 @@ def _asked(key: str, options: BackendOptions) -> Finding:
     return Finding("fine", key, f"{answers.judge} answers: {p_yes}, {answers.seconds:.1f} s")
 
 
-def _rewards(config: PolicyRun, absences: Sequence[MissingFile]) -> Iterator[Finding]:
+def _rewards(config: PolicyConfig, absences: Sequence[MissingFile]) -> Iterator[Finding]:
     """Tries every reward that is no judge on one image of noise."""
     absent = {absence.key for absence in absences}
     if absent & {"prompts.train", "prompts.evaluation"}:

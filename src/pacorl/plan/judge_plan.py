@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from pacorl.config.judge_run import ComparisonsConfig, RewardRun
+from pacorl.config.judge_run import ComparisonsConfig, JudgeConfig
 from pacorl.data.comparisons import SOURCES, MissingImagesError, comparisons_from, missing_file
 from pacorl.engine.logbook import check_trackers
 from pacorl.io.images import check_readable
@@ -94,7 +94,7 @@ def _shown(fact: object) -> str:
     return f"{fact:,}"
 
 
-def plan_reward(config: RewardRun) -> RewardPlan:
+def plan_reward(config: JudgeConfig) -> RewardPlan:
     """Check everything but the weights themselves, and count what a run would do.
 
     Absent data and weights are listed, the published architecture stands in for absent weights, and a source at fault
@@ -190,7 +190,7 @@ def _balance(comparisons: Sequence[Comparison]) -> dict[str, int]:
 # --- weights ---------------------------------------------------------------------------------------------------
 
 
-def _parameters(config: RewardRun, checkpoint: Checkpoint, *, start_is_here: bool) -> tuple[int, int]:
+def _parameters(config: JudgeConfig, checkpoint: Checkpoint, *, start_is_here: bool) -> tuple[int, int]:
     """(trained, all) parameters, on the meta device."""
     if checkpoint.folder:
         source_of(str(checkpoint.folder))  # a model of another family is refused
@@ -201,7 +201,7 @@ def _parameters(config: RewardRun, checkpoint: Checkpoint, *, start_is_here: boo
         return parameter_counts(tune(model, tuning))
 
 
-def _answer_faults(config: RewardRun, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> Iterator[str]:
+def _answer_faults(config: JudgeConfig, checkpoint: Checkpoint, comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Whether the checkpoint's processor loads, and reads every answer's decision; nothing if it is not here."""
     if checkpoint.folder is None:
         return

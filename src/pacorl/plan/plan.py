@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.generator import SIZE
@@ -97,7 +97,7 @@ class Plan:
         return json.dumps(dataclasses.asdict(self) | totals, indent=2)
 
 
-def plan_policy(config: PolicyRun, *, world: int | None = None) -> Plan:
+def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
     """Check a config against its data and this machine, and measure what it needs.
 
     The processes are `world`, or as many as torchrun or accelerate started. Absent data and weights are listed; the
@@ -151,7 +151,7 @@ def plan_policy(config: PolicyRun, *, world: int | None = None) -> Plan:
     return dataclasses.replace(plan, warnings=tuple(filter(None, warnings)))
 
 
-def decided(config: PolicyRun, *, card_bytes: int | None) -> PolicyRun:
+def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
     """The config with `model.gradient_checkpointing: auto` decided: off without a card, or if the run then fits it.
 
     Raises:
@@ -160,7 +160,7 @@ def decided(config: PolicyRun, *, card_bytes: int | None) -> PolicyRun:
     if config.model.gradient_checkpointing != AUTO:
         return config
 
-    def checkpointed(choice: bool) -> PolicyRun:
+    def checkpointed(choice: bool) -> PolicyConfig:
         return config.model_copy(update={"model": config.model.model_copy(update={"gradient_checkpointing": choice})})
 
     without = checkpointed(False)
@@ -230,7 +230,7 @@ def print_components(plan: Plan, console: Console) -> None:
 # --- checks ----------------------------------------------------------------------------------------------------
 
 
-def _checked_work(config: PolicyRun, world: int) -> Work:
+def _checked_work(config: PolicyConfig, world: int) -> Work:
     """An epoch's work on so many processes, if its samples divide."""
     try:
         return work_of(config, world=world)
@@ -238,7 +238,7 @@ def _checked_work(config: PolicyRun, world: int) -> Work:
         raise ConfigError(f"sampling.batch: {error}") from None
 
 
-def _at_largest(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> PolicyRun:
+def _at_largest(config: PolicyConfig, train: Sequence[Prompt], evaluation: Sequence[Prompt]) -> PolicyConfig:
     """The config at the largest sizes that its records ask for, if they decide; memory is planned for these."""
     if not config.prompts.record_sizes:
         return config
@@ -252,7 +252,7 @@ def _at_largest(config: PolicyRun, train: Sequence[Prompt], evaluation: Sequence
     return config.model_copy(update={"sampling": sampling, "evaluation": judged})
 
 
-def _prompts(config: PolicyRun, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
+def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> Sequence[Prompt]:
     """None of a source that is not here."""
     absence = sources.prompts_absence("prompts", source, spec=config.generator, edits=config.generator.edits)
     return () if absence else prompts_from(source, limit=limit)
@@ -279,7 +279,7 @@ def card_shortage(plan: Plan) -> str:
     )
 
 
-def disk_shortage(config: PolicyRun, plan: Plan) -> str:
+def disk_shortage(config: PolicyConfig, plan: Plan) -> str:
     """What to say if the run's folder has too little room; nothing if it has enough."""
     # The run's folder is made by the run: the nearest one that exists is on the same disk.
     existing = next(folder for folder in (config.out.absolute(), *config.out.absolute().parents) if folder.exists())

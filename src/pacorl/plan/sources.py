@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.edits import LANGUAGES
 from pacorl.io.documents import read_object
 from pacorl.judges import JUDGE, JUDGES
@@ -78,7 +78,7 @@ class Checkpoint:
     """Where it lies on this machine."""
 
 
-def generator(config: PolicyRun) -> Checkpoint:
+def generator(config: PolicyConfig) -> Checkpoint:
     """The parts of a run's generator; see `generator_of`."""
     return generator_of(config.model, config.generator)
 
@@ -175,7 +175,7 @@ def image_options(saved: Mapping[str, Any]) -> dict[str, Any]:
 # --- what rewards load -----------------------------------------------------------------------------------------
 
 
-def rewards_of(config: PolicyRun) -> Iterator[tuple[str, Reward]]:
+def rewards_of(config: PolicyConfig) -> Iterator[tuple[str, Reward]]:
     """Config key → reward, of the run and of its evaluation; none can ask a judge, and nothing is loaded.
 
     Rewards of users' files are left out: making one runs its file.
@@ -187,7 +187,7 @@ def rewards_of(config: PolicyRun) -> Iterator[tuple[str, Reward]]:
             yield f"{key}.{name}", reward
 
 
-def clip_encoders(config: PolicyRun) -> dict[str, ClipEncoder]:
+def clip_encoders(config: PolicyConfig) -> dict[str, ClipEncoder]:
     """Config key → what encodes for that reward; nothing is loaded."""
     encoders = {f"{key}.args.checkpoint": getattr(reward, "clip", None) for key, reward in rewards_of(config)}
     return {key: encoder for key, encoder in encoders.items() if isinstance(encoder, ClipEncoder)}
@@ -206,7 +206,7 @@ def _clip_folder(encoder: ClipEncoder) -> Path | None:
     return _folder(encoder.checkpoint, tiny=Path(encoder.checkpoint), marker="config.json")
 
 
-def _reward_absences(config: PolicyRun) -> Iterator[MissingFile]:
+def _reward_absences(config: PolicyConfig) -> Iterator[MissingFile]:
     """Models and files of rewards that are not here."""
     for key, encoder in clip_encoders(config).items():
         folder = _clip_folder(encoder)
@@ -221,7 +221,7 @@ def _reward_absences(config: PolicyRun) -> Iterator[MissingFile]:
 # --- absences --------------------------------------------------------------------------------------------------
 
 
-def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
+def all_absences(config: PolicyConfig, checkpoints: Sequence[Checkpoint]) -> tuple[MissingFile, ...]:
     """Everything that the run needs and that is not here, data first."""
     edits = planned_sources(config) > 0
     data, judges = config.prompts, {"judge": config.judge, "evaluation.judge": config.evaluation.judge}
@@ -240,7 +240,7 @@ def all_absences(config: PolicyRun, checkpoints: Sequence[Checkpoint]) -> tuple[
     return tuple(absence for absence in absences if absence)
 
 
-def planned_sources(config: PolicyRun, prompts: Sequence[Prompt] = ()) -> int:
+def planned_sources(config: PolicyConfig, prompts: Sequence[Prompt] = ()) -> int:
     """How many sources a prompt of the run has at most, as its prompts say it, or before they are here its rewards."""
     spec = config.generator
     if prompts and spec.sets:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Suffix, Tree
 from pacorl.engine.rows import Row, assign_rows
@@ -37,7 +37,7 @@ class Work:
         return self.samples + sum(latents * parents + children for parents, children in pairwise(self.nodes))
 
 
-def work_of(config: PolicyRun, *, world: int) -> Work:
+def work_of(config: PolicyConfig, *, world: int) -> Work:
     """Count the work of a config's first epoch on so many processes.
 
     Raises:
@@ -86,7 +86,7 @@ def work_of(config: PolicyRun, *, world: int) -> Work:
     )
 
 
-def _units(config: PolicyRun, tree: Tree, *, keep: int, updates: int, world: int) -> Iterator[list[int]]:
+def _units(config: PolicyConfig, tree: Tree, *, keep: int, updates: int, world: int) -> Iterator[list[int]]:
     """The global rows that one process draws together, of all updates and processes, if so many of a prompt's stay."""
     drawn = config.drawn_per_prompt
     numbers = [number for number in range(config.prompts_per_epoch * drawn) if number % drawn < keep]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.sde import SDE_TYPES
@@ -92,7 +92,7 @@ class Design:
         return self.prompts * self.seeds * sum(candidate.leaves for candidate in self.candidates)
 
 
-def configured_sampler(config: PolicyRun) -> Sampler:
+def configured_sampler(config: PolicyConfig) -> Sampler:
     """How the config's first epoch is sampled.
 
     Raises:
@@ -114,7 +114,7 @@ def configured_sampler(config: PolicyRun) -> Sampler:
 
 
 def plan_design(
-    config: PolicyRun, configured: Sampler, options: ProbeOptions, *, prompts: int, readings: int = 0
+    config: PolicyConfig, configured: Sampler, options: ProbeOptions, *, prompts: int, readings: int = 0
 ) -> Design:
     """The candidates, and as many prompts of each as the budget pays for, then as many starts.
 
@@ -146,7 +146,7 @@ def plan_design(
     return Design(candidates, count, int(budget / (count * cost / 2)), budget, tuple(left_out))
 
 
-def _budget(config: PolicyRun, options: ProbeOptions) -> int:
+def _budget(config: PolicyConfig, options: ProbeOptions) -> int:
     epoch = config.prompts_per_epoch * config.group_size
     budget = int(options.epochs * epoch) if options.samples is None else options.samples
     if budget <= 0:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Sampler, Suffix, Tree
 from pacorl.core.selection import Scouts
 from pacorl.core.solvers import SOLVERS
@@ -78,7 +78,7 @@ def signal_of(variances: Variances, tree: Tree) -> Signal:
     return Signal(estimate(share), estimate(ratio(signal, noise)), estimate(gain), gain, np.sqrt(share))
 
 
-def compared(config: PolicyRun, tree: Tree) -> Tree:
+def compared(config: PolicyConfig, tree: Tree) -> Tree:
     """The samples that an advantage compares: the group, or those of one start (`advantages.among: siblings`)."""
     return replace(tree, seeds=1) if config.advantages.among == "siblings" else tree
 
@@ -88,7 +88,7 @@ def nodes_of(tree: Tree) -> list[int]:
     return [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
 
 
-def forms_of(config: PolicyRun, configured: Sampler, variances: Variances, clock: Clock) -> list[Form]:
+def forms_of(config: PolicyConfig, configured: Sampler, variances: Variances, clock: Clock) -> list[Form]:
     """The config's form, and others of the same group: from own noise to one start, with the suffix at half."""
     forms = []
     for tree in _trees(config, configured):
@@ -97,7 +97,7 @@ def forms_of(config: PolicyRun, configured: Sampler, variances: Variances, clock
     return forms
 
 
-def _trees(config: PolicyRun, configured: Sampler) -> Iterator[Tree]:
+def _trees(config: PolicyConfig, configured: Sampler) -> Iterator[Tree]:
     size = config.group_size
     divisors = [count for count in range(1, size + 1) if size % count == 0]
     # Next to the root: about as many starts as children of each.
@@ -118,7 +118,7 @@ def _suffixes(configured: Sampler) -> Iterator[Suffix]:
 
 
 def _form(
-    config: PolicyRun, configured: Sampler, clock: Clock, *, tree: Tree, suffix: Suffix, variances: Variances
+    config: PolicyConfig, configured: Sampler, clock: Clock, *, tree: Tree, suffix: Suffix, variances: Variances
 ) -> Form:
     images, scouts = config.group_size, config.selection.scouts
     forwards, sampling = _sampling(config, configured, clock, tree, suffix)
@@ -147,7 +147,7 @@ def _form(
     )
 
 
-def _sampling(config: PolicyRun, configured: Sampler, clock: Clock, tree: Tree, suffix: Suffix) -> tuple[int, float]:
+def _sampling(config: PolicyConfig, configured: Sampler, clock: Clock, tree: Tree, suffix: Suffix) -> tuple[int, float]:
     """Forwards and seconds of an epoch's groups of that tree, decoded."""
     nodes = [config.prompts_per_epoch * count for count in nodes_of(tree)]
     # Each level's nodes pass the steps from the one before to its own; leaves pass the suffix.
@@ -161,7 +161,7 @@ def _sampling(config: PolicyRun, configured: Sampler, clock: Clock, tree: Tree, 
     return sum(passed) + nodes[-1] * tail, seconds
 
 
-def _node_batches(config: PolicyRun, tree: Tree) -> list[int]:
+def _node_batches(config: PolicyConfig, tree: Tree) -> list[int]:
     """How many nodes of each stochastic step share a forward."""
     return [max(1, config.sampling.batch // tree.leaves(level)) for level in range(len(tree.branches))]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Sampler
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import Draw, collect, velocity_at
@@ -39,7 +39,7 @@ TIMED = 2
 class Models:
     """What a probe asks: the run's own generator, rewards and judge."""
 
-    config: PolicyRun
+    config: PolicyConfig
     prompts: list[Prompt]
     """Those that are drawn, as many as the design says."""
     policy: Policy
@@ -75,7 +75,7 @@ class Drawn:
 
 
 @contextmanager
-def opened(config: PolicyRun, design: Design, train: Sequence[Prompt], readings: Sequence[str]) -> Iterator[Models]:
+def opened(config: PolicyConfig, design: Design, train: Sequence[Prompt], readings: Sequence[str]) -> Iterator[Models]:
     """Load what a run loads, in its order, for the prompts and sizes of a design.
 
     Raises:

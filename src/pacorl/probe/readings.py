@@ -22,7 +22,7 @@ from pacorl.types import Prompt, Question, Verdict
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.config.policy_run import PolicyRun
+    from pacorl.config.policy_run import PolicyConfig
 
 Form = Callable[[Prompt, "Image"], tuple[Prompt, "Image"]]
 """How an image and its prompt are shown to a reward."""
@@ -55,7 +55,7 @@ READINGS: Mapping[str, Form] = {
 }
 
 
-def readings_of(config: PolicyRun, requested: Sequence[str] | None, *, edits: bool) -> tuple[str, ...]:
+def readings_of(config: PolicyConfig, requested: Sequence[str] | None, *, edits: bool) -> tuple[str, ...]:
     """How the judge of a config is read besides as in training; by default turned, if pairs have no order.
 
     Args:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.advantages import zero_std_share
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
@@ -98,7 +98,7 @@ class Findings:
 
 
 def probe(
-    config: PolicyRun,
+    config: PolicyConfig,
     options: ProbeOptions = ProbeOptions(),
     *,
     advance: Callable[[int, int], None] = lambda done, total: None,
@@ -162,7 +162,7 @@ def _possible_sizes(design: Design, models: Models, options: ProbeOptions) -> De
 
 
 def _finding(
-    config: PolicyRun,
+    config: PolicyConfig,
     configured: Sampler,
     design: Design,
     drawn: Drawn,

@@ -273,7 +273,7 @@ def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
 
     use_cores()
     quiet_loading()
-    generator = Generator.load(names.model, kind=names.kind, adapter=names.adapter)
+    generator = Generator.from_pretrained(names.model, kind=names.kind, adapter=names.adapter)
     return generator, PacoReward.from_pretrained(names.judge, **names.judge_access)
 
 

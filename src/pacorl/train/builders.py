@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyRun, RewardConfig
+from pacorl.config.policy_run import PolicyConfig, RewardConfig
 from pacorl.core.caches import CACHES
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
@@ -49,7 +49,7 @@ class FunctionReward:
         return list(self.function(prompts, images))
 
 
-def checked_config(config: PolicyRun, functions: Mapping[str, RewardFunction]) -> PolicyRun:
+def checked_config(config: PolicyConfig, functions: Mapping[str, RewardFunction]) -> PolicyConfig:
     """The config without idle judges, after all checks that need no weights; functions stand among its rewards.
 
     Raises:
@@ -66,7 +66,7 @@ def checked_config(config: PolicyRun, functions: Mapping[str, RewardFunction]) -
     return config.model_copy(update={"rewards": (*built_in, *added)})
 
 
-def without_idle_judges(config: PolicyRun, *, run: bool = True) -> PolicyRun:
+def without_idle_judges(config: PolicyConfig, *, run: bool = True) -> PolicyConfig:
     """Drop the judges that nothing asks: no reward, no measure of the evaluation, and not `best_by`.
 
     Args:
@@ -94,7 +94,7 @@ def without_idle_judges(config: PolicyRun, *, run: bool = True) -> PolicyRun:
     return config.model_copy(update={"judge": config.judge if asking else None, "evaluation": evaluation})
 
 
-def read_prompts(config: PolicyRun) -> tuple[list[Prompt], list[Prompt], str]:
+def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]:
     """The training prompts, the evaluation's, and a warning if they leak into each other.
 
     Raises:
@@ -113,7 +113,7 @@ def read_prompts(config: PolicyRun) -> tuple[list[Prompt], list[Prompt], str]:
     return train, evaluation, leaks or ""
 
 
-def patience(config: PolicyRun) -> float:
+def patience(config: PolicyConfig) -> float:
     """Seconds that a process may wait for another one, which waits for a judge until the failure budget is spent."""
     scores = config.prompts_per_epoch * config.drawn_per_prompt * len(config.rewards)
     missing = math.ceil(config.advantages.max_missing * scores)
@@ -121,7 +121,7 @@ def patience(config: PolicyRun) -> float:
     return max((judge.patience(missing) for judge in judges if judge), default=0.0)
 
 
-def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> None:
+def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -> None:
     """Refuse sizes that leave a process without its share of an epoch, and what a sharded transformer does not bear.
 
     Raises:
@@ -159,7 +159,7 @@ def check_division(config: PolicyRun, *, world: int, sharded: bool = False) -> N
             raise ValueError(f"selection.scouts.per_prompt {drawn}: {error}") from None
 
 
-def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:
+def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Policy:
     """The policy with a trainable adapter, which starts from `adapter.start` if that is given.
 
     Its transformer is not on the device yet: `encode_prompts` and then `place_transformer` follow.
@@ -183,13 +183,13 @@ def build_adapted_policy(config: PolicyRun, *, device: torch.device) -> Policy:
     return policy
 
 
-def adapter_targets(config: PolicyRun, policy: Policy) -> tuple[str, ...]:
+def adapter_targets(config: PolicyConfig, policy: Policy) -> tuple[str, ...]:
     """The suffixes of the modules that the adapter is added to."""
     return tuple(config.adapter.targets or policy.lora_targets)
 
 
 def encode_prompts(
-    config: PolicyRun,
+    config: PolicyConfig,
     policy: Policy,
     train_prompts: Sequence[Prompt],
     evaluation_prompts: Sequence[Prompt],
@@ -213,7 +213,7 @@ def encode_prompts(
 
 
 def place_transformer(
-    config: PolicyRun,
+    config: PolicyConfig,
     policy: Policy,
     cache: ConditioningCache,
     prompt: Prompt,
@@ -309,7 +309,7 @@ class RunJudges:
     rewards: Judge | None = None
     held_out: Judge | None = None
 
-    def open(self, config: PolicyRun, *, in_process: bool, device: torch.device, processes: int) -> None:
+    def open(self, config: PolicyConfig, *, in_process: bool, device: torch.device, processes: int) -> None:
         """Open those judges of the config that run in this process, or those that do not.
 
         Raises:
@@ -361,7 +361,7 @@ def build_run_rewards(
     return rewards
 
 
-def build_optimizer(config: PolicyRun, policy: Policy) -> torch.optim.Optimizer:
+def build_optimizer(config: PolicyConfig, policy: Policy) -> torch.optim.Optimizer:
     """AdamW over the adapter's weights."""
     return torch.optim.AdamW(
         [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad],

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pacorl.config.base import check_changes
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.runtime import Runtime
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, read_yaml, write_json
 from pacorl.io.files import check_digests, digests, flush_to_disk, flush_tree, make_folder, safetensors_errors
@@ -86,7 +86,9 @@ class TrainedWeights:
         return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
 
 
-def save_run(weights: TrainedWeights, config: PolicyRun, state: Mapping[str, Any], *, targets: Sequence[str]) -> None:
+def save_run(
+    weights: TrainedWeights, config: PolicyConfig, state: Mapping[str, Any], *, targets: Sequence[str]
+) -> None:
     """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
 
     Args:
@@ -125,7 +127,7 @@ def save_run(weights: TrainedWeights, config: PolicyRun, state: Mapping[str, Any
     runtime.on_main(write)
 
 
-def settle(checkpoint: Path, config: PolicyRun) -> None:
+def settle(checkpoint: Path, config: PolicyConfig) -> None:
     """Derive from a newest checkpoint what follows from it: best.json, which ones are kept, and adapter/.
 
     A kill may come between the checkpoint and any of these, so a resumed run does it again.
@@ -172,7 +174,7 @@ def publish(checkpoint: Path, folder: Path) -> None:
         ) from error
 
 
-def starting_point(config: PolicyRun, resume: Resume) -> Path | None:
+def starting_point(config: PolicyConfig, resume: Resume) -> Path | None:
     """The checkpoint that a run starts from, if any; clears what a kill left half done.
 
     "auto" takes the newest whole one, and names damaged ones that it passes over.
@@ -234,7 +236,7 @@ def _seal_of(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(dump_json(state).encode()).hexdigest()
 
 
-def changes_since(checkpoint: Path, config: PolicyRun, *, allowed: bool) -> dict[str, list[Any]]:
+def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> dict[str, list[Any]]:
     """Key → [value, value now] of what a run changes that goes on from a checkpoint.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.engine.conditioning import ConditioningCache
@@ -117,7 +117,7 @@ class Evaluation:
 class Evaluator:
     """Samples the evaluation prompts with the averaged adapter and asks everything that measures."""
 
-    config: PolicyRun
+    config: PolicyConfig
     runtime: Runtime
     policy: Policy
     cache: ConditioningCache

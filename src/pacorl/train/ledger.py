@@ -24,7 +24,7 @@ from torch import Tensor
 
 import pacorl
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.metric_names import SECONDS
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scores
@@ -267,7 +267,7 @@ def environment_of(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def start_facts(config: PolicyRun, checkpoint: Path | None, rewards: Mapping[str, Reward]) -> dict[str, Any]:
+def start_facts(config: PolicyConfig, checkpoint: Path | None, rewards: Mapping[str, Reward]) -> dict[str, Any]:
     """What a start's record says beside the environment: where it goes on, its config, who can score again."""
     foreign = checkpoint is not None and checkpoint.parents[1].resolve() != config.out.resolve()
     return {

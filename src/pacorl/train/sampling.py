@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES
@@ -53,7 +53,7 @@ class ScoredSamples:
 class EpochSampler:
     """What samples of one epoch are drawn and scored with."""
 
-    config: PolicyRun
+    config: PolicyConfig
     runtime: Runtime
     policy: Policy
     sampler: Sampler

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.metric_names import SCOUTS_CORRELATION, SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
@@ -66,7 +66,7 @@ ExtraMetrics = Callable[[Sequence[Prompt], Sequence["Image"]], Mapping[str, floa
 
 
 def train_policy(
-    config: PolicyRun,
+    config: PolicyConfig,
     *,
     resume: Resume = False,
     allow_changes: bool = False,
@@ -77,7 +77,7 @@ def train_policy(
     Returns:
         The run's folder.
     """
-    return PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics).run()
+    return PolicyTrainer(config, resume=resume, allow_changes=allow_changes, extra_metrics=extra_metrics).train()
 
 
 class PolicyTrainer:
@@ -85,24 +85,24 @@ class PolicyTrainer:
     once and asked.
 
     Example:
-        from pacorl import PolicyRun, PolicyTrainer
+        from pacorl import PolicyConfig, PolicyTrainer
 
         def redness(prompts, images):
             return [image.convert("RGB").resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
-        config = PolicyRun.model_validate({
+        config = PolicyConfig.model_validate({
             "out": "runs/red", "epochs": 2, "prompts_per_epoch": 2, "group_size": 4, "trackers": [],
             "model": {"checkpoint": "tiny", "dtype": "float32", "max_sequence_length": 48},
             "adapter": {"rank": 4, "alpha": 8}, "judge": "none", "rewards": [{"name": "redness"}],
             "prompts": {"train": "tiny:train:4", "evaluation": "tiny:dev:2"},
             "sampling": {"size": [32, 32], "steps": 3, "batch": 4}, "evaluation": {"size": [64, 64], "steps": 2},
         })
-        folder = PolicyTrainer(config, rewards={"redness": redness}).run()
+        folder = PolicyTrainer(config, rewards={"redness": redness}).train()
     """
 
     def __init__(
         self,
-        config: PolicyRun,
+        config: PolicyConfig,
         *,
         resume: Resume = False,
         allow_changes: bool = False,
@@ -240,7 +240,7 @@ class PolicyTrainer:
 
     # --- the run -----------------------------------------------------------------------------------------------
 
-    def run(self) -> Path:
+    def train(self) -> Path:
         """Train to the end.
 
         Returns:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyRun, RewardConfig
+from pacorl.config.policy_run import PolicyConfig, RewardConfig
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scorer, Scores
 from pacorl.io.documents import dump_yaml, read_object, read_text
@@ -127,7 +127,7 @@ class Recomputation(PolicyTrainer):
     """A run that makes one epoch again in a folder of its own, and asks no judge."""
 
     def __init__(
-        self, config: PolicyRun, *, folder: Path, checkpoint: Path | None, start: Record, epoch: Record
+        self, config: PolicyConfig, *, folder: Path, checkpoint: Path | None, start: Record, epoch: Record
     ) -> None:
         """
         Args:
@@ -158,7 +158,7 @@ def _stand_in(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]
     return [0.0] * len(images)
 
 
-def _replay_config(config: PolicyRun, folder: Path) -> PolicyRun:
+def _replay_config(config: PolicyConfig, folder: Path) -> PolicyConfig:
     """A config of the same samples and updates, without all that only measures them."""
     rewards = tuple(RewardConfig(name=reward.key, weight=reward.weight) for reward in config.rewards)
     suffix = config.sampling.suffix.model_copy(update={"check_every": 0})
@@ -215,7 +215,7 @@ def recompute(run: Path, epoch: int) -> Comparison | None:
     return compare(start, records[index - 1 : index + 1], again.ledger.records)
 
 
-def _config_of(run: Path, start: Record, copy: Path) -> PolicyRun:
+def _config_of(run: Path, start: Record, copy: Path) -> PolicyConfig:
     """The config that a start had: config.yaml's, or if the run changed it since, one that a checkpoint has."""
     texts = [read_text(run / "config.yaml")]
     states = (read_object(path / "state.json") for path in checkpoints(run / "checkpoints"))
@@ -223,7 +223,7 @@ def _config_of(run: Path, start: Record, copy: Path) -> PolicyRun:
     for text in texts:
         if sha256(text) == start["config"]:
             write_atomic(copy, text)
-            return configs.load(PolicyRun, copy)
+            return configs.load(PolicyConfig, copy)
     raise ValueError(
         f"the config of the start after epoch {start['epoch']} is neither in {run / 'config.yaml'} nor in a "
         "checkpoint: it was changed by hand, or its checkpoints are gone"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from pacorl.config.judge_run import RewardRun
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.data.comparisons import IMAGE_TAG, answer_text, comparisons_from
 from pacorl.io.images import check_readable, open_image
 from pacorl.judges.local import single_token
@@ -154,7 +154,7 @@ class JudgeData:
     collator: Collator
 
 
-def load_data(config: RewardRun) -> JudgeData:
+def load_data(config: JudgeConfig) -> JudgeData:
     """Read and check a run's comparisons, images and tokenizer.
 
     Raises:

@@ -26,7 +26,7 @@ from transformers import ProgressCallback, TrainerCallback, TrainerControl, Trai
 from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import check_changes, dump
-from pacorl.config.judge_run import RewardRun
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.engine.logbook import TIME, Logbook, check_trackers
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks, own_process
 from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
@@ -71,19 +71,19 @@ class JudgeTrainer:
     """One run of a judge's training, from its config to the saved adapter.
 
     Example:
-        from pacorl import JudgeTrainer, RewardRun
+        from pacorl import JudgeTrainer, JudgeConfig
 
-        config = RewardRun(
+        config = JudgeConfig(
             out="runs/judge",
             max_steps=2,
             model={"checkpoint": "tiny", "dtype": "float32", "gradient_checkpointing": False},
             data={"train": ["tiny:train:16"], "evaluation": ["tiny:dev:4"], "workers": 0},
             trackers=[],
         )
-        folder = JudgeTrainer(config).run()  # folder / "adapter" is what LocalJudge loads
+        folder = JudgeTrainer(config).train()  # folder / "adapter" is what LocalJudge loads
     """
 
-    def __init__(self, config: RewardRun, *, resume: bool = False, allow_changes: bool = False) -> None:
+    def __init__(self, config: JudgeConfig, *, resume: bool = False, allow_changes: bool = False) -> None:
         """Take a run's config.
 
         Args:
@@ -105,7 +105,7 @@ class JudgeTrainer:
         self.changes = self._changes(allow_changes) if self.checkpoint else {}
         self.sums = LossSums()
 
-    def run(self) -> Path:
+    def train(self) -> Path:
         """Train to the end of the config.
 
         Returns:
@@ -193,7 +193,7 @@ class JudgeTrainer:
 
 
 def build_trainer(
-    config: RewardRun, data: JudgeData, arguments: TrainingArguments, sums: LossSums, callbacks: Sequence[Any]
+    config: JudgeConfig, data: JudgeData, arguments: TrainingArguments, sums: LossSums, callbacks: Sequence[Any]
 ) -> WeightedLikelihoodTrainer:
     """Load the model, make what the config names trainable, and give both to the transformers `Trainer`."""
     set_seed(config.seed)  # the adapter's first weights
@@ -258,7 +258,7 @@ def step_of(checkpoint: Path) -> int:
 class RunKeeper(TrainerCallback):  # type: ignore[misc]
     """Writes the log, marks checkpoints complete, passes over bad gradients, and stops on a signal."""
 
-    def __init__(self, config: RewardRun, logbook: Logbook, sums: LossSums, *, evaluates: bool) -> None:
+    def __init__(self, config: JudgeConfig, logbook: Logbook, sums: LossSums, *, evaluates: bool) -> None:
         self.config, self.logbook, self.sums, self.evaluates = config, logbook, sums, evaluates
         self.signalled = self.stopped = False
         self.bad_steps, self.failure = 0, ""

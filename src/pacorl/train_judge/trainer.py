@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
-from pacorl.config.judge_run import RewardRun
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.core.objectives.decision_weighted import decision_weighted
 
 Values = NDArray[np.float64]
@@ -174,7 +174,7 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 # --- its arguments ---------------------------------------------------------------------------------------------
 
 
-def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = False) -> TrainingArguments:
+def training_arguments(config: JudgeConfig, *, evaluates: bool, resumed: bool = False) -> TrainingArguments:
     """The transformers `Trainer`'s arguments for a run, `config.trainer` among them.
 
     Args:
@@ -232,7 +232,7 @@ def training_arguments(config: RewardRun, *, evaluates: bool, resumed: bool = Fa
     return TrainingArguments(**ours, **(defaults | config.trainer))
 
 
-def micro_batches(config: RewardRun, *, world: int) -> tuple[int, int]:
+def micro_batches(config: JudgeConfig, *, world: int) -> tuple[int, int]:
     """(comparisons per forward, forwards per optimizer step) of each of `world` processes.
 
     Raises:
