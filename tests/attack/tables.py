@@ -1,13 +1,15 @@
-"""Parquet files that somebody else wrote: edits to train on, and the tables of two benchmarks."""
+"""Files of several parts that somebody else wrote: parquet of edits and of two benchmarks, and the studio's sets."""
 
 from __future__ import annotations
 
+import json
 import random
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.attack.damage import STRANGE, damage_bytes, damage_file
+from tests.attack.damage import STRANGE, damage_bytes, damage_file, mutant
 from tests.attack.harness import Target, WrongError
 
 ROWS = 6
@@ -82,6 +84,52 @@ def read(folder: Path, *, kind: str) -> None:
         raise WrongError("silent", f"{count} of {pq.read_metadata(path).num_rows} rows")
 
 
+def prepare_set(folder: Path) -> None:
+    """A set of the studio's history."""
+    from tests.attack.images import png
+
+    from pacorl.studio.history import History
+
+    base = {"image": "base-0", "layout": "1x2", "base": None, "rank": 1, "score": 0.4, "matrix": [[None, 0.4]]}
+    base |= {"recipe": {"seed": "0"}, "error": ""}
+    candidate = {**base, "image": "0", "base": base}
+    document = {"kind": "set", "theme": "t", "candidates": [candidate], "sources": ["source-1"], "asked": {"seed": 0}}
+    history = History(folder)
+    history.add(document, dict.fromkeys(("0", "base-0", "source-1"), png(16, 8)))
+    history.close()
+
+
+def mutate_set(folder: Path, draw: random.Random) -> str:
+    """Damages the archive's bytes, or its document."""
+    path = folder / "set-000001.zip"
+    what = draw.choices(["bytes", "file", "value"], [40, 5, 55])[0]
+    if what == "bytes":
+        return damage_bytes(path, draw)
+    if what == "file":
+        return damage_file(path, draw)
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    contents["set.json"] = json.dumps(mutant(json.loads(contents["set.json"]), draw)).encode()
+    with zipfile.ZipFile(path, "w", draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return what
+
+
+def read_history(folder: Path) -> None:
+    """What the page asks of a history; a set that is damaged is left out, or refused when it is asked for."""
+    from pacorl.studio.history import History
+
+    history = History(folder)
+    try:
+        for summary in history.summaries():
+            json.dumps([summary, history.read(summary["id"])], ensure_ascii=False).encode()  # as an answer is sent
+            history.image(summary["id"], str(summary["image"]))
+            history.export(summary["id"], 0)
+    finally:
+        history.close()
+
+
 def targets() -> list[Target]:
     made = {"prompts": edits, "gedit": edits, "edit-reward": choices}
 
@@ -92,4 +140,7 @@ def targets() -> list[Target]:
         run = partial(read, kind=kind)
         return Target(name=f"tables/{kind}", prepare=prepare, mutate=mutate, run=run, names=("t.parquet", "/work"))
 
-    return [target(kind) for kind in made]
+    history = Target(
+        name="tables/history", prepare=prepare_set, mutate=mutate_set, run=read_history, names=("set 000001", "/work")
+    )
+    return [*map(target, made), history]

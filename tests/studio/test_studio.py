@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import platform
 import threading
 import time
@@ -426,7 +427,8 @@ def test_sets_outlast_the_studio_and_can_be_exported_and_forgotten(server, tmp_p
     again.close()
 
 
-DOCUMENT = {"kind": "set", "theme": "a", "sources": [], "candidates": [{"image": "i", "score": None}]}
+IMAGE = {"image": "i", "layout": "1x2", "score": None, "rank": 1, "matrix": [], "recipe": {}, "error": "", "base": None}
+DOCUMENT = {"kind": "set", "theme": "a", "sources": [], "asked": {}, "candidates": [IMAGE]}
 
 
 def test_the_history_keeps_the_newest_and_lives_with_what_is_damaged(tmp_path, caplog):
@@ -442,11 +444,33 @@ def test_the_history_keeps_the_newest_and_lives_with_what_is_damaged(tmp_path, c
     # A file that is half written is not one of the sets, and nobody writes it any more.
     (tmp_path / f".set-{names[4]}.zip.{platform.node()}-99999999.part").write_bytes(b"")
     again = History(tmp_path, max_bytes=1)
-    assert "is damaged and is not shown" in caplog.text
+    assert f"{newest}: damaged (File is not a zip file); this set is not shown" in caplog.text
     assert not list(tmp_path.glob("*.part"))
     assert [one["theme"] for one in again.summaries()] == ["3", "2"]
     assert again.add(DOCUMENT, {"i": png()}) == f"{int(names[4]) + 1:06d}", "no number is given twice"
     assert [one["theme"] for one in again.summaries()] == ["a"], "the newest stays, however large"
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["pipe", "folder", "key", "layout", "compression"])
+def test_a_damaged_set_is_named_and_left_out(tmp_path, caplog, damage):
+    path = tmp_path / "set-000001.zip"
+    candidate = IMAGE | ({"layout": "x"} if damage == "layout" else {})
+    document = {**DOCUMENT, "candidates": [candidate], "sources": None if damage == "key" else []}
+    first = History(tmp_path)
+    first.add(document, {"i": png()})
+    first.close()
+    content = path.read_bytes()
+    if damage in ("pipe", "folder"):
+        path.unlink()
+        os.mkfifo(path) if damage == "pipe" else path.mkdir()
+    if damage == "compression":  # of a kind that nobody knows
+        at = content.index(b"PK\x01\x02") + 10
+        path.write_bytes(content[:at] + b"\x63\x00" + content[at + 2 :])
+    again = History(tmp_path)
+    assert f"{path}: damaged (" in caplog.text
+    assert again.summaries() == []
+    assert again.read("000001") is again.export("000001", 0) is None
     again.close()
 
 

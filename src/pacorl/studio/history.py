@@ -11,15 +11,17 @@ import json
 import logging
 import threading
 import zipfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field
 
 from pacorl.core.grid import parse_layout, split
-from pacorl.io.documents import parse_object
+from pacorl.io.documents import parse_object, typed
 from pacorl.io.files import LockedError, make_folder, replacing, sole_holder, sweep
 from pacorl.io.images import open_image, png_bytes
 
@@ -38,6 +40,30 @@ class Entry:
     path: Path
     bytes: int
     summary: Mapping[str, Any]
+
+
+class StoredImage(BaseModel):
+    """An image of a set, and how it came about."""
+
+    image: str
+    layout: Annotated[str, AfterValidator(lambda text: str(parse_layout(text)))]
+    score: float | None
+    rank: int
+    matrix: list[Any]
+    recipe: dict[str, str]
+    error: str
+    base: StoredImage | None
+
+
+class StoredSet(BaseModel):
+    """What everybody who reads a set's document relies on."""
+
+    kind: str
+    theme: str
+    made: str
+    sources: list[str]
+    asked: dict[str, Any]
+    candidates: list[StoredImage] = Field(min_length=1)
 
 
 class History:
@@ -115,21 +141,18 @@ class History:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A set's document; None if there is no such set."""
-        content = self._content(name, DOCUMENT)
-        return None if content is None else parse_object(content, kind=f"document of set {name}")
+        try:
+            return _document(self._entries[name].path)
+        except (KeyError, ValueError):  # no such set; deleted by hand, or damaged
+            return None
 
     def image(self, name: str, image: str) -> bytes | None:
         """One of a set's images; None if there is no such image."""
-        return self._content(name, f"{image}.png")
-
-    def _content(self, name: str, file: str) -> bytes | None:
-        # By the listing, so that no name can lead out of the folder.
-        if (entry := self._entries.get(name)) is None:
-            return None
         try:
-            with zipfile.ZipFile(entry.path) as archive:
-                return archive.read(file)
-        except (KeyError, OSError, zipfile.BadZipFile):  # deleted by hand, or damaged
+            # By the listing, so that no name can lead out of the folder.
+            with _archive(self._entries[name].path) as archive:
+                return archive.read(f"{image}.png")
+        except (KeyError, ValueError):
             return None
 
     def export(self, name: str, number: int) -> bytes | None:
@@ -163,12 +186,32 @@ class History:
 def _entry(path: Path) -> Entry:
     """An entry by its file; one that cannot be read keeps its number, and is not shown."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            document = parse_object(archive.read(DOCUMENT))
+        document = _document(path)
         best = document["candidates"][0]
         summary = {key: document[key] for key in ("kind", "theme", "made")}
         summary |= {"image": best["image"], "score": best["score"], "count": len(document["candidates"])}
-    except (KeyError, IndexError, TypeError, ValueError, OSError, zipfile.BadZipFile) as fault:
-        logger.warning("%s is damaged and is not shown: %s", path, fault)
+    except ValueError as fault:
+        logger.warning("%s; this set is not shown", fault)
         summary = {}
-    return Entry(path, path.stat().st_size, summary)
+    return Entry(path, path.lstat().st_size, summary)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A set's document. Raises ValueError that names the file if it is none."""
+    with _archive(path) as archive:
+        document = parse_object(archive.read(DOCUMENT))
+        typed(document, StoredSet)
+        json.dumps(document, ensure_ascii=False).encode()  # half a character could not be sent to the page
+    return document
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """A set's file. Raises ValueError that names it for whatever is wrong with it, within the block too."""
+    try:
+        if not path.is_file():  # opening a pipe would wait for ever
+            raise ValueError("not a regular file")
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except Exception as fault:  # zipfile raises what it likes: zlib.error, NotImplementedError, struct.error
+        raise ValueError(f"{path}: damaged ({fault})") from None
