@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,19 @@ def test_every_item_is_measured_once_however_often_it_is_run(tmp_path: Path) -> 
     assert first.complete
     assert first.tables[0].lines[0].cells[0] == Interval(3.0, *_ends(first.tables[0].lines[0].cells[0]))
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5
+
+
+def test_the_disk_is_waited_for_once_per_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    counts = {}
+    for items, batch in ((8, 4), (40, 4), (40, 20)):
+        waits.clear()
+        bench = Numbers([f"item {number}" for number in range(items)])
+        run(bench, tmp_path / f"{items} by {batch}", BenchmarkOptions(name="here", batch=batch))
+        counts[items, batch] = len(waits)
+    assert counts[40, 4] - counts[8, 4] == 10 - 2
+    assert counts[40, 20] == counts[8, 4] > 0
 
 
 def _ends(value: Interval | float | None) -> tuple[float | None, float | None]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from io import BytesIO
 
 import pytest
@@ -248,6 +250,19 @@ def test_pair_is_idempotent_and_repairs_a_lost_panel(dataset):
     lost.unlink()
     assert pair(folder) == counts
     assert lost.is_file()
+
+
+def test_pair_waits_for_the_disk_as_often_for_many_panels_as_for_few(made_datasets, tmp_path, monkeypatch):
+    waits, counts = [], []
+    monkeypatch.setattr(os, "fsync", lambda handle: waits.append("file"))
+    monkeypatch.setattr(os, "sync", lambda: waits.append("all"), raising=False)
+    for prompts in (1, 3):
+        folder = shutil.copytree(made_datasets(prompts, 2, paired=False), tmp_path / str(prompts))
+        waits.clear()
+        pair(folder)
+        counts.append(sorted(waits))
+    assert counts[0] == counts[1]
+    assert "all" in counts[0]
 
 
 def test_dry_run_writes_nothing(dataset):

@@ -86,6 +86,16 @@ def train(out: Path) -> None:
         torch.save(parts | {"norms": torch.tensor(norms), "output": output}, out)
 
 
+def wait(out: Path) -> None:
+    """Writes the seconds that a process of such a patience waits for another."""
+    from pacorl.engine.runtime import Runtime
+
+    Runtime(patience=1234.5)
+    backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    if torch.distributed.get_rank() == 0:
+        torch.save(backend.options._timeout.total_seconds(), out)
+
+
 class Worded(Exception):
     """A fault that pickle cannot make again."""
 

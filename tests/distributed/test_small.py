@@ -9,6 +9,8 @@ import small
 import torch
 import worlds
 
+from pacorl.engine.runtime import LEAST_PATIENCE
+
 pytestmark = pytest.mark.slow
 
 
@@ -27,6 +29,11 @@ def test_every_rank_has_the_rows_of_all_and_meets_the_fault_of_any(tmp_path: Pat
     found = torch.load(tmp_path / "out", weights_only=True)
     assert found["rows"] == [(1, "row of rank 1"), (2, "row of rank 0")]
     assert found["met"] == ["RuntimeError: Worded: code 7"] * 2
+
+
+def test_processes_wait_for_each_other_as_long_as_they_are_told(tmp_path: Path) -> None:
+    worlds.run(small.wait, tmp_path / "out", world=2)
+    assert torch.load(tmp_path / "out", weights_only=True) == LEAST_PATIENCE + 1234.5
 
 
 def test_alone_a_fault_stays_what_it_is(tmp_path: Path) -> None:

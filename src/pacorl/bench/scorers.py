@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pacorl.bench.items import BadItemError
 from pacorl.core import questions as wordings
+from pacorl.core.devices import available_device
 from pacorl.core.grid import join
 from pacorl.io.documents import parse_yaml, read_jsonl
 from pacorl.judges.pairwise import THEME, Criterion, ask_pairs, by_criterion, mean_over_dimensions
@@ -48,16 +49,13 @@ def load_reward(kind: str, arguments: Sequence[str]) -> tuple[Reward, str]:
         ValueError: if there is no such reward, or it takes other arguments.
     """
     # Rewards bring torch; a command's help, which reads this file, must not.
-    import torch
-
     from pacorl.config.policy_run import RewardConfig
     from pacorl.rewards import build_rewards, check_rewards
     from pacorl.rewards.reward import Loads
 
     config = RewardConfig(name=kind, args=dict(_argument(text) for text in arguments))
     check_rewards([config], key="scorer")  # names and types of arguments, before weights are loaded
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    (reward,) = build_rewards([config], judge=_NoJudge(), device=device).values()
+    (reward,) = build_rewards([config], judge=_NoJudge(), device=available_device()).values()
     if isinstance(reward, Loads):
         reward.load()
     return reward, " ".join([kind, *arguments])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pacorl.core.devices import APPLE
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -17,4 +19,5 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if tensor.device.type != "cpu":
         return tensor.to(device)  # back to the host a copy must be waited for
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    # An Apple GPU may read ordinary memory after the host has let it go.
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=device.type != APPLE)

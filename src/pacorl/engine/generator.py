@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampling import Sampler
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import sample_images
@@ -97,11 +98,8 @@ class Generator:
             ValueError: if the kind is unknown or takes no such option, or the adapter does not fit.
         """
         spec = POLICIES.named(kind or kind_of(model))
-        on_gpu = torch.cuda.is_available()
-        device = device or ("cuda" if on_gpu else "cpu")
-        if dtype == "auto":
-            # The tiny twins were trained in float32, and cost nothing in it.
-            dtype = "bfloat16" if on_gpu and model != TINY else "float32"
+        device = device or available_device()
+        dtype = best_dtype(model, device) if dtype == "auto" else dtype
         low = memory == "low"
         policy = spec.load(
             spec.options_for(model, dtype=dtype, quantize="int8" if low else NONE, **options),

@@ -150,7 +150,9 @@ def _torch_context() -> Callable[[], ExitStack]:
     """Autocast and the device as they are here: torch does not hand them from thread to thread."""
     # On the default stream the judge's kernels and sampling's would wait for each other.
     stream = _reward_stream() if torch.cuda.is_available() else None
-    casts = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    casts = [
+        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)
+    ]
     card = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def enter() -> ExitStack:

@@ -17,6 +17,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
+from pacorl.core.devices import available_device, best_dtype, check_dtype
 from pacorl.core.questions import text_fault
 from pacorl.io.net import is_url, shown_url
 from pacorl.judges.domain import Domain
@@ -122,6 +123,8 @@ class LocalJudge:
         from pacorl.judges.adapter import base_and_adapter, merge_adapter
 
         check_quantization(quantize)
+        for key, name in (("judge.dtype", dtype), ("judge.quantize", quantize)):
+            check_dtype(name, device, key=key)
         source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
         with safetensors_errors(source):
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
@@ -215,9 +218,8 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
 
     "auto" is bfloat16 on a GPU and float32 elsewhere, and float32 for the tiny judge everywhere.
     """
-    on_gpu = torch.cuda.is_available()
-    best = "bfloat16" if on_gpu and checkpoint != "tiny" else "float32"
-    return {"dtype": best if dtype == "auto" else dtype, "device": "cuda" if on_gpu else "cpu"}
+    device = available_device()
+    return {"dtype": best_dtype(checkpoint, device) if dtype == "auto" else dtype, "device": device}
 
 
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
@@ -250,7 +252,7 @@ SPEC = JudgeSpec(
 def log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities in fp64 on the CPU."""
     # One of −20 in fp32 is known to 1e-6 only, and P(Yes) is a difference of two.
-    return logits.double().log_softmax(-1).cpu()
+    return logits.cpu().double().log_softmax(-1)
 
 
 def single_token(tokenizer: Any, word: str) -> int:

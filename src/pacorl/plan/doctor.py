@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from pacorl.config.policy_run import PolicyConfig
+from pacorl.core.devices import available_device
 from pacorl.data.records import prompts_from
 from pacorl.io.documents import parse_json
 from pacorl.judges import JUDGES, open_judge
@@ -201,7 +202,7 @@ def _judges(config: PolicyConfig, absences: Sequence[MissingFile], *, ask: bool)
 
 def _asked(key: str, options: BackendOptions) -> Finding:
     judge: Judge | None = None
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(available_device())
     try:
         judge = open_judge(options, device=device, waits=False)
         answers = probe(judge, name=options.name)

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from pacorl.config.base import Section, validated
 from pacorl.core.caches import CACHES
+from pacorl.core.devices import check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.imports import frozen_imports
 from pacorl.io.quiet import quiet
@@ -284,6 +285,8 @@ class PolicySpec:
             pipeline_type = getattr(diffusers, self.pipeline)  # which imports its module, and those of its components
 
         check_quantization(options.quantize)
+        for key in ("dtype", "quantize"):
+            check_dtype(getattr(options, key), device, key=f"model.{key}")
         source = str(self.committed.folder) if options.checkpoint == TINY else options.checkpoint
         pipeline_class = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
         # FLUX.1-Kontext and FLUX.1-dev have one architecture, so the wrong weights would load without a word.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pacorl.core.devices import widest_float
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, Endpoint, ObjectiveOptions, ObjectiveSpec, Step
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
@@ -134,7 +135,8 @@ def _read(results: Sequence[tuple[int, Mapping[str, Metric]]]) -> list[tuple[int
     """The metrics of all terms as numbers, in one copy: reading each would wait for the card as often."""
     tensors = [value for _, metrics in results for value in metrics.values() if isinstance(value, Tensor)]
     # fp64 holds every number of a narrower type.
-    numbers = iter(torch.stack([tensor.detach().double() for tensor in tensors]).tolist() if tensors else ())
+    wide = [tensor.detach().to(widest_float(tensor.device)) for tensor in tensors]
+    numbers = iter(torch.stack(wide).tolist() if wide else ())
     return [
         (samples, {name: next(numbers) if isinstance(v, Tensor) else v for name, v in metrics.items()})
         for samples, metrics in results

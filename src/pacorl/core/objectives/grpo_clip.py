@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from pacorl.core.devices import widest_float
 from pacorl.core.objectives import RATIO_DEVIATION, ObjectiveOptions, ObjectiveSpec, Step
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def clipped(ratio_B: Tensor, advantage_B: Tensor, *, clip_range: float) -> Loss:
     deviation_B = (ratio_B.detach() - 1).abs()
     return loss, {
         RATIO_DEVIATION: deviation_B.max(),
-        "clip_fraction": (deviation_B > clip_range).double().mean(),
+        "clip_fraction": (deviation_B > clip_range).to(widest_float(deviation_B.device)).mean(),
     }
 
 

@@ -1,0 +1,48 @@
+"""Which device computes, and in which types it can.
+
+torch is imported inside: a command's help reads files that read this one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pacorl.types import TINY
+
+if TYPE_CHECKING:
+    import torch
+
+APPLE = "mps"
+UNKNOWN_TO_APPLE = ("float64", "fp8")
+"""Types that Metal has no kernels for: of weights, and of packed ones."""
+
+
+def available_device() -> str:
+    """The kind of device that computes if nobody says which: a CUDA card, an Apple GPU, or the CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return APPLE if torch.backends.mps.is_available() else "cpu"
+
+
+def best_dtype(checkpoint: str, device: str | torch.device) -> str:
+    """The type of a model's weights if nobody says which: bfloat16 on a GPU, float32 elsewhere."""
+    # The tiny twins were trained in float32, and cost nothing in it.
+    return "float32" if str(device) == "cpu" or checkpoint == TINY else "bfloat16"
+
+
+def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
+    """
+    Raises:
+        ValueError: if the device has no such type.
+    """
+    if name in UNKNOWN_TO_APPLE and str(device).startswith(APPLE):
+        raise ValueError(f"{key} {name}: an Apple GPU has no such type; take {'float32' if '64' in name else 'int8'}")
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """fp64, or fp32 on an Apple GPU: what metrics are added up in."""
+    import torch
+
+    return torch.float32 if device.type == APPLE else torch.float64
