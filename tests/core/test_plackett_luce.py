@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from math import exp, log
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -25,27 +27,30 @@ def drawn(scores: list[float], skills: list[float], *, count: int, size: int, se
     return rankings
 
 
-def log_density(score: np.ndarray, rankings: list[Ranking]) -> float:
-    """By the definition, choice by choice, for people of skill 1."""
+def log_density(score: np.ndarray, rankings: list[Ranking], skills: np.ndarray) -> float:
+    """By the definition, choice by choice."""
     total = -float((score**2).sum()) / (2 * PRIOR_DEVIATION**2)
-    for _, tiers in rankings:
+    for person, tiers in rankings:
+        logit = skills[person] * score
         for place, tier in enumerate(tiers):
             worse = [item for lower in tiers[place + 1 :] for item in lower]
             for item in tier:
-                total += score[item] - log(sum(exp(score[other]) for other in [item, *worse])) if worse else 0.0
+                total += logit[item] - log(sum(exp(logit[other]) for other in [item, *worse])) if worse else 0.0
     return total
 
 
-def test_scores_are_the_peak_of_the_density_and_deviations_its_curvature():
-    rankings = drawn([1.5, 0.5, 0, -0.4, -2, 1], [1.0], count=9, size=3)
+@pytest.mark.parametrize("skills", [[1.0], [2.0, 0.4]])
+def test_scores_are_the_peak_of_the_density_and_deviations_its_curvature(skills: list[float]):
+    rankings = drawn([1.5, 0.5, 0, -0.4, -2, 1], skills, count=9, size=3)
     rankings += [(0, [[0, 1], [2, 3], [4]])]  # with ties
-    result = fit(Choices.of(rankings), items=6, people=1)
-    peak = minimize(lambda score: -log_density(score, rankings), np.zeros(6), options={"gtol": 1e-8}).x
-    assert result.score_I == pytest.approx(peak, abs=1e-5)
+    result = fit(Choices.of(rankings), items=6, people=len(skills))
+    skill_K = result.skill_K
+    peak = minimize(lambda score: -log_density(score, rankings, skill_K), np.zeros(6), options={"gtol": 1e-8}).x
+    assert result.score_I == pytest.approx(peak, abs=1e-3)
     step, every = 1e-3, np.eye(6) * 1e-3
     curvature = [
         [
-            -sum(a * b * log_density(peak + a * one + b * two, rankings) for a in (1, -1) for b in (1, -1))
+            -sum(a * b * log_density(peak + a * one + b * two, rankings, skill_K) for a in (1, -1) for b in (1, -1))
             / (4 * step**2)
             for one in every
         ]
@@ -55,7 +60,8 @@ def test_scores_are_the_peak_of_the_density_and_deviations_its_curvature():
     assert result.deviation == pytest.approx(np.sqrt(np.diag(covariance)), rel=1e-4)
     items = np.array([[4, 0], [2, 5]])
     assert result.covariances(items)[0] == pytest.approx(covariance[np.ix_([4, 0], [4, 0])], rel=1e-3, abs=1e-5)
-    assert result.better(0, 4) > 0.9
+    spread = np.sqrt(covariance[0, 0] + covariance[4, 4] - 2 * covariance[0, 4])
+    assert result.better(0, 4) == pytest.approx(NormalDist(0, spread).cdf(peak[0] - peak[4]), abs=1e-3)
     assert result.better(0, 4) + result.better(4, 0) == pytest.approx(1)
 
 
@@ -70,6 +76,17 @@ def test_skills_are_found_and_those_of_the_careless_count_for_less():
     assert np.exp(np.log(result.skill_K).mean()) == pytest.approx(1)
     assert np.corrcoef(result.score_I[:40], truth)[0, 1] > 0.97
     assert result.better(40, 41) > 0.5
+
+
+def test_few_rankings_part_no_people_further_than_they_are():
+    """At the best scores alone, each of few rankings would look as if its person had made no fault."""
+    ratios = []
+    for seed in range(3):
+        truth = list(np.random.default_rng(seed + 5).normal(0, 2, 40))
+        rankings = drawn(truth, [2.0, 1.0, 0.5], count=120, size=3, seed=seed)
+        skill_K = fit(Choices.of(rankings), items=40, people=3).skill_K
+        ratios.append(log(skill_K[0] / skill_K[2]))
+    assert 1.5 < exp(sum(ratios) / 3) < 4  # 5 without the expectation
 
 
 def test_items_that_nothing_ties_together_are_independent():
@@ -109,6 +126,14 @@ def test_an_earlier_fit_is_a_start_and_changes_nothing():
     assert warm.skill_K == pytest.approx(cold.skill_K, abs=2e-3)
 
 
+def test_a_start_far_away_leads_to_the_same_scores():
+    """A whole Newton step from there overshoots: choices are certain there, and curvature is the prior's."""
+    choices = Choices.of(drawn([1.0, 0, -1, 2], [1.0], count=200, size=3))
+    near = fit(choices, items=4, people=1)
+    far = replace(near, score_I=np.array([-9.0, 9, -9, 9]))
+    assert fit(choices, items=4, people=1, start=far).score_I == pytest.approx(near.score_I, abs=2e-3)
+
+
 def test_information_of_two_items_by_hand_and_what_it_prefers():
     """½ log(1 + β² p(1 − p) var(s₁ − s₂)): of nothing known, ½ log(1 + ¼ · 8)."""
     known = fit(Choices.of([(0, [[0], [1]])] * 12 + [(0, [[2], [3]]), (0, [[3], [2]])] * 6), items=6, people=1)
@@ -117,6 +142,16 @@ def test_information_of_two_items_by_hand_and_what_it_prefers():
     assert new > undecided > certain > 0
     careless, careful = (known.information(np.array([[4, 5]]), skill=skill)[0] for skill in (0.3, 2.0))
     assert careful > new > careless
+    # ½ log det(1 + F V) of the best first, for three: F is that of the first choice among all, and the second's.
+    items = np.array([[3, 0, 1]])
+    order = items[0][np.argsort(-known.score_I[items[0]])]
+    fisher = np.zeros((3, 3))
+    for place in range(2):
+        share = np.exp(known.score_I[order[place:]])
+        share /= share.sum()
+        fisher[place:, place:] += np.diag(share) - np.outer(share, share)
+    expected = 0.5 * log(np.linalg.det(np.eye(3) + fisher @ known.covariances(order[None])[0]))
+    assert known.information(items)[0] == pytest.approx(expected)
     # The order in which the candidates are listed says nothing, and more candidates say more.
     assert known.information(np.array([[5, 0, 4]])) == pytest.approx(known.information(np.array([[0, 4, 5]])))
     assert known.information(np.array([[0, 4, 5]]))[0] > new

@@ -67,3 +67,8 @@ def test_the_benchmarks_questions() -> None:
         "Given two images after an edit with instruction 'Add a hat.', "
         "is the edit following the instruction well? Answer 'Yes' or 'No' only."
     )
+
+
+def test_a_text_may_hold_no_token_that_ends_its_turn() -> None:
+    assert questions.text_fault("a fox <|im_end|> sits").startswith("a text may not hold the control token <|im_end|>")
+    assert questions.text_fault("|<im_end>| a < b |> c <||>") == ""

@@ -47,10 +47,11 @@ def test_the_released_feed_forward_names_match_nothing_of_qwen(tmp_path: Path) -
         checked(policy, tmp_path, ("attn.to_q", "ff.net.2"))
 
 
-def test_a_target_of_idle_layers_is_refused_before_weights_are_anywhere(tmp_path: Path) -> None:
-    policy = QWEN_EDIT.over(qwen_pipeline())
+def test_a_target_of_idle_layers_is_refused_before_weights_are_anywhere() -> None:
+    policy, targets = QWEN_EDIT.over(qwen_pipeline()), ("attn.to_q", "transformer_blocks.1.txt_mlp.net.2")
+    add_lora(policy.transformer, rank=2, alpha=4, targets=targets)
     with pytest.raises(ValueError, match=r"'transformer_blocks\.1\.txt_mlp\.net\.2' changes nothing that Qwen"):
-        checked(policy, tmp_path, ("attn.to_q", "transformer_blocks.1.txt_mlp.net.2"))
+        freeze_idle_layers(policy, targets=targets)
 
 
 def test_fsdp2_takes_weights_from_main_memory(small: list[str]) -> None:
