@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
@@ -43,12 +43,6 @@ VERDICT = {
     "prompt_match": "attributes as the prompt asked",
 }
 """Metric → what the verdict calls it."""
-
-
-def recipe() -> Path:
-    """The tiny recipe: in the wheel beside this file, in a checkout under configs/."""
-    inside = Path(__file__).with_name("tiny.yaml")
-    return inside if inside.exists() else Path(__file__).parents[2] / "configs" / "tiny.yaml"
 
 
 def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:

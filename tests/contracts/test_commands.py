@@ -90,7 +90,7 @@ FLAGS = {
     ("score",): "--judge --model --adapter --api-key-env --theme --criteria --grid --rank --symmetric --reasons "
     "--temperature --report --json --keep-going",
     ("studio",): "--model --kind --adapter --judge --judge-model --judge-adapter --api-key-env --host --port "
-    "--history --open",
+    "--history --recipe --open",
     ("benchmark", "t2is"): "--out --model --kind --adapter --images --prompts --size --panel-size --steps --guidance "
     "--seed --paint-batch --paint-only --judge --judge-model --judge-adapter --api-key-env --alignment "
     "--alignment-arg --aesthetics --aesthetics-arg --aesthetics-scale --limit --shard --trained --skip-bad --name "

@@ -24,7 +24,7 @@ from pacorl.annotate.simulate import read_panel, shared_attributes, simulate
 from pacorl.annotate.store import Store
 from pacorl.config.base import load
 from pacorl.config.judge_run import JudgeConfig
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import parse_layout
 from pacorl.core.ranking import Floats, Indices, bootstrap
 from pacorl.data.characters import IDENTITY, KEPT, Panel
@@ -42,7 +42,6 @@ from pacorl.io.quiet import quiet_loading
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import Judge
 from pacorl.judges.local import TINY_JUDGE, LocalJudge
-from pacorl.quickstart import recipe
 from pacorl.serve.builtin import create_app
 from pacorl.train.trainer import train_policy
 from pacorl.train_judge.run import JudgeTrainer

@@ -130,6 +130,7 @@ def studio(
     host: str = typer.Option("127.0.0.1", help="Where to listen; this machine only unless you say otherwise."),
     port: int = typer.Option(8767, min=0, max=65535, help="0 for any free one."),
     history: str = typer.Option("runs/studio", help="The folder that keeps the sets; none for none after the end."),
+    recipe: str = typer.Option("", help="The config that a LoRA is taught with; the tiny recipe, or the paper's."),
     open_page: bool = typer.Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
@@ -148,4 +149,5 @@ def studio(
             webbrowser.open(line.partition(" ")[2])
 
     folder = None if history == "none" else Path(history)
-    serve_page(models, history=folder, host=host, port=port, announce=announce)
+    config = Path(recipe) if recipe else None
+    serve_page(models, history=folder, recipe=config, host=host, port=port, announce=announce)

@@ -437,3 +437,10 @@ class PolicyConfig(Section):
                     f"{key}.symmetric with edits by kind {self.model.kind}: questions about them say which image is "
                     "the original, and must not be turned round; set it to false"
                 )
+
+
+def recipe() -> Path:
+    """The tiny recipe: in the wheel beside the package's modules, in a checkout under configs/."""
+    package = Path(__file__).parents[1]
+    inside = package / "tiny.yaml"
+    return inside if inside.exists() else package.parents[1] / "configs" / "tiny.yaml"

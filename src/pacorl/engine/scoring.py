@@ -21,13 +21,15 @@ from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import available_cores
 from pacorl.judges.judge import RemoteJudge
-from pacorl.rewards.reward import Explains, Reward, scores_of
+from pacorl.rewards.reward import Deferred, Explains, Reward, scores_of
 from pacorl.types import RewardTable, Rollout
 
 Scores = list[float | None]
 
 # Rollout batches that wait for a judge behind HTTP at a time; its own limit decides how many requests fly.
 SENDERS = 16
+# Between two looks for a person's scores, to whom a tenth of a second is nothing.
+IDLE_SECONDS = 0.1
 
 
 class Scorer:
@@ -41,6 +43,7 @@ class Scorer:
         max_missing: float = math.inf,
         scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
         monitored: bool = False,
+        idle: Callable[[], None] = partial(time.sleep, IDLE_SECONDS),
     ) -> None:
         """
         Args:
@@ -49,9 +52,10 @@ class Scorer:
             max_missing: if more scores than this are missing, no further ones are waited for.
             scoring: what is entered while results are waited for, such as `Turns.scoring`.
             monitored: whether the images are measured for the monitor of reward hacking too.
+            idle: is called between two looks for scores that come later; may raise to stop.
         """
         self.rewards, self.overlap, self.max_missing = rewards, overlap, max_missing
-        self.scoring, self.monitored = scoring, monitored
+        self.scoring, self.monitored, self.idle = scoring, monitored, idle
         self.abandoned = 0
         """Samples whose scores were not waited for."""
         self.busy_seconds = 0.0
@@ -119,6 +123,8 @@ class Scorer:
     def _begin(self, name: str, rollout: Rollout, context: Callable[[], ExitStack]) -> Callable[[], Scores]:
         """A function that waits for a reward's scores of a rollout."""
         reward = self.rewards[name]
+        if isinstance(reward, Deferred):
+            return partial(self._await, name, rollout, reward.begin(rollout.prompts, rollout.images))
 
         def score() -> Scores:
             started = time.perf_counter()
@@ -131,6 +137,11 @@ class Scorer:
             return score
         asks_elsewhere = isinstance(getattr(reward, "judge", None), RemoteJudge)
         return (self._remote if asks_elsewhere else self._local).submit(score).result
+
+    def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
+        while (scores := scores_now()) is None:
+            self.idle()
+        return scores_of(name, lambda *_: scores, rollout.prompts, rollout.images, masked=True)
 
 
 def _panel_statistics(rollout: Rollout) -> list[PanelStatistics]:

@@ -50,10 +50,14 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
     Returns:
         The judge and what to call it.
     """
+    return JUDGES[backend_of(source)].from_source(source, **access)
+
+
+def backend_of(source: str) -> str:
+    """The backend of a judge that a person names in one word."""
     # The default's file brings torch, which a judge elsewhere needs not wait for.
     lighter = (name for name in JUDGES if name != JUDGE.default)
-    backend = next((name for name in lighter if JUDGES[name].claims(source)), JUDGE.default)
-    return JUDGES[backend].from_source(source, **access)
+    return next((name for name in lighter if JUDGES[name].claims(source)), JUDGE.default)
 
 
 def default_judge() -> BackendOptions:

@@ -34,6 +34,7 @@ REWARDS: Table[Callable[..., Reward]] = Table(
         "ocr": "pacorl.rewards.ocr:Ocr",
         "jpeg_size": "pacorl.rewards.jpeg:JpegSize",
         "http": "pacorl.rewards.http:HttpScorer",
+        "human_ranking": "pacorl.rewards.human:HumanRanking",
     },
 )
 """Name → class. `reward_spec` reads from its signature what else there is to know."""

@@ -47,6 +47,17 @@ class Loads(Protocol):
 
 
 @runtime_checkable
+class Deferred(Protocol):
+    """A reward whose scores of training's samples come later, such as a person's."""
+
+    def begin(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Callable[[], Sequence[float | None] | None]:
+        """Take samples; the function gives their scores, or None as long as they are not there.
+
+        It is called once all samples of the epoch were taken, again and again.
+        """
+
+
+@runtime_checkable
 class Explains(Protocol):
     """A reward that knows why it gave no score."""
 

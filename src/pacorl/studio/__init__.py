@@ -3,5 +3,6 @@
 jobs     one job at a time, with progress and cancelling
 models   the generator and the judge, uploads, and what the jobs do with them
 history  the sets that were made, on the disk
+taste    a person's rankings as the reward of a run
 server   the HTTP API and the page
 """

@@ -400,6 +400,13 @@ EXAMPLES = (
 )
 
 
+def taste_example(names: StudioModels, count: int = 12) -> list[str]:
+    """Prompts to teach a taste on, one a line: what all panels share, and each panel behind a bar."""
+    if names.model != TINY:
+        return [" | ".join([theme, *panels]) for theme, panels in EXAMPLES]
+    return [" | ".join([prompt.theme, *_panel_texts(prompt)]) for prompt in character_prompts("train", count)]
+
+
 INSTRUCTIONS = ("make it a rainy evening", "give the person a red scarf", "draw it in soft watercolour")
 STORYBOARDS = (
     {

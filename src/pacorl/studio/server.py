@@ -8,6 +8,10 @@
     POST   /api/storyboards        {title, characters, scenes, …} → a job that generates pages
     GET    /api/history            the sets that were made; /api/history/ID is one of them, DELETE forgets it
     GET    /sets/ID/NAME.png       an image of a set; /sets/ID/N.zip is its candidate N, from 0, with its recipe
+    GET    /api/taste              the LoRAs that are taught, and the one under way with the group to be ranked
+    POST   /api/taste              {name, prompts, …} → teaches one; /api/taste/NAME/continue, /stop and /use
+    POST   /api/taste/NAME/ranks   {group, ranks} → keeps a person's ranking
+    GET    /taste/NAME/GROUP/N.png an image to be ranked; /taste/NAME/pictures/before-N.png is one of an evaluation
     POST   /api/uploads?name=…     the bytes of one image; DELETE /api/uploads/ID takes it back
     POST   /api/judgements         {uploads, theme, …} → a job that judges every pair
     GET    /api/jobs/ID            how far it is, and its result; DELETE cancels it
@@ -23,9 +27,9 @@ import hmac
 import secrets
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -36,6 +40,7 @@ from pacorl.studio import models
 from pacorl.studio.history import MAX_SETS, History
 from pacorl.studio.jobs import Job, JobQueue, Work
 from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
+from pacorl.studio.taste import TasteRequest, TasteRuns
 from pacorl.types import TINY, Grid, Size
 from pacorl.web import site
 from pacorl.web.connections import run
@@ -107,6 +112,24 @@ class StoryboardForm(SamplingForm):
     scenes: Annotated[list[Text], Field(max_length=MAX_SCENES)]
 
 
+class TasteForm(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[site.Text, Field(min_length=1, max_length=60)]
+    prompts: Annotated[list[Text], Field(max_length=500)]
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 20
+    groups: Annotated[int, Field(ge=1, le=20)] = 2
+    group_size: Annotated[int, Field(ge=2, le=9)] = 8
+    judge_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.5
+
+
+class RanksForm(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    group: Text
+    ranks: Annotated[list[int], Field(max_length=64)]
+
+
 class JudgeForm(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -124,24 +147,30 @@ class AppState:
     token: str
     names: StudioModels = field(default_factory=StudioModels)
     folder: Path | None = None
-    """Of the history; without one it ends with the studio."""
+    """Of the history and of the runs that are taught; without one they end with the studio."""
+    recipe: Path | None = None
+    """The config that these runs begin with; the paper's values without one."""
     jobs: JobQueue = field(default_factory=JobQueue)
     uploads: Uploads = field(default_factory=Uploads)
     host: ModelHost = field(init=False)
     loading: Job = field(init=False)
     site: Site = field(init=False)
     history: History = field(init=False)
+    taste: TasteRuns = field(init=False)
     _temporary: tempfile.TemporaryDirectory[str] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="pacorl-history-")
-        self.history = History(self.folder or Path(self._temporary.name))  # type: ignore[union-attr]
+        folder = self.folder or Path(self._temporary.name)  # type: ignore[union-attr]
+        self.history = History(folder)
+        self.taste = TasteRuns(folder / "taste", self.names, recipe=self.recipe)
         self.host = ModelHost(self.names)
         self.loading = self.jobs.submit("load", self.host.load)
         self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, MAX_BYTES)
 
     def close(self) -> None:
+        self.taste.stop()
         self.jobs.close()
         self.host.close()
         self.history.close()
@@ -162,18 +191,21 @@ def serve(
     names: StudioModels,
     *,
     history: Path | None = None,
+    recipe: Path | None = None,
     host: str = "127.0.0.1",
     port: int = 8767,
     announce: Callable[[str], None] = print,
 ) -> None:
     """Serve until SIGINT or SIGTERM; port 0 takes a free one, and without a `history` sets end with the studio.
 
+    A LoRA is taught by the config `recipe`, with its prompts, its rewards' shares and a person changed.
+
     Raises:
         OSError: if the port is taken.
         ValueError: if another studio has that history.
     """
     with listening(host, port) as (listener, url):
-        state = AppState(secrets.token_urlsafe(16), names, history)
+        state = AppState(secrets.token_urlsafe(16), names, history, recipe)
         announce(f"studio: {url}/join/{state.token}")
         try:
             run(make_app(state), sockets=[listener])
@@ -194,6 +226,14 @@ def make_app(state: AppState) -> FastAPI:
         ("DELETE", "/api/history/{name}", forget_set),
         ("GET", "/sets/{name}/{file}.png", set_image),
         ("GET", "/sets/{name}/{number}.zip", export),
+        ("GET", "/api/taste", taste_state),
+        ("POST", "/api/taste", teach),
+        ("POST", "/api/taste/{name}/continue", teach_on),
+        ("POST", "/api/taste/{name}/stop", stop_teaching),
+        ("POST", "/api/taste/{name}/use", use_taught),
+        ("POST", "/api/taste/{name}/ranks", rank),
+        ("GET", "/taste/{name}/pictures/{when}-{number}.png", taste_picture),
+        ("GET", "/taste/{name}/{group}/{number}.png", taste_image),
         ("POST", "/api/uploads", upload),
         ("GET", "/uploads/{name}", preview),
         ("DELETE", "/api/uploads/{name}", take_back),
@@ -306,6 +346,8 @@ def make_storyboard(form: StoryboardForm, state: State, browser: Browser) -> dic
 def _make(state: AppState, browser: str, form: SamplingForm, work: Work) -> dict[str, Any]:
     """Queue work whose result is a set, and goes into the history."""
 
+    state.taste.check_idle()
+
     def make(job: Job) -> dict[str, Any]:
         document = {**work(job), "asked": form.model_dump()}
         try:
@@ -358,6 +400,75 @@ def _grid(text: str) -> Grid | None:
     return parse_layout(text) if text.strip() else None
 
 
+# --- you are the reward ----------------------------------------------------------------------------------------
+
+
+def taste_state(state: State, name: str = "", group: str = "") -> dict[str, Any]:
+    """All runs, and where one of them stands: the one that is named, or the newest that was started."""
+    runs = state.taste.names_of_runs()
+    name = name or state.taste.newest
+    current = state.taste.state(name, group=group) if name else None
+    return {"runs": runs, "current": current, "example": models.taste_example(state.names)}
+
+
+def teach(form: TasteForm, state: State) -> dict[str, Any]:
+    """Start a run; what cannot be trained is refused before anything is written."""
+    state.taste.check_idle()
+    request = TasteRequest(**{**form.model_dump(), "prompts": tuple(form.prompts)})
+    return _launch(state, state.taste.create(request))
+
+
+def teach_on(name: str, state: State) -> dict[str, Any]:
+    state.taste.check_idle()
+    return _launch(state, name)
+
+
+def _launch(state: AppState, name: str) -> dict[str, Any]:
+    def launch(job: Job) -> dict[str, Any]:
+        state.host.unload()  # two generators would not fit most cards
+        state.taste.launch(name)
+        return {}
+
+    state.taste.announce(name)
+    state.jobs.submit("taste", launch)
+    return state.taste.state(name)
+
+
+def stop_teaching(name: str, state: State) -> dict[str, Any]:
+    state.taste.stop()
+    return state.taste.state(name)
+
+
+def rank(name: str, form: RanksForm, state: State) -> dict[str, Any]:
+    state.taste.rank(name, form.group, form.ranks)
+    return state.taste.state(name)
+
+
+def use_taught(name: str, state: State) -> dict[str, Any]:
+    """Load what was taught in place of the studio's adapter."""
+    state.taste.check_idle()
+    if not (adapter := state.taste.state(name)["adapter"]):
+        raise RefusedError(f"{name} has no LoRA yet; it comes with the first round", status=409)
+    state.names = state.host.names = replace(state.names, adapter=adapter)
+
+    def load(job: Job) -> dict[str, Any]:
+        state.host.unload()
+        return state.host.load(job)
+
+    state.loading = state.jobs.submit("load", load)
+    return {"adapter": adapter}
+
+
+def taste_image(name: str, group: str, number: int, state: State) -> Response:
+    return _png(state.taste.image(name, group, number))
+
+
+def taste_picture(name: str, when: Literal["before", "after"], number: int, state: State) -> Response:
+    response = _png(state.taste.picture(name, when, number))
+    response.headers["Cache-Control"] = "no-store"  # the newest evaluation's
+    return response
+
+
 # --- judging ---------------------------------------------------------------------------------------------------
 
 
@@ -396,6 +507,7 @@ def take_back(name: str, state: State, browser: Browser) -> dict[str, Any]:
 
 def judge(form: JudgeForm, state: State, browser: Browser) -> dict[str, Any]:
     """Queue a judgement of two images or more, or of one that is cut apart."""
+    state.taste.check_idle()
     grid, count = _grid(form.layout), len(form.uploads)
     if grid and count != 1:
         raise ValueError(f"a grid image is cut alone, and {count} images are given")

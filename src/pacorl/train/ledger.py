@@ -31,7 +31,7 @@ from pacorl.engine.scoring import Scores
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
 from pacorl.io.versions import versions
 from pacorl.lora.adapters import adapter_state, full_state
-from pacorl.rewards.reward import Reward
+from pacorl.rewards.reward import Deferred, Reward
 from pacorl.train.builders import FunctionReward
 from pacorl.train.checkpoint import TrainedWeights
 from pacorl.types import Advantages, Samples
@@ -273,11 +273,11 @@ def start_facts(config: PolicyConfig, checkpoint: Path | None, rewards: Mapping[
     return {
         "checkpoint": checkpoint and (str(checkpoint.resolve()) if foreign else checkpoint.name),
         "config": sha256(configs.dump(config)),
-        # A judge is never asked again, and the code of a Python function is nowhere in the run.
+        # A judge is never asked again, nor is a person, and the code of a Python function is nowhere in the run.
         "recomputed": [
             key
             for key, reward in rewards.items()
-            if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward)
+            if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred)
         ],
     }
 

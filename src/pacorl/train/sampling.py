@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pacorl.engine.monitor import PanelStatistics
 from pacorl.engine.rollout import Draw, collect
 from pacorl.engine.rows import Row, assign_rows
 from pacorl.engine.runtime import Runtime, SharedFault
-from pacorl.engine.scoring import Scorer, Scores, overlaps, reward_table
+from pacorl.engine.scoring import IDLE_SECONDS, Scorer, Scores, overlaps, reward_table
 from pacorl.engine.turns import Turns
 from pacorl.judges import JUDGES
 from pacorl.lora.adapters import OldPolicy
@@ -90,6 +91,7 @@ class EpochSampler:
             max_missing=max_missing,
             scoring=self._scoring,
             monitored=scouts is None,
+            idle=self._idle,
         ) as scorer:
             samples = self.sample(rows, scorer, scouts=scouts)
             scores = self.gather_scores(scorer)
@@ -198,6 +200,10 @@ class EpochSampler:
 
     def _scoring(self) -> AbstractContextManager[None]:
         return self.turns.scoring() if self.turns else nullcontext()
+
+    def _idle(self) -> None:
+        time.sleep(IDLE_SECONDS)
+        self.runtime.check_stop()
 
     def _scoring_overlaps(self) -> bool:
         if self.turns:  # the models that score are not on the device while samples are drawn

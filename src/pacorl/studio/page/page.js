@@ -74,8 +74,7 @@ async function start() {
     ready("not connected", "off");
     return toast(error.message);
   }
-  $("models").textContent = [state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
-  $("compareField").hidden = $("strengthField").hidden = !state.adapter;
+  drawNames();
   $("candidates").max = $("mostCandidates").textContent = state.limits.candidates;
   $("limits").textContent = `up to ${state.limits.images} images, ${Math.round(state.limits.bytes / 2 ** 20)} MB and ${state.limits.pixels / 1e6} megapixels each`;
   $("note").textContent = state.tiny.model ? "Generated and judged by tiny models that know one drawn world only. Start the studio with --model and --judge for real ones." : "";
@@ -89,6 +88,11 @@ async function start() {
   if (location.hash.startsWith("#set-")) openSet(location.hash.slice(5));
   else if (state.latest.set) watchSet(state.latest.set);
   if (state.latest.judgement) watchJudgement(state.latest.judgement);
+}
+
+function drawNames() {
+  $("models").textContent = [state.model, state.adapter && `+ ${shortName(state.adapter)}`, "· judged by", state.judge].filter(Boolean).join(" ");
+  $("compareField").hidden = $("strengthField").hidden = !state.adapter;
 }
 
 function shortName(path) {
@@ -221,10 +225,10 @@ function fillRows(list, texts, name) {
 
 function addRow(list, name, text = "") {
   const field = make("textarea", { rows: 1, value: text, maxLength: 4000 });
-  const item = make("li", {}, field, remover(`Remove this ${name.toLowerCase()}`, () => { item.remove(); number_rows(); }));
-  const number_rows = () => [...$(list).querySelectorAll("textarea")].forEach((one, i) => one.setAttribute("aria-label", `${name} ${i + 1}`));
+  const item = make("li", {}, field, remover(`Remove this ${name.toLowerCase()}`, () => { item.remove(); renumber(); }));
+  const renumber = () => [...$(list).querySelectorAll("textarea")].forEach((one, i) => one.setAttribute("aria-label", `${name} ${i + 1}`));
   $(list).append(item);
-  number_rows();
+  renumber();
   return field;
 }
 
@@ -529,8 +533,8 @@ function pairTable(result) {
 
 // --- tabs, keys, events
 
-const TABS = { tabMake: "make", tabJudge: "judge", tabHistory: "history" };
-const TAB_KEYS = { m: "tabMake", j: "tabJudge", h: "tabHistory" };
+const TABS = { tabMake: "make", tabTeach: "teach", tabJudge: "judge", tabHistory: "history" };
+const TAB_KEYS = { m: "tabMake", t: "tabTeach", j: "tabJudge", h: "tabHistory" };
 
 function open(tab) {
   for (const [name, panel] of Object.entries(TABS)) {
@@ -539,6 +543,7 @@ function open(tab) {
     $(name).tabIndex = name === tab ? 0 : -1;
   }
   if (tab === "tabHistory") drawHistory();
+  if (tab === "tabTeach") openTeaching();
 }
 
 const tabNow = () => Object.keys(TABS).find((tab) => !$(TABS[tab]).hidden);
@@ -589,6 +594,7 @@ document.addEventListener("keydown", (event) => {
   if (field) return;
   if (event.key === "?") $("keys").showModal();
   else if (TAB_KEYS[key]) { open(TAB_KEYS[key]); $(TAB_KEYS[key]).focus(); }
+  else if (tab === "tabTeach") rankByKey(event);
   else if (tab !== "tabMake") return;
   else if (/^[1-9]$/.test(event.key)) pick(Number(event.key) - 1);
   else if (MAKING_KEYS[key]) MAKING_KEYS[key]();

@@ -1,0 +1,177 @@
+"""A person's rankings as a reward: groups are laid out in a folder, and who shows them writes the rankings there.
+
+    FOLDER/asked.json                the groups of the present round, in order
+    FOLDER/000012-3f…/group.json     the prompt and the number of images, written last
+    FOLDER/000012-3f…/0.png …        the images of the group's samples
+    FOLDER/000012-3f…/ranks.json     one rank per image: 1 is the best, and equal ones share it
+
+`pacorl studio` shows them. All is on the disk: a run that was stopped samples its round again, finds the same images,
+and nobody is asked twice. The policy does not change while a round is ranked, so the rankings are always of the policy
+that learns from them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from pacorl.io.documents import read_json, read_object, write_json
+from pacorl.io.files import make_folder, safe_name, write_atomic
+from pacorl.io.images import png_bytes
+from pacorl.rewards.reward import RewardError
+from pacorl.types import Prompt
+
+UNRANKED = 0.5
+"""The score of an image that nobody is asked about: the middle of a group."""
+
+
+class HumanRanking:
+    """Ranks by a person, as scores from 0 (the last of its group) to 1 (the first); ties share their mean.
+
+    Nobody is asked outside of training: an evaluation's images all have UNRANKED.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """
+        Args:
+            folder: where groups and rankings lie; one run's.
+        """
+        self.folder = Path(folder)
+        self._round: list[_Group] = []
+        self._is_complete = False
+        """Whether the scores of the round were asked for, after which no image joins it."""
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raises RewardError if the run has several processes: each would see a part of a group."""
+        if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+            raise RewardError(
+                f"human_ranking shows whole groups to one person, and this run has {world} processes; launch one"
+            )
+
+    def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
+        return [UNRANKED] * len(images)
+
+    def begin(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> Callable[[], list[float | None] | None]:
+        """Lay samples out for the person; a group is shown as soon as its last image is here.
+
+        Args:
+            prompts: one per image; those of a group stand together, also over several calls.
+            images: as they were sampled.
+
+        Returns:
+            A function that gives their scores, or None as long as a group of the round is not ranked. Its first call
+            says that the round is complete.
+        """
+        if self._is_complete:
+            self._round, self._is_complete = [], False
+        own: list[tuple[_Group, int]] = []
+        for prompt, image in zip(prompts, images, strict=True):
+            if not self._round or self._round[-1].prompt != prompt:
+                self._show_last()
+                self._round.append(_Group(prompt))
+            own.append((self._round[-1], len(self._round[-1].pngs)))
+            self._round[-1].pngs.append(png_bytes(image))
+        return partial(self._scores, own)
+
+    def _scores(self, own: Sequence[tuple[_Group, int]]) -> list[float | None] | None:
+        if not self._is_complete:
+            self._is_complete = True
+            self._show_last()
+        # Together, so that a ranking can be mended until the last one of its round is there.
+        if self._round and not all(read_ranks(self.folder, group.name) for group in self._round):
+            return None
+        scores = {id(group): scores_of_ranks(read_ranks(self.folder, group.name)) for group, _ in own}
+        return [scores[id(group)][place] for group, place in own]
+
+    def _show_last(self) -> None:
+        if self._round and not self._round[-1].name:
+            group = self._round[-1]
+            group.name = _lay_out(self.folder, group)
+            write_json(self.folder / "asked.json", {"groups": [group.name for group in self._round]})
+
+
+@dataclass(slots=True)
+class _Group:
+    """The samples of one prompt in one round."""
+
+    prompt: Prompt
+    pngs: list[bytes] = field(default_factory=list)
+    name: str = ""
+    """Of its folder, once it is shown."""
+
+
+def _lay_out(folder: Path, group: _Group) -> str:
+    """Write a group's images, unless they lie there from before the run was stopped; returns the folder's name."""
+    content = sha256(b"".join([group.prompt.text.encode(), *(sha256(png).digest() for png in group.pngs)]))
+    mark = content.hexdigest()[:16]
+    if earlier := next(folder.glob(f"*-{mark}/group.json"), None):
+        return earlier.parent.name
+    name = f"{len(list(folder.glob('*-*'))) + 1:06d}-{mark}"
+    for number, png in enumerate(group.pngs):
+        write_atomic(folder / name / f"{number}.png", png)
+    prompt = group.prompt
+    described = {"prompt": prompt.text, "theme": prompt.theme, "panels": list(prompt.panels), "grid": str(prompt.grid)}
+    write_json(folder / name / "group.json", {**described, "images": len(group.pngs)})
+    return name
+
+
+# --- for who shows the groups ------------------------------------------------------------------------------------
+
+
+def asked_groups(folder: Path) -> list[str]:
+    """The groups of the present round that are sampled, in order."""
+    path = folder / "asked.json"
+    return [safe_name(str(name)) for name in read_object(path)["groups"]] if path.exists() else []
+
+
+def read_group(folder: Path, name: str) -> dict[str, Any]:
+    """What a group shows: its prompt, theme, panels, grid, and how many images."""
+    return read_object(folder / safe_name(name) / "group.json")
+
+
+def read_ranks(folder: Path, name: str) -> list[int]:
+    """A group's ranks, one per image; empty as long as it is not ranked."""
+    path = folder / safe_name(name) / "ranks.json" if name else None
+    return check_ranks(read_json(path)) if path and path.exists() else []
+
+
+def write_ranks(folder: Path, name: str, ranks: Sequence[int]) -> None:
+    """Keep a person's ranks of a group: on the disk when this returns.
+
+    Raises:
+        ValueError: there is no such group, or the ranks are not one per image from 1 on.
+    """
+    if name not in asked_groups(folder):
+        raise ValueError(f"group {name[:40]!r} is not of this round any more; rank the one that is shown")
+    count = read_group(folder, name)["images"]
+    if len(check_ranks(ranks)) != count:
+        raise ValueError(f"the group has {count} images, and {len(ranks)} ranks are given")
+    write_json(folder / name / "ranks.json", list(ranks))
+
+
+def check_ranks(ranks: Any) -> list[int]:
+    """Ranks as they are. Raises ValueError if they are not whole numbers from 1 on."""
+    if not isinstance(ranks, list) or not ranks or any(type(rank) is not int or rank < 1 for rank in ranks):
+        raise ValueError(f"ranks are whole numbers from 1, one per image, got {str(ranks)[:60]}")
+    return ranks
+
+
+def scores_of_ranks(ranks: Sequence[int]) -> list[float]:
+    """(#worse + ½·#equal) / (n − 1) of each image: 1 for the best, 0 for the last; UNRANKED for one image alone."""
+    others = len(ranks) - 1
+    if not others:
+        return [UNRANKED]
+    return [(sum(r > rank for r in ranks) + 0.5 * (ranks.count(rank) - 1)) / others for rank in ranks]
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, and forget what an earlier process asked: nobody waits for it any more."""
+    make_folder(folder)
+    (folder / "asked.json").unlink(missing_ok=True)
