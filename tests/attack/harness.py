@@ -1,8 +1,9 @@
 """One property for every input: it is fine, or refused in one line that names the file, with exit code 1.
 
-Nothing may take longer than SECONDS, or BYTES more than the good input takes. Inputs follow from a seed and their
-number alone, so one that was found can be made again. They run through `cli.exit_code`, which is how every command
-ends, in processes that are watched from outside; one that dies or hangs costs its input alone.
+Nothing may take more than SECONDS of a processor, PATIENCE by the clock, or BYTES more than the good input takes.
+Inputs follow from a seed and their number alone, so one that was found can be made again. They run through
+`cli.exit_code`, which is how every command ends, in processes that are watched from outside; one that dies or hangs
+costs its input alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, BYTES = 20.0, 2**30
+PATIENCE = 6 * SECONDS
+"""By the clock, after which something hangs; a process that starts takes a minute on a busy machine."""
 LONGEST_LINE = 2100
 FAULTS = ("traceback", "nameless", "silent", "wrong", "lost", "slow", "memory", "died")
 """What no input may lead to. `silent`: taken, though not all of it was read; `lost`: missing, though answered well."""
@@ -168,11 +170,10 @@ def _watched(target: Target, numbers: range, good: Path, *, seed: int) -> Iterat
     try:
         with open(reader, encoding="utf-8") as lines:
             for number in expected:
-                patience = 6 * SECONDS if number < 0 else 2 * SECONDS  # the first one imports everything
-                line = lines.readline() if select.select([lines], [], [], patience)[0] else "slow"
+                line = lines.readline() if select.select([lines], [], [], PATIENCE)[0] else "slow"
                 if not line or line == "slow":
                     kind = "slow" if line else "died"
-                    yield Outcome(number, kind, patience if line else 0.0, f"{kind} without a word")
+                    yield Outcome(number, kind, PATIENCE if line else 0.0, f"{kind} without a word")
                     return
                 yield Outcome(**json.loads(line))
     finally:
@@ -197,9 +198,9 @@ def _work(target: Target, numbers: range, good: Path, writer: int, *, seed: int)
         most = BYTES
         for number in [-1, *numbers]:
             base = _peak(reset=True)
-            started = time.monotonic()
+            started = _processor_seconds()
             kind, detail = attempt(target, good, work, seed=seed, number=number)
-            seconds, grown = time.monotonic() - started, _peak() - base
+            seconds, grown = _processor_seconds() - started, _peak() - base
             if number < 0:
                 most = grown + BYTES
             elif kind in ("fine", "refused"):
@@ -212,6 +213,12 @@ def _work(target: Target, numbers: range, good: Path, writer: int, *, seed: int)
         os.write(writer, json.dumps(report).encode() + b"\n")
     finally:
         os._exit(code)
+
+
+def _processor_seconds() -> float:
+    """What this process and those that it has waited for have computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _peak(*, reset: bool = False) -> int:

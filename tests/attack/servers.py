@@ -18,15 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.attack.damage import SNIPPETS, mutant
 from tests.attack.harness import BYTES, SECONDS, Outcome, Tally
 from tests.attack.images import png
-from tests.attack.serving import TOKEN
+from tests.attack.serving import ADMIN_TOKEN, TOKEN
+
+from pacorl.data.characters import EDITS
 
 INPUTS = 1000
 """For each server, at share 1."""
@@ -42,7 +44,13 @@ CHAT = {
         {"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "Is it right?"},
     ]}],
 }  # fmt: skip
-SET = {"theme": "red round hero, crown, night", "panels": ["waving, flag", "jumping, boat"], "layout": "1x2", "seed": 1}
+SAMPLING = {"candidates": 2, "seed": 1, "steps": 3, "size": "32x64", "lora_scale": 1.0, "compare": False}
+PANELS = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
+SET = SAMPLING | {"theme": "red round hero, crown, night", "panels": PANELS, "layout": "2x2"}
+BOARD = SAMPLING | {"title": "t", "style": "night", "scenes": [f"{{hero}}, {panel}" for panel in PANELS]}
+BOARD |= {"layout": "2x2", "characters": {"hero": "red round hero, crown"}}
+EDIT = SAMPLING | {"instruction": EDITS["colour"].format("blue"), "sources": ["UPLOAD"]}
+JUDGEMENT = {"uploads": ["UPLOAD"], "layout": "1x2", "theme": "t", "criteria": ["c"], "symmetric": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,9 @@ class Asked:
     path: str
     body: Any = None
     """A document for JSON, bytes as they are."""
+    key: str = TOKEN
+    status: int = 200
+    """Of the answer, if nothing is damaged."""
 
 
 REQUESTS: dict[str, tuple[Asked, ...]] = {
@@ -65,27 +76,43 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
     ),
     "studio": (
         Asked("POST", "/api/sets", SET),
-        Asked("POST", "/api/judgements", {"uploads": ["1", "2"], "theme": "t", "criteria": ["c"], "symmetric": True}),
+        Asked("POST", "/api/edits", EDIT),
+        Asked("POST", "/api/storyboards", BOARD),
+        Asked("GET", "/api/history"),
+        Asked("GET", "/api/history/000001"),
+        Asked("DELETE", "/api/history/000002"),
+        Asked("GET", "/sets/000001/0.png"),
+        Asked("GET", "/sets/000001/0.zip"),
+        Asked("POST", "/api/judgements", JUDGEMENT),
         Asked("POST", "/api/uploads?name=cat.png", png(28, 28)),
         Asked("DELETE", "/api/uploads/1"),
         Asked("GET", "/api/state"),
         Asked("GET", "/api/jobs/1"),
-        Asked("GET", "/images/1/0.png"),
+        Asked("GET", "/images/1/0.png", status=404),
         Asked("GET", "/api/example?number=3"),
     ),
     "annotate": (
-        Asked("POST", "/api/rankings", {"instance": "KEY", "order": [1, 0, 3, 2], "request": "request-1"}),
-        Asked("POST", "/api/skips", {"instance": "KEY", "reason": "unclear", "request": "request-2"}),
+        Asked("POST", "/api/rankings", {"instance": "INSTANCE", "order": [1, 0, 3, 2], "request": "request-1"}),
         Asked("POST", "/api/undo", {"request": "request-3"}),
-        Asked("POST", "/api/admin/people", {"name": "ann", "days": 3}),
-        Asked("POST", "/api/admin/links", {"name": "ann", "days": 3}),
+        Asked("POST", "/api/skips", {"instance": "INSTANCE", "reason": "unclear", "request": "request-2"}),
+        Asked("POST", "/api/admin/people", {"name": "ben", "days": 3, "adjudicates": True}, ADMIN_TOKEN),
+        Asked("POST", "/api/admin/links", {"name": "eve", "days": 3}, ADMIN_TOKEN, status=404),
+        Asked("POST", "/api/admin/links", {"name": "ann", "days": 3}, status=403),
         Asked("GET", "/api/task"),
-        Asked("GET", "/images/KEY/reference"),
-        Asked("GET", "/images/KEY/1"),
-        Asked("GET", "/api/admin"),
+        Asked("GET", "/images/INSTANCE/reference"),
+        Asked("GET", "/images/INSTANCE/1"),
+        Asked("GET", "/api/admin", None, ADMIN_TOKEN),
+        Asked("GET", "/api/admin/scores", None, ADMIN_TOKEN),
+        Asked("GET", "/api/admin/rankings.jsonl", None, ADMIN_TOKEN),
+        Asked("GET", "/api/admin/audit.jsonl", None, ADMIN_TOKEN),
         Asked("GET", f"/join/{TOKEN}"),
     ),
 }  # fmt: skip
+FACTS: dict[str, dict[str, tuple[Asked, Callable[[Any], str]]]] = {
+    "studio": {"UPLOAD": (Asked("POST", "/api/uploads?name=cat.png", png(28, 28)), lambda body: body["id"])},
+    "annotate": {"INSTANCE": (Asked("GET", "/api/task"), lambda body: body["task"]["instance"])},
+}
+"""What a server names itself: name in requests → how it is learned."""
 HEADERS = [
     *["Host: evil.example", "Host: ", "Host: a\r\nHost: b", "Host: [::1", "Host: \xff", "Origin: http://evil.example"],
     *[
@@ -203,7 +230,7 @@ class Running:
     port: int
     log: Path
     facts: dict[str, str] = field(default_factory=dict)
-    """What stands for KEY in requests."""
+    """What stands for the names of FACTS in requests."""
 
     def peak(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii", errors="replace")
@@ -224,9 +251,8 @@ def running(name: str) -> Iterator[Running]:
             if not url:
                 raise AssertionError(f"{name} did not start: {log.read_text()[-2000:]}")
             server = Running(name, process, int(url.rpartition(":")[2]), log)
-            if name == "annotate":
-                _, body = sent(server, built(server, Asked("GET", "/api/task")))
-                server.facts["KEY"] = json.loads(body)["task"]["instance"]
+            for fact, (asked, read) in FACTS.get(name, {}).items():
+                server.facts[fact] = read(json.loads(sent(server, built(server, asked))[1]))
             yield server
         finally:
             process.kill()
@@ -238,17 +264,19 @@ def running(name: str) -> Iterator[Running]:
 # --- requests --------------------------------------------------------------------------------------------------
 
 
-def built(server: Running, asked: Asked, *more: str, body: bytes | None = None, key: str = TOKEN) -> bytes:
+def built(server: Running, asked: Asked, *more: str, body: bytes | None = None, key: str | None = None) -> bytes:
     """The bytes of a request; `more` are further header lines."""
-    content = body if body is not None else encoded(asked.body)
-    path = asked.path.replace("KEY", server.facts.get("KEY", ""))
+    key = asked.key if key is None else key
+    content, path = body if body is not None else encoded(asked.body), asked.path
+    for name, fact in server.facts.items():
+        content, path = content.replace(name.encode(), fact.encode()), path.replace(name, fact)
     lines = [f"{asked.method} {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}", *more]
     lines += [f"Authorization: Bearer {key}"] if key else []
     if content:
         lines += [f"Content-Length: {len(content)}"]
         lines += ["Content-Type: application/json"] if not isinstance(asked.body, bytes) else []
     head = "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1", errors="replace")
-    return head + content.replace(b"KEY", server.facts.get("KEY", "").encode())
+    return head + content
 
 
 def encoded(body: Any) -> bytes:
@@ -310,7 +338,7 @@ def _path(server: Running, asked: Asked, draw: random.Random) -> bytes:
 
 def _method(server: Running, asked: Asked, draw: random.Random) -> bytes:
     methods = ["PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "GET", "POST", "BREW", "get", ""]
-    return built(server, Asked(draw.choice(methods), asked.path, asked.body))
+    return built(server, replace(asked, method=draw.choice(methods)))
 
 
 def _no_key(server: Running, asked: Asked, draw: random.Random) -> bytes:
@@ -326,9 +354,7 @@ def _twice(server: Running, asked: Asked, draw: random.Random) -> bytes:
 
 
 def _chunked(server: Running, asked: Asked, draw: random.Random) -> bytes:
-    head = built(
-        server, Asked(asked.method, asked.path), "Transfer-Encoding: chunked", "Content-Type: application/json"
-    )
+    head = built(server, replace(asked, body=None), "Transfer-Encoding: chunked", "Content-Type: application/json")
     content = encoded(asked.body) or b"{}"
     size = draw.choice([f"{len(content):x}", "zz", "-1", "ffffffffffff", "0", f"{len(content):x};a=b", "1"])
     return head + size.encode() + b"\r\n" + content + b"\r\n" + draw.choice([b"0\r\n\r\n", b"", b"0\r\nX: y\r\n\r\n"])
@@ -397,7 +423,8 @@ def attacked(name: str, count: int, *, seed: int) -> Tally:
     tally = Tally(f"servers/{name}")
     with running(name) as server:
         for asked in REQUESTS[name]:
-            sent(server, built(server, asked))  # whatever is loaded once
+            status, body = sent(server, built(server, asked))  # whatever is loaded once
+            assert status == asked.status, f"{asked} is answered {status} {body[:300]!r}"
         base = server.peak()
         for number in range(count):
             tally.add(outcome(server, number, seed=seed))

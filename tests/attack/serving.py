@@ -17,7 +17,7 @@ from PIL import Image
 from pacorl.web.connections import run
 from pacorl.web.site import listening
 
-TOKEN = "a-token-of-the-attack"
+TOKEN, ADMIN_TOKEN = "a-token-of-the-attack", "a-token-of-the-administrator"
 
 
 def judge() -> FastAPI:
@@ -28,15 +28,19 @@ def judge() -> FastAPI:
 
 
 def studio() -> FastAPI:
+    from tests.attack.tables import prepare_set
+
     from pacorl.studio import server
     from pacorl.studio.models import ModelHost
 
     def nothing(self: ModelHost, job: Any, *_: Any, **__: Any) -> dict[str, Any]:
         return {}
 
-    for name in ("load", "make_set", "judge"):
+    for name in ("load", "make_set", "make_storyboard", "judge"):
         setattr(ModelHost, name, nothing)
-    return server.make_app(server.AppState(TOKEN))
+    state = server.AppState(TOKEN)
+    prepare_set(state.history)
+    return server.make_app(state)
 
 
 def annotate() -> FastAPI:
@@ -55,7 +59,8 @@ def annotate() -> FastAPI:
     store = Store(folder / "annotations.db")
     prepare(store, folder, ["ann"], sharing=Sharing(controls=0))
     with store._transaction() as db:  # a token that the other process knows
-        db.execute("UPDATE people SET token_hash = ? WHERE name = 'ann'", (sha256(TOKEN),))
+        for name, token in {"ann": TOKEN, "admin": ADMIN_TOKEN}.items():
+            db.execute("UPDATE people SET token_hash = ? WHERE name = ?", (sha256(token), name))
     return make_app(folder, store)
 
 

@@ -84,18 +84,22 @@ def read(folder: Path, *, kind: str) -> None:
         raise WrongError("silent", f"{count} of {pq.read_metadata(path).num_rows} rows")
 
 
-def prepare_set(folder: Path) -> None:
-    """A set of the studio's history."""
+def prepare_set(history: Any) -> None:
+    """Adds a set to a history of the studio."""
     from tests.attack.images import png
-
-    from pacorl.studio.history import History
 
     base = {"image": "base-0", "layout": "1x2", "base": None, "rank": 1, "score": 0.4, "matrix": [[None, 0.4]]}
     base |= {"recipe": {"seed": "0"}, "error": ""}
     candidate = {**base, "image": "0", "base": base}
     document = {"kind": "set", "theme": "t", "candidates": [candidate], "sources": ["source-1"], "asked": {"seed": 0}}
-    history = History(folder)
     history.add(document, dict.fromkeys(("0", "base-0", "source-1"), png(16, 8)))
+
+
+def prepare_history(folder: Path) -> None:
+    from pacorl.studio.history import History
+
+    history = History(folder)
+    prepare_set(history)
     history.close()
 
 
@@ -141,6 +145,10 @@ def targets() -> list[Target]:
         return Target(name=f"tables/{kind}", prepare=prepare, mutate=mutate, run=run, names=("t.parquet", "/work"))
 
     history = Target(
-        name="tables/history", prepare=prepare_set, mutate=mutate_set, run=read_history, names=("set 000001", "/work")
+        name="tables/history",
+        prepare=prepare_history,
+        mutate=mutate_set,
+        run=read_history,
+        names=("set 000001", "/work"),
     )
     return [*map(target, made), history]
