@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +31,9 @@ from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.characters import vocabulary
 from pacorl.policies import POLICIES
 from pacorl.train.checkpoint import checkpoints
-from pacorl.train.ledger import read_ledger
+from pacorl.train.ledger import Record, read_ledger
 from pacorl.train.trainer import PolicyTrainer
-from pacorl.train.verify import Comparison, compare, recompute
+from pacorl.train.verify import Comparison, Recomputation, compare, recompute
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -72,15 +72,18 @@ class Variation:
     settings: tuple[str, ...] = ()
     goes_on: bool = False
     """From that run's checkpoint after the first epoch."""
+    same_scores: bool = False
+    """Trains on that run's scores, as `pacorl verify --epoch` does."""
 
 
-BASE = "base"
+BASE, SAME_SCORES = "base", "batches of 2, same scores"
 VARIATIONS = {
     BASE: Variation(settings=("epochs=2",)),
     "2 processes": Variation(world=2),
     "4 processes": Variation(world=4),
     "2 shards": Variation(world=2, sharded=True),
     "batches of 2": Variation(settings=("sampling.batch=2",)),
+    SAME_SCORES: Variation(settings=("sampling.batch=2",), same_scores=True),
     "batches of 1, 2 processes": Variation(world=2, settings=("sampling.batch=1",)),
     "stopped": Variation(settings=("epochs=2",), goes_on=True),
     "stopped, 2 go on": Variation(world=2, settings=("epochs=2",), goes_on=True),
@@ -139,7 +142,18 @@ def train_all(cases: Sequence[str], name: str, folder: Path) -> None:
         start = checkpoints(out_of(folder, BASE, case) / "checkpoints")[0] if variation.goes_on else False
         with toy_world() if case.startswith("toy") else nullcontext():
             config = config_of(case, variation, folder, out_of(folder, name, case))
-            PolicyTrainer(config, resume=start, rewards={"redness": redness}).train()
+            if variation.same_scores:
+                train_on_scores(config, read_ledger(out_of(folder, BASE, case)))
+            else:
+                PolicyTrainer(config, resume=start, rewards={"redness": redness}).train()
+
+
+def train_on_scores(config: PolicyRun, records: Sequence[Record]) -> None:
+    """One epoch from the seed, on the scores of another run's first one."""
+    epoch = next(record for record in records if record["kind"] == "epoch")
+    trainer = Recomputation(config, folder=config.out, checkpoint=None, start=records[0], epoch=epoch)
+    with closing(trainer):
+        trainer.run_epoch()
 
 
 def out_of(folder: Path, variation: str, case: str) -> Path:
@@ -167,7 +181,7 @@ def fits(case: str, name: str) -> bool:
     """Whether a variation of a case is run: the toy's transformer has no blocks to shard, and twins take longer."""
     if case == UPDATES and "batches" in name:
         return False  # batches decide which samples each of several updates has
-    return name not in (("2 shards",) if case.startswith("toy") else LONG)
+    return name not in (("2 shards", SAME_SCORES) if case.startswith("toy") else LONG)
 
 
 def lattice(cases: Sequence[str], variations: Sequence[str], folder: Path) -> dict[str, dict[str, Comparison]]:

@@ -33,7 +33,7 @@ def test_the_page_has_the_rows_of_the_toy_world_and_one_cell_differs() -> None:
     differing = [
         (case, name) for case in shown for name, text in zip(variations, shown[case], strict=True) if "differs" in text
     ]
-    assert differing == [("kontext: grpo_clip", "batches of 2")]  # docs/verify.md says that its cause is not known
+    assert differing == [("kontext: grpo_clip", "batches of 2")]  # docs/verify.md says why
 
 
 @pytest.mark.slow

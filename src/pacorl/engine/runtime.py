@@ -27,12 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 from pacorl.io.files import is_running
 from pacorl.lora.adapters import full_tensor, materialize
 
-# Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone.
 LEAST_PATIENCE = 1800.0
 """Seconds after which processes that wait for another one give up: torch's own, for gloo."""
 MAX_BAD_STEPS = 10
 """Optimizer steps in a row with gradients that are not finite after which a run stops."""
 REPEATED_SIGNAL = 3.0
+"""Seconds within which a second signal is a launcher passing on the first, which a terminal sent to everyone."""
 ENDING = 5.0
 """Seconds that a process may take to end after its connections: it gives its memory back in between."""
 
