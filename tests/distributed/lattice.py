@@ -148,7 +148,7 @@ def train_all(cases: Sequence[str], name: str, folder: Path) -> None:
                 PolicyTrainer(config, resume=start, rewards={"redness": redness}).train()
 
 
-def train_on_scores(config: PolicyRun, records: Sequence[Record]) -> None:
+def train_on_scores(config: PolicyConfig, records: Sequence[Record]) -> None:
     """One epoch from the seed, on the scores of another run's first one."""
     epoch = next(record for record in records if record["kind"] == "epoch")
     trainer = Recomputation(config, folder=config.out, checkpoint=None, start=records[0], epoch=epoch)
