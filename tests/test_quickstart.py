@@ -104,5 +104,5 @@ def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html), "the page asks nobody for anything"
     assert (tmp_path / "run" / "before-after.png").is_file()
     # A finished run is made anew, and comes out the same.
-    again, same = run_quickstart(tmp_path / "run", overrides=SMALL_QUICKSTART)
+    again, same = run_quickstart(tmp_path / "named twice", overrides=[*SMALL_QUICKSTART, f"out={tmp_path / 'run'}"])
     assert (again, same) == (page, verdict)

@@ -51,10 +51,11 @@ def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, l
     A finished run in `out` is made anew, an unfinished one is resumed.
     """
     quiet_loading()  # the models load in a blink
+    config = configs.load(PolicyConfig, recipe(), [f"out={out}", *overrides])
+    out = config.out  # an override may name another
     # The summary is written last, so that it marks a finished run.
     if (out / "summary.json").exists():
         shutil.rmtree(out)
-    config = configs.load(PolicyConfig, recipe(), [f"out={out}", *overrides])
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
     judge = open_judge(config.judge, device="cpu")

@@ -1,0 +1,58 @@
+"""One sampling and one backward of compiled blocks, in one of several processes: what each of them logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from pacorl.types import Size
+
+SIZE = Size(32, 32)
+
+
+def sample_and_train(out: Path) -> None:
+    """Samples one image per process and takes its gradients; saves every rank's metrics and compiled frames."""
+    from edit_twins import drawn
+
+    from pacorl.core.objectives.grpo_clip import GrpoClip
+    from pacorl.core.sampling import Sampler, Tree
+    from pacorl.data.characters import character_prompts, vocabulary
+    from pacorl.engine.compiled import compile_blocks
+    from pacorl.engine.conditioning import ConditioningCache
+    from pacorl.engine.rollout import Draw, collect
+    from pacorl.engine.rows import Row
+    from pacorl.engine.runtime import Runtime
+    from pacorl.lora.adapters import adapter_state, add_lora, full_state
+    from pacorl.policies.flux import FLUX, tiny_flux, tiny_flux_transformer
+    from pacorl.train.update import PolicyLoss, update_policy
+    from pacorl.types import Advantages
+
+    torch.manual_seed(0)
+    runtime, pipeline = Runtime(), tiny_flux(vocabulary())
+    pipeline.transformer = tiny_flux_transformer(width=64, heads=2, double_blocks=1, single_blocks=1)
+    policy = FLUX.over(drawn(pipeline), max_sequence_length=48)
+    prompts, cache = character_prompts("train", 1), ConditioningCache(policy)
+    cache.prepare(prompts, SIZE)
+    add_lora(policy.transformer, rank=4, alpha=8, targets=["attn.to_q", "ff.net.2"])
+    with torch.no_grad():
+        for value in adapter_state(policy.transformer).values():
+            value.copy_(torch.randn_like(value) * 0.05)
+    # Traced ahead of time and run as it is: to write kernels would take minutes.
+    compile_blocks(policy.transformer, backend="aot_eager")
+    learning = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
+    policy.transformer.train()
+    policy.transformer, _ = runtime.prepare(policy.transformer, torch.optim.AdamW(learning), batch=1, max_norm=1.0)
+    sampler = Sampler(size=SIZE, steps=2, sde_steps=(0,), tree=Tree(seeds=2, branches=(1,)))
+    draw = Draw(policy, sampler, cache, seed=1, epoch=0, batch=1, as_trained=True)
+    samples = collect(draw, [Row(prompts[0], runtime.rank)])
+    advantages = Advantages(torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), {})
+    loss = PolicyLoss(policy, sampler, cache, GrpoClip(clip_range=1e-4))
+    metrics = update_policy(loss, samples, advantages, runtime=runtime, draw=(1, 0, 0))
+    parameters = [parameter for parameter in policy.transformer.parameters() if parameter.requires_grad]
+    gradients = full_state({str(number): p.grad for number, p in enumerate(parameters) if p.grad is not None})
+    moved = all(bool(gradient.any()) for gradient in gradients.values())
+    frames = dict(torch._dynamo.utils.counters["frames"])
+    ranks = runtime.gather({"metrics": metrics, "gradients": len(gradients) if moved else 0, "frames": frames})
+    if runtime.is_main:
+        torch.save(ranks, out)
