@@ -86,6 +86,7 @@ def train_policy(
         from pacorl.report.page import write_report
         from pacorl.train import trainer
 
+        _ = run.generator.pipeline_type
     use_cores()
     if run.model.gradient_checkpointing == AUTO:
         from pacorl.plan.plan import decided, device
@@ -136,9 +137,14 @@ def quickstart(
     out: Path = typer.Option(Path("runs/quickstart"), help="The run's folder."),
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
-    from pacorl.engine.runtime import use_cores
-    from pacorl.quickstart import run_quickstart
+    from pacorl.io.imports import frozen_imports
 
+    with frozen_imports():
+        from pacorl.engine.runtime import use_cores
+        from pacorl.policies import tiny_spec
+        from pacorl.quickstart import run_quickstart
+
+        _ = tiny_spec(edits=False).pipeline_type
     use_cores()
     page, verdict = run_quickstart(out, overrides=overrides or [])
     typer.echo("\n".join([*verdict, f"page: {page}"]))

@@ -23,7 +23,6 @@ from pacorl.config.base import Section, validated
 from pacorl.core.caches import CACHES
 from pacorl.core.devices import check_dtype
 from pacorl.io.documents import read_object
-from pacorl.io.imports import frozen_imports
 from pacorl.io.quiet import quiet
 from pacorl.quantize import NONE, Quantization
 from pacorl.types import TINY, Grid, Prompt, Size
@@ -210,6 +209,13 @@ class PolicySpec:
         return str(self.options.model_fields["kind"].default)
 
     @property
+    def pipeline_type(self) -> Any:
+        """The diffusers class, whose first mention imports thousands of modules."""
+        import diffusers
+
+        return getattr(diffusers, self.pipeline)
+
+    @property
     def published(self) -> str:
         """Hub name of the released checkpoint."""
         return str(self.options.model_fields["checkpoint"].default)
@@ -276,13 +282,10 @@ class PolicySpec:
             ValueError: The checkpoint is another pipeline, or what `quantize` needs is not installed.
             OSError: There is no checkpoint.
         """
-        with frozen_imports():
-            import diffusers
-            import torch
+        import diffusers
+        import torch
 
-            from pacorl.quantize.linear import check_quantization
-
-            pipeline_type = getattr(diffusers, self.pipeline)  # which imports its module, and those of its components
+        from pacorl.quantize.linear import check_quantization
 
         check_quantization(options.quantize)
         for key in ("dtype", "quantize"):
@@ -298,7 +301,7 @@ class PolicySpec:
         components = self.policy.components_from(source)
         # diffusers would note that a component of ours is of another class than its index says.
         with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
-            pipeline = pipeline_type.from_pretrained(source, dtype=getattr(torch, options.dtype), **components)
+            pipeline = self.pipeline_type.from_pretrained(source, dtype=getattr(torch, options.dtype), **components)
         policy = self.policy(pipeline, options, record_sizes=record_sizes)
         policy.place_encoders(device)
         if not staged:
@@ -326,7 +329,6 @@ class PolicySpec:
         self, options: PolicyOptions, configs: Parts | None = None, *, record_sizes: bool = False
     ) -> PipelinePolicy:
         """The policy without weights or tokenizers, on the meta device; `configs` are the published ones by default."""
-        import diffusers
         import torch
 
         from pacorl.quantize.linear import quantize_model
@@ -340,6 +342,6 @@ class PolicySpec:
             components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
         quantize_model(components["transformer"], options.quantize, device=META)
         components |= self.policy.components_on_meta(configs)
-        pipeline = getattr(diffusers, self.pipeline)
+        pipeline = self.pipeline_type
         absent = [name for name in inspect.signature(pipeline).parameters if name not in components]
         return self.policy(pipeline(**components, **dict.fromkeys(absent)), options, record_sizes=record_sizes)
