@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -674,6 +674,68 @@ def test_nobody_ranks_and_adjudicates(dataset):
         assert prepare(store, folder, [], adjudicators=["eve"]) == {}
         with pytest.raises(ValueError, match="'eve' cannot rank and adjudicate"):
             prepare(store, folder, ["eve"])
+
+
+# --- which question is next ------------------------------------------------------------------------------------
+
+
+def following(store, name="ann"):
+    return [one.id for one in LiveScores(store, patience=0).following(Person(name, is_admin=False, expires=0))]
+
+
+def test_what_tells_most_comes_first(tmp_path):
+    """Among a, b, c and d, of which a is above all others: b against c is open, a against d as good as known."""
+    pairs = {f"{one}{other}": (one, other) for one, other in ("ab", "ac", "ad", "bc", "bd", "cd")}
+    rows = [Instance(name, "g", "reference", pair) for name, pair in pairs.items()]
+    with Store(tmp_path / "annotations.db") as store:
+        for name in ("ann", "ben"):
+            store.add_person(name)
+        store.share(rows, Sharing(overlap=1, judges=2, controls=0, order="informative"))
+        shares = [one.instance.id for one in store.next_tasks("ann", limit=9)]
+        assert following(store) == shares  # while nothing is known, the order of the shares
+        for name in ("ab", "ac", "bd", "cd"):
+            answer_as(store, "ben", name, "01")
+        assert set(following(store)[:1]) == {"bc"}
+        assert following(store)[-1] == "ad"
+        answer_as(store, "ann", "bc", "01")
+        assert "bc" not in following(store)
+        store.undo(ANN, request="request-undo")
+        answer_as(store, "ben", "bc", "01")
+        assert following(store)[0] == "bc"  # what was taken back, whatever it tells
+        assert sorted(following(store)) == sorted(pairs)
+
+
+def test_control_questions_keep_their_turns(tmp_path):
+    rows = instances(20)
+    controls = [replace(one, id=f"c-{one.id}", must=((0, 1),)) for one in rows[:5]]
+    with Store(tmp_path / "annotations.db") as store:
+        store.add_person("ann")
+        store.share([*rows, *controls], Sharing(overlap=0, control_every=5, order="informative"))
+        shuffled, seen = [one.instance.id for one in store.next_tasks("ann", limit=99)], []
+        while following(store):
+            seen.append(following(store)[0])
+            answer_as(store, "ann", seen[-1], "0123")
+    turns = [[name if name.startswith("c-") else "" for name in names] for names in (shuffled, seen)]
+    assert turns[0] == turns[1]
+    assert sorted(shuffled) == sorted(seen)
+    assert sum(map(bool, turns[0])) == 4
+
+
+def test_the_page_asks_in_the_informative_order_and_to_the_end(dataset):
+    folder = dataset(prompts=2, grids=2)
+    sharing = Sharing(overlap=1, judges=2, controls=2, control_every=10, order="informative")
+    with Store(folder / "annotations.db") as store:
+        links = prepare(store, folder, ["ann", "ben"], sharing=sharing)
+        assert store.sharing() == sharing
+        with serving_app(make_app(folder, store)) as url:
+            done = simulate(url, {name: links[name].rpartition("/")[2] for name in ("ann", "ben")}, noise=0.1)
+        assert done == {"ann": 50, "ben": 50}
+        assert {len(set(store.progress(name).values()) - {0}) for name in done} == {1}
+
+
+def test_an_unknown_order():
+    with pytest.raises(ValueError, match="order 'best' must be one of shuffled, informative"):
+        Sharing(order="best")
 
 
 # --- the HTTP API, continued -----------------------------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from pacorl.dataset.export import export
+from pacorl.dataset.export import export, label
 from pacorl.dataset.records import Answer, Instance, read_instances, write_records
 from pacorl.dataset.scores import Scores
 from pacorl.io.documents import read_jsonl
@@ -51,6 +52,33 @@ def test_an_earlier_fit_of_other_questions_is_no_start():
     earlier = Scores([answer("a", "b", "c")])
     later = Scores([answer("a", "b", "c"), answer("x", "y", "z")], previous=earlier)
     assert later.fit.score_I == pytest.approx(np.tile(earlier.fit.score_I, 2), abs=1e-6)
+
+
+def test_labels_by_score_let_the_careful_outvote_the_careless(tmp_path):
+    """Cat and dan name another best than ann does; on 20 other instances ann and ben agree and they rank by chance."""
+    rng = np.random.default_rng(0)
+    answers = [answer("r", "best", "worst", who="ann")]
+    answers += [answer("r", "worst", "best", who=who) for who in ("cat", "dan")]
+    for number in range(20):
+        names = [f"{number}{letter}" for letter in "abcd"]
+        answers += [answer(f"r{number}", *names, who=who) for who in ("ann", "ben")]
+        answers += [answer(f"r{number}", *rng.permutation(names).tolist(), who=who) for who in ("cat", "dan")]
+    write_records(tmp_path / "rankings.jsonl", answers)
+    consistent = {
+        labels: {pair.consistent for pair in label(tmp_path, labels=labels).pairs if set(pair.images) == {"r", "best"}}
+        for labels in ("votes", "scores")
+    }
+    assert consistent == {"votes": {False}, "scores": {True}}
+    with pytest.raises(ValueError, match="unknown labels 'vote'; there are votes, scores"):
+        label(tmp_path, labels="vote")
+
+
+def test_the_consensus_keeps_ties_and_decisions():
+    tied = answer("a", "b", "c", "d", ranks=(1, 1, 3))
+    decision = replace(answer("x", "y", "z"), adjudicated=True)
+    one, other = Scores([tied, answer("x", "z", "y"), decision]).consensus()[0], decision
+    assert (one.annotator, set(one.tiers[0]), one.tiers[1]) == ("scores", {"b", "c"}, ("d",))
+    assert Scores([tied, decision]).consensus()[-1] == other
 
 
 def test_the_export_has_scores_and_skills_and_stands_alone(dataset):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pacorl.annotate.store import Person, Store, Task, public_key, shown_order
+from pacorl.core.ranking import Floats
 from pacorl.dataset.records import Answer, Instance
 from pacorl.dataset.scores import PairScore, Scores
 
@@ -52,13 +53,26 @@ def disagreements(scores: Scores, questions: Iterable[Instance]) -> list[Disagre
     return sorted(contested, key=lambda one: (-one.doubt, one.instance.id))
 
 
+def information(scores: Scores, questions: Sequence[Instance], *, skill: float = 1.0) -> Floats:
+    """How much a ranking of each question by somebody of this skill is expected to tell about the scores, in nats."""
+    gains = np.zeros(len(questions))
+    by_count: dict[int, list[int]] = {}
+    for index, question in enumerate(questions):
+        by_count.setdefault(len(question.candidates), []).append(index)
+    for indices in by_count.values():
+        items_QM = np.stack([scores.items(questions[index]) for index in indices])
+        gains[indices] = scores.fit.information(items_QM, skill=skill)
+    return gains
+
+
 class LiveScores:
     """The scores of a store's rankings, control questions aside."""
 
     def __init__(self, store: Store, *, patience: float = PATIENCE) -> None:
         self._store, self._patience = store, patience
         self._lock = threading.Lock()
-        self._questions = [one for one in store.instances() if not one.is_control]
+        self._instances = {one.id: one for one in store.instances()}
+        self._questions = [one for one in self._instances.values() if not one.is_control]
         self._version, self._stands_until = -1, 0.0
         self._scores: Scores | None = None
 
@@ -77,6 +91,33 @@ class LiveScores:
         """What no adjudicator has answered."""
         answered = self._store.adjudicated()
         return [one for one in disagreements(self.now(), self._questions) if one.instance.id not in answered]
+
+    def following(self, person: Person) -> list[Instance]:
+        """What an adjudicator, or somebody who ranks in the informative order, does next, the first thing first."""
+        undone = self._store.undone(person.name)
+        if person.adjudicates:
+            answered = self._store.adjudicated()
+            names = [*(name for name in undone if name not in answered)]
+            names += [one.instance.id for one in self.open_disagreements()]
+        else:
+            unanswered = self._store.open_assignments(person.name)
+            present = {name for name, _, _ in unanswered}
+            names = [*(name for name in undone if name in present), *self._by_information(person.name, unanswered)]
+        return [self._instances[name] for name in dict.fromkeys(names)]
+
+    def _by_information(self, person: str, unanswered: Sequence[tuple[str, int, bool]]) -> list[str]:
+        """Control questions that are due, then what tells most; of what tells the same, in the order of the shares."""
+        progress = self._store.progress(person)
+        answered = progress["ranked"] + progress["skipped"]
+        # A control question keeps its turn: the model would ask it first or last, and so give it away.
+        due = [name for name, place, is_control in unanswered if is_control and place <= answered]
+        later = [name for name, place, is_control in unanswered if is_control and place > answered]
+        questions = [name for name, _, is_control in unanswered if not is_control]
+        scores = self.now()
+        gains = information(scores, [self._instances[name] for name in questions], skill=scores.skill(person))
+        # Rounded, since equal questions differ in the last bits.
+        order = np.argsort(-np.round(gains, 6), kind="stable")
+        return [*due, *(questions[index] for index in order), *later]
 
     def opinions(self, task: Task) -> list[dict[str, Any]]:
         """How people ranked it, without their names, and what all rankings together say: slots as they are shown."""

@@ -285,11 +285,8 @@ def image_path(folder: Path, name: str) -> Path:
 def task(state: State, person: Someone) -> dict[str, Any]:
     """What this person does next."""
     progress = state.store.progress(person.name)
-    if person.adjudicates:
-        disputed = state.scores.open_disagreements()
-        # What was taken back is the next again, whatever has become of it since.
-        undone = [one for one in state.store.instances() if one.id in state.store.undone(person.name)[:1]]
-        following = list({one.id: one for one in (*undone, *(each.instance for each in disputed))}.values())
+    if person.adjudicates or state.store.sharing().order == "informative":
+        following = state.scores.following(person)
         tasks = [state.store.task(person.name, instance) for instance in following[:2]]
         progress["total"] = progress["ranked"] + progress["skipped"] + len(following)
     else:

@@ -15,6 +15,9 @@ import numpy as np
 
 from pacorl.dataset.records import Answer, Instance
 
+ORDERS = ("shuffled", "informative")
+"""shuffled: in an order drawn once; informative: what tells most about the scores, given all rankings so far."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
@@ -29,8 +32,12 @@ class Sharing:
     control_every: int = 20
     """One control question among so many; 0 for none."""
     seed: int = 0
+    order: str = "shuffled"
+    """What a person is shown next of their share: one of ORDERS."""
 
     def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order {self.order!r} must be one of {', '.join(ORDERS)}")
         if not 0 <= self.overlap <= 1:
             raise ValueError(f"overlap {self.overlap} must be a share between 0 and 1")
         if self.judges < 2:

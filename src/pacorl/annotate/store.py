@@ -217,6 +217,14 @@ class Store:
         )
         return [self.task(person, stored_instance(content)) for (content,) in self._all(sql, person, limit)]
 
+    def open_assignments(self, person: str) -> list[tuple[str, int, bool]]:
+        """(instance, place, is it a control question) of everything that this person has not answered, by place."""
+        sql = (
+            "SELECT a.instance, a.place, i.is_control FROM assignments a JOIN instances i ON i.id = a.instance "
+            "WHERE a.person = ? AND a.is_open ORDER BY a.place"
+        )
+        return [(instance, place, bool(is_control)) for instance, place, is_control in self._all(sql, person)]
+
     def task(self, person: str, instance: Instance) -> Task:
         """An instance as this person is shown it."""
         slots = shown_order(person, instance)

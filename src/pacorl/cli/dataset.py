@@ -26,6 +26,7 @@ SEED = typer.Option(0, help="Of everything that is drawn.")
 PROMPTS = typer.Option("diverse.jsonl", help="The prompts file inside the folder.")
 RULE = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves.")
 QUESTION = typer.Option("theme", help="What the judge is asked: theme, criteria, or plain.")
+LABELS = typer.Option("votes", help="Votes, one for each ranking, or scores: one ranking of each instance, by score.")
 
 
 def split_names(text: str) -> list[str]:
@@ -69,6 +70,7 @@ class SharingOptions:
     controls: int | None = option(None, "Hidden control questions, made from the data.  [default: 40]")
     control_every: int | None = option(None, "One control question among so many.  [default: 20]")
     seed: int | None = option(None, "Of the shares and the control questions.  [default: 0]")
+    order: str | None = option(None, "shuffled, or informative: what tells most comes first.  [default: shuffled]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +284,7 @@ def explain(
     *,
     rule: str = RULE,
     question: str = QUESTION,
+    labels: str = LABELS,
     limit: int | None = typer.Option(None, help="At most so many pairs."),
     chat: ChatOptions,
     step: StepOptions,
@@ -289,8 +292,8 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    run = partial(write, folder, chat.connect(), rule=rule, question=question, limit=limit, workers=chat.workers)
-    step.perform("explaining", partial(run, price=chat.price or (0.0, 0.0)))
+    run = partial(write, folder, chat.connect(), rule=rule, question=question, labels=labels, limit=limit)
+    step.perform("explaining", partial(run, workers=chat.workers, price=chat.price or (0.0, 0.0)))
 
 
 @app.command()
@@ -301,6 +304,7 @@ def export(
     formats: str = typer.Option("sharegpt,jsonl,consistency_rank,scores", help="Also: parquet."),
     rule: str = RULE,
     question: str = QUESTION,
+    labels: str = LABELS,
     test_share: float = typer.Option(0.1, help="Share of the prompts that is held out."),
     seed: int = SEED,
     step: StepOptions,
@@ -310,7 +314,7 @@ def export(
 
     shares = {"train": 1 - test_share, "test": test_share}
     run = partial(write, folder, out=out, formats=split_names(formats), shares=shares, seed=seed)
-    step.perform("exporting", partial(run, rule=rule, question=question))
+    step.perform("exporting", partial(run, rule=rule, question=question, labels=labels))
 
 
 @app.command()

@@ -31,6 +31,7 @@ from pacorl.io.files import disk_errors, flush_all, inside, replacing
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
+LABELS = ("votes", "scores")
 ROWS_PER_GROUP = 100
 """So many rows of a parquet file are in memory at a time, images included; the hub's viewer likes this size too."""
 
@@ -244,13 +245,23 @@ class LabelledData(NamedTuple):
     balance: dict[str, int]
 
 
-def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dry_run: bool = False) -> LabelledData:
+def label(
+    folder: Path,
+    *,
+    rule: str = "best_worst",
+    question: str = "theme",
+    labels: str = "votes",
+    dry_run: bool = False,
+) -> LabelledData:
     """Labels pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
 
     Args:
         rule: how a ranking becomes votes, one of RULES.
         question: what the judge is asked, one of QUESTIONS.
+        labels: `votes`, one for each ranking, or `scores`: one ranking of each instance, by its candidates' scores.
     """
+    if labels not in LABELS:
+        raise ValueError(f"unknown labels {labels!r}; there are {', '.join(LABELS)}")
     answers = collect_answers(folder, dry_run=dry_run)
     imported_files = sorted(folder.glob("imported/*/*.jsonl"))
     if not answers and not imported_files:
@@ -259,7 +270,8 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dr
             f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
         )
     answers += [answer for path in imported_files if path.name == "rankings.jsonl" for answer in read_answers(path)]
-    pairs, balance = label_pairs(answers, rule=rule, question=question)
+    voting = Scores(answers).consensus() if labels == "scores" else answers
+    pairs, balance = label_pairs(voting, rule=rule, question=question)
     imported = [pair for path in imported_files if path.name == "pairs.jsonl" for pair in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
@@ -267,7 +279,9 @@ def label(folder: Path, *, rule: str = "best_worst", question: str = "theme", dr
     if not dry_run:
         sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
         # A step of its own: `explain` and `export` both label, and the second must not rewrite the first one's file.
-        step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
+        step = DatasetStep(
+            folder, "label", inputs=sources, options={"rule": rule, "question": question, "labels": labels}
+        )
         if step.counts_if_done() is None:
             write_records(folder / "pairs.jsonl", labelled.pairs)
             step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
@@ -282,6 +296,7 @@ def export(
     shares: Mapping[str, float] = SHARES,
     rule: str = "best_worst",
     question: str = "theme",
+    labels: str = "votes",
     seed: int = 0,
     dry_run: bool = False,
     progress: Progress = silent,
@@ -290,7 +305,7 @@ def export(
 
     Args:
         shares: split → its share of the groups.
-        rule, question: see `label`.
+        rule, question, labels: see `label`.
 
     Returns:
         Counts per split and the balance of the labels.
@@ -298,7 +313,7 @@ def export(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
-    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
+    labelled = label(folder, rule=rule, question=question, labels=labels, dry_run=dry_run)
     pairs = with_reasons(folder, labelled.pairs)
     bundle = Export(folder, out or folder / "export", pairs=pairs, answers=labelled.answers)
     bundle.assign_splits(shares, seed=seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Scores:
         self, answers: Sequence[Answer], *, questions: Iterable[Instance] = (), previous: Scores | None = None
     ) -> None:
         self.answers = [answer for answer in answers if not answer.adjudicated]
+        self._decisions = [answer for answer in answers if answer.adjudicated]
         self.people = sorted({answer.annotator for answer in self.answers})
         self._item: dict[tuple[str, str], int] = {}
         self._group: list[str] = []
@@ -77,6 +78,20 @@ class Scores:
         """1 for somebody who has ranked nothing."""
         known = annotator in self.people
         return float(self.fit.skill_K[self.people.index(annotator)]) if known else 1.0
+
+    def consensus(self) -> list[Answer]:
+        """One ranking of each instance that was ranked, by its candidates' scores, and the decisions."""
+        rankings = []
+        for answer in {answer.instance: answer for answer in self.answers}.values():
+            # Rounded, since the same ties make scores that differ in the last bits.
+            score = dict(
+                zip(answer.candidates, np.round(self.fit.score_I[self.items(answer)], 6).tolist(), strict=True)
+            )
+            best_first = tuple(sorted(score, key=lambda name: -score[name]))
+            ranks = tuple(1 + sum(other > score[name] for other in score.values()) for name in best_first)
+            tied = len(set(ranks)) < len(ranks)
+            rankings.append(replace(answer, annotator="scores", candidates=best_first, ranks=ranks if tied else ()))
+        return [*rankings, *self._decisions]
 
     def pairs(self) -> list[PairScore]:
         """Every pair, best first."""
