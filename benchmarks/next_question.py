@@ -170,7 +170,7 @@ def labels_for(target: float, labels: Sequence[float], accuracies: Sequence[floa
     """The share of labels from which the accuracy is the target's; None if it never is.
 
     The curve is made to rise, by the mean of the highest before and the lowest after, since a single lucky point
-    should not count.
+    should not decide.
     """
     rising: Floats = np.maximum.accumulate(accuracies) / 2 + np.minimum.accumulate(accuracies[::-1])[::-1] / 2
     if rising[-1] < target:

@@ -57,6 +57,20 @@ def test_the_gpu_benchmark_runs_at_full_width_on_the_meta_device(monkeypatch: py
     assert " 512  decode " in text
 
 
+def test_both_orders_of_questions_end_with_the_same_rankings(monkeypatch: pytest.MonkeyPatch) -> None:
+    next_question = benchmark("next_question", monkeypatch)
+    row = next_question.measure(next_question.Pool.of_pairs(0, references=1, candidates=4), 0)
+    assert row["curves"]["scores"][-1] == row["curves"]["informative"][-1] == row["targets"]["scores"] > 0.5
+    assert 0 < row["needed"]["scores"]["informative"] <= 1
+    pool = next_question.Pool.of_rankings(0, prompts=1, grids=2)
+    assert len(pool.questions) == 2 * 4 * 3
+    assert all(pool.truth[one.reference, name] >= 0 for one in pool.questions for name in one.candidates)
+    # Half-way between a point that is below and one that is above; a lucky point alone does not decide.
+    assert next_question.labels_for(0.5, [0.5, 1.0], [0.4, 0.6]) == pytest.approx(0.75)
+    assert next_question.labels_for(0.8, [0.2, 0.5, 1.0], [0.9, 0.5, 0.8]) == pytest.approx(5 / 6)
+    assert next_question.labels_for(0.9, [0.5, 1.0], [0.5, 0.6]) is None
+
+
 @pytest.mark.slow
 def test_the_gpu_benchmark_measures_every_phase_at_every_size() -> None:
     line = [sys.executable, str(BENCHMARKS / "policy_gpu.py"), "--tiny", "--repeats", "1", "--steps", "2", "--json"]
