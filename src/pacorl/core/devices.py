@@ -33,9 +33,10 @@ def best_dtype(checkpoint: str, device: str | torch.device) -> str:
 
 
 def check_dtype(name: str, device: str | torch.device, *, key: str) -> None:
-    """
+    """Refuse a type of weights, or of packed ones, that the device lacks.
+
     Raises:
-        ValueError: if the device has no such type.
+        ValueError: naming `key`, the type and one that the device has.
     """
     if name in UNKNOWN_TO_APPLE and str(device).startswith(APPLE):
         raise ValueError(f"{key} {name}: an Apple GPU has no such type; take {'float32' if '64' in name else 'int8'}")

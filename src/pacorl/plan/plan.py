@@ -19,6 +19,7 @@ import torch
 
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyConfig
+from pacorl.core.devices import available_device
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.generator import SIZE
@@ -262,11 +263,14 @@ def _prompts(config: PolicyConfig, source: str, *, limit: int | None = None) -> 
 
 
 def device() -> tuple[str, int | None]:
-    """The card's name and its bytes, which are None without CUDA."""
-    if not torch.cuda.is_available():
-        return "CPU (no CUDA here)", None
-    card = torch.cuda.get_device_properties(0)
-    return card.name, int(card.total_memory)
+    """The card's name and its bytes, which are None without a GPU."""
+    match available_device():
+        case "cuda":
+            card = torch.cuda.get_device_properties(0)
+            return card.name, int(card.total_memory)
+        case "mps":
+            return "Apple GPU", int(torch.mps.recommended_max_memory())
+    return "CPU (no GPU here)", None
 
 
 def card_shortage(plan: Plan) -> str:
