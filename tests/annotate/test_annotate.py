@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import permutations
@@ -353,6 +353,35 @@ def test_a_second_server_is_refused_and_the_lock_ends_with_its_process(tmp_path)
         pass
     with only_server(database, url="http://three"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ("UPDATE instances SET content = '{}'", "id: Field required"),
+        ("UPDATE answers SET ranking = '[0, 0, 1, 2]'", r"a ranking of .* is \[0, 0, 1, 2\]"),
+        ("UPDATE answers SET ranking = CAST(x'ff' AS TEXT)", "Could not decode to UTF-8"),
+        ("UPDATE events SET content = '7', kind = 'undo'", "not iterable"),
+        ("", "Page 3"),
+    ],
+)
+def test_a_damaged_database_is_named_before_anybody_ranks(dataset, change, fault):
+    folder = dataset(prompts=2, grids=2)
+    path = folder / "annotations.db"
+    with Store(path) as store:
+        token = prepare(store, folder, ["ann"], sharing=NO_OVERLAP)["ann"].rpartition("/")[2]
+        first = store.next_tasks("ann")[0]
+        store.rank(store.person_of(token), public_key(first.instance.id), first.slots, request="request-1")
+    if change:
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute(change)
+    else:  # a page that is not what it was
+        content = path.read_bytes()
+        path.write_bytes(content[:8192] + bytes(4096) + content[12288:])
+    for open_database in (lambda: Store(path), lambda: collect_answers(folder)):
+        with pytest.raises(ValueError, match=rf"annotations\.db cannot be used as a database \(.*({fault})") as caught:
+            open_database()
+        assert "\n" not in str(caught.value)
 
 
 def test_a_broken_database_is_named(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import sqlite3
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -134,6 +136,72 @@ def read_history(folder: Path) -> None:
         history.close()
 
 
+def prepare_annotations(folder: Path) -> None:
+    """A database of rankings, some undone and skipped."""
+    from tests.attack.images import png
+
+    from pacorl.annotate.server import prepare
+    from pacorl.annotate.sharing import Sharing
+    from pacorl.annotate.store import Store
+    from pacorl.dataset.records import Instance, write_records
+
+    names = [f"{number}.png" for number in range(5)]
+    for name in names:
+        (folder / name).write_bytes(png(8, 8))
+    rows = [Instance(f"i{number}", "g", names[0], tuple(names[1:])) for number in range(20)]
+    write_records(folder / "instances.jsonl", rows)
+    with Store(folder / "annotations.db") as store:
+        token = prepare(store, folder, ["ann"], sharing=Sharing(controls=0))["ann"].rpartition("/")[2]
+        person = store.person_of(token)
+        for number in range(12):
+            key = public_key_of(store.next_tasks("ann")[0])
+            if number % 4 == 3:
+                store.skip(person, key, "unclear", request=f"request-{number}")
+            else:
+                store.rank(person, key, [2, 0, 1, 3], request=f"request-{number}")
+        store.undo(person, request="request-undo")
+
+
+def public_key_of(task: Any) -> str:
+    from pacorl.annotate.store import public_key
+
+    return public_key(task.instance.id)
+
+
+def mutate_annotations(folder: Path, draw: random.Random) -> str:
+    """Damages the database's bytes, or a value in it."""
+    path = folder / "annotations.db"
+    what = draw.choices(["bytes", "file", "value"], [60, 5, 35])[0]
+    if what == "bytes":
+        return damage_bytes(path, draw)
+    if what == "file":
+        return damage_file(path, draw)
+    table, column = draw.choice(
+        [("answers", "ranking"), ("instances", "content"), ("events", "content"), ("meta", "value")]
+    )
+    value = draw.choice(
+        [None, "", "{}", "[9, 9]", "[0]", "null", "[[]]", "\ud83d", 7, b"\xff", 1e999, '{"id": 3}', "[NaN]"]
+    )
+    with contextlib.closing(sqlite3.connect(path)) as db, db, contextlib.suppress(sqlite3.Error, UnicodeError):
+        db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT MAX(rowid) FROM {table})", (value,))
+    return f"{column} of {table}"
+
+
+def read_annotations(folder: Path) -> None:
+    """What `dataset annotate --dry-run`, `dataset export` and the page read."""
+    from pacorl.annotate.server import plan
+    from pacorl.annotate.store import Store
+    from pacorl.dataset.records import collect_answers
+
+    plan(folder, ["ben"])
+    collect_answers(folder)
+    with Store(folder / "annotations.db") as store:
+        store.next_tasks("ann", limit=2)
+        store.progress("ann")
+        store.controls_passed()
+        store.skips()
+
+
 def targets() -> list[Target]:
     made = {"prompts": edits, "gedit": edits, "edit-reward": choices}
 
@@ -151,4 +219,11 @@ def targets() -> list[Target]:
         run=read_history,
         names=("set 000001", "/work"),
     )
-    return [*map(target, made), history]
+    annotations = Target(
+        name="tables/annotations",
+        prepare=prepare_annotations,
+        mutate=mutate_annotations,
+        run=read_annotations,
+        names=("annotations.db", "instances.jsonl"),
+    )
+    return [*map(target, made), history, annotations]

@@ -33,6 +33,7 @@ from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, share_
 from pacorl.annotate.store import Person, Store, Task, only_server, public_key, shown_order
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.records import ADJUDICATOR, ADMINISTRATOR, DATABASE, Instance, read_instances
+from pacorl.io.documents import blamed_on
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.web.connections import run
@@ -143,9 +144,9 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
     """The folder's instances and control questions: its controls.jsonl, or some that are made from the data."""
     if ADMIN in people:
         raise ValueError(f"{ADMIN!r} is the administrator, who has a link anyway; give the annotator another name")
-    instances = read_instances(folder / "instances.jsonl")
-    path = folder / "controls.jsonl"
-    made = [] if path.is_file() else foreign_controls(instances, sharing.controls, seed=sharing.seed)
+    instances, path = read_instances(folder / "instances.jsonl"), folder / "controls.jsonl"
+    with blamed_on(folder / "instances.jsonl"):
+        made = [] if path.is_file() else foreign_controls(instances, sharing.controls, seed=sharing.seed)
     controls = read_instances(path) if path.is_file() else made
     ids = {instance.id for instance in instances}
     for control in controls:

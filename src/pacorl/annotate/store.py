@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Self
 from pacorl.annotate.sharing import Sharing, share_out
 from pacorl.dataset import records
 from pacorl.dataset.records import ADJUDICATOR, ADMINISTRATOR, Answer, Instance, stored_answers, stored_instance
-from pacorl.io.documents import parse_json, read_text
+from pacorl.io.documents import blamed_on, parse_json, read_text, typed
 from pacorl.io.files import LockedError, sole_holder
 from pacorl.web.guard import RefusedError
 
@@ -72,7 +72,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._db = records.connect(path, read_only=True) if read_only else records.connect(path, setup=SETUP)
         # Readers have their own connection: they see only what is on the disk, and do not wait for it with writers.
-        self._reader = self._db if read_only else records.connect(path)
+        self._reader = self._db if read_only else records.connect(path, check=False)
         # One connection serves many threads: no statement may fall into another thread's transaction.
         self._writing, self._reading = threading.Lock(), threading.Lock()
         self._waiting: deque[None] = deque()
@@ -169,7 +169,8 @@ class Store:
     def sharing(self) -> Sharing:
         """How the work was shared last; the defaults, for a new database."""
         rows = self._all("SELECT value FROM meta WHERE key = 'sharing'")
-        return Sharing(**(parse_json(rows[0][0]) if rows else {}))
+        with blamed_on(self.path):
+            return typed(parse_json(rows[0][0]) if rows else {}, Sharing)
 
     def instances(self) -> list[Instance]:
         """Everything that is to be ranked, control questions included, in the order in which it came."""

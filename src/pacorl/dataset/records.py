@@ -20,8 +20,9 @@ from pydantic.dataclasses import dataclass
 
 from pacorl.data.rankings import Criteria
 from pacorl.data.records import load_prompts
-from pacorl.io.documents import blamed_on, faults_of, parse_json, read_jsonl, write_jsonl
+from pacorl.io.documents import blamed_on, faults_of, parse_json, read_jsonl, typed, write_jsonl
 from pacorl.io.files import safe_name
+from pacorl.io.net import MALFORMED
 from pacorl.types import Prompt
 
 Record = TypeVar("Record")
@@ -195,8 +196,14 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
     return answers
 
 
-def connect(database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers") -> sqlite3.Connection:
-    """Opens a database of annotations for any thread; `read_only` leaves the folder as it is, to the byte."""
+def connect(
+    database: Path, *, read_only: bool = False, setup: str = "SELECT 1 FROM answers", check: bool = True
+) -> sqlite3.Connection:
+    """Opens a database of annotations for any thread; `read_only` leaves the folder as it is, to the byte.
+
+    Raises:
+        ValueError: it is none, or damaged (`check`); the message names it.
+    """
     address = f"file:{quote(str(database))}"
     if read_only:
         # Without a log beside it nobody is writing; then `immutable` keeps SQLite from making one, which mode=ro would.
@@ -206,10 +213,28 @@ def connect(database: Path, *, read_only: bool = False, setup: str = "SELECT 1 F
     db = sqlite3.connect(address, uri=True, timeout=10, check_same_thread=False, isolation_level=None)
     try:
         db.executescript(setup)
-    except sqlite3.DatabaseError as error:
+        if check:
+            _check(db)
+    except (sqlite3.Error, *MALFORMED) as error:
         db.close()
         raise ValueError(f"{database} cannot be used as a database ({error}); move it away or restore a copy") from None
     return db
+
+
+def _check(db: sqlite3.Connection) -> None:
+    """Raises whatever reading a damaged database raises: now, and not when somebody ranks."""
+    (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise ValueError(" ".join(verdict.split()))
+    for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        db.execute(f'SELECT * FROM "{table}"').fetchall()  # texts may be no UTF-8
+    for (content,) in db.execute("SELECT content FROM instances"):
+        stored_instance(content)
+    for controls in (False, True):
+        stored_answers(db, controls=controls)
+    undone = "SELECT e.content, i.content FROM events e JOIN instances i ON i.id = e.instance WHERE e.kind = 'undo'"
+    for ranking, content in db.execute(f"{undone} AND e.content IS NOT NULL"):
+        stored_ranking(ranking, stored_instance(content))
 
 
 def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[Answer]:
@@ -224,7 +249,7 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
     answers = []
     for person, ranking, content, role in rows:
         shown = stored_instance(content)
-        candidates = tuple(shown.candidates[index] for index in parse_json(ranking))
+        candidates = tuple(shown.candidates[index] for index in stored_ranking(ranking, shown))
         texts = {"theme": shown.theme, "category": shown.category, "adjudicated": role == ADJUDICATOR}
         answers.append(Answer(shown.id, person, shown.group, shown.reference, candidates, **texts))
     return answers
@@ -238,4 +263,12 @@ def final_answers(answers: Sequence[Answer]) -> list[Answer]:
 
 def stored_instance(content: str) -> Instance:
     """The instance of a row of the database."""
-    return Instance(**parse_json(content))
+    return typed(parse_json(content), Instance)
+
+
+def stored_ranking(text: str, instance: Instance) -> list[int]:
+    """The candidates of a ranking in the database, best first."""
+    order = parse_json(text)
+    if sorted(order) != list(range(len(instance.candidates))):
+        raise ValueError(f"a ranking of {instance.id} is {text[:60]}")
+    return list(order)
