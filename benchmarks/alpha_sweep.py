@@ -26,7 +26,7 @@ from markupsafe import Markup
 from pacorl.config.base import load
 from pacorl.config.judge_run import JudgeConfig
 from pacorl.data.comparisons import comparisons_from
-from pacorl.engine.runtime import use_cores
+from pacorl.engine.cores import use_cores
 from pacorl.io.quiet import quiet_loading
 from pacorl.report.figures import Scale, tag
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from pacorl.core.grid import parse_layout
 from pacorl.data.characters import Oracle
 from pacorl.data.records import prompts_from
+from pacorl.engine.cores import use_cores
 from pacorl.engine.generator import Generator
-from pacorl.engine.runtime import use_cores
 from pacorl.generate.sets import GeneratedImage, generate_sets
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.local import LocalJudge

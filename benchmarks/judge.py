@@ -33,7 +33,7 @@ from pacorl.core.grid import join
 from pacorl.core.questions import same_theme
 from pacorl.data.characters import all_panels, draw, vocabulary
 from pacorl.data.records import prompts_from
-from pacorl.engine.runtime import use_cores
+from pacorl.engine.cores import use_cores
 from pacorl.io.processor import ImageTextProcessor, image_text_processor
 from pacorl.judges.local import LocalJudge
 from pacorl.judges.sharing import Node, prefix_forest

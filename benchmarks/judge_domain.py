@@ -37,8 +37,8 @@ from pacorl.data import characters
 from pacorl.data.character_edits import character_edits, write_edits
 from pacorl.data.records import prompts_from
 from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.cores import use_cores
 from pacorl.engine.rollout import sample_images
-from pacorl.engine.runtime import use_cores
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.domain import Domain
 from pacorl.judges.local import TINY_JUDGE

@@ -26,7 +26,7 @@ from typing import Any
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyConfig
-from pacorl.engine.runtime import use_cores
+from pacorl.engine.cores import use_cores
 from pacorl.io.quiet import quiet_loading
 from pacorl.quickstart import recipe
 from pacorl.train.trainer import train_policy

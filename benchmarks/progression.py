@@ -35,8 +35,8 @@ from PIL import Image
 
 from pacorl.core import questions
 from pacorl.data.characters import VALUES, Oracle, Panel, draw, panels_of
+from pacorl.engine.cores import use_cores
 from pacorl.engine.generator import Generator
-from pacorl.engine.runtime import use_cores
 from pacorl.generate.storyboard import generate_storyboard, pages, read_storyboard
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges.judge import Judge

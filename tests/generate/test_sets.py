@@ -16,7 +16,7 @@ from pacorl.data.characters import Oracle, character_prompts, vocabulary
 from pacorl.data.records import prompts_from
 from pacorl.engine.generator import Generator
 from pacorl.generate.files import save, save_pdf, to_dict, write_page
-from pacorl.generate.sets import Judged, best_first, generate_sets, judge_edits
+from pacorl.generate.sets import GeneratedImage, Judged, Recipe, best_first, generate_sets, judge_edits
 from pacorl.generate.storyboard import Storyboard, generate_storyboard
 from pacorl.io.images import png_texts
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
@@ -394,3 +394,25 @@ def test_the_tiny_editor_paints_as_it_was_taught(tmp_path):
     assert Oracle().read([picture])[0] is not None
     with pytest.raises(ValueError, match="checkpoint tiny: there is none of kind qwen_edit"):
         Generator.from_pretrained("tiny", kind="qwen_edit")
+
+
+def test_a_notebook_shows_a_set(prompts):
+    sheet = Image.new("RGB", (64, 64), "red")
+    recipe = Recipe(
+        model="tiny",
+        adapter="",
+        seed=7,
+        size=SIZE,
+        steps=STEPS,
+        guidance_scale=3.5,
+        true_cfg_scale=None,
+        negative_prompt=None,
+        max_sequence_length=48,
+        version="0.1.0",
+        lora_scale=None,
+    )
+    frame = GeneratedImage(prompts[0], sheet, recipe, Judged(0.5, ((None, 0.5), (0.5, None))))._repr_html_()
+    assert frame.startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    assert "data:image/png" in frame
+    assert prompts[0].panels[0] in frame
+    assert "0.500" in frame

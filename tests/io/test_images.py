@@ -7,7 +7,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image, PngImagePlugin
 
 from pacorl.io.images import ImageError, as_rgb, check_readable, open_image, upright_size
@@ -248,3 +250,51 @@ def test_what_is_no_file_is_not_waited_for(make: str, tmp_path: Path) -> None:
         upright_size(path)
     with pytest.raises(ImageError, match=r"a\.png: (not a regular file|Is a directory)"):
         check_readable([path])
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        lambda rgb: rgb,
+        lambda rgb: rgb.astype(np.float32) / 255,
+        lambda rgb: (rgb / 255).astype(np.float16),
+        lambda rgb: rgb.astype(np.uint16) * 257,
+        lambda rgb: np.moveaxis(rgb, -1, 0),
+        lambda rgb: np.concatenate([rgb, np.full_like(rgb[..., :1], 255)], axis=-1),
+        lambda rgb: torch.from_numpy(rgb.copy()),
+        lambda rgb: torch.from_numpy(rgb.copy()).movedim(-1, 0).float() / 255,
+        lambda rgb: (torch.from_numpy(rgb.copy()).double() / 255).half().requires_grad_(),
+    ],
+    ids=["uint8", "float32", "float16", "uint16", "channels first", "opaque", "tensor", "CHW tensor", "half tensor"],
+)
+def test_arrays_and_tensors_are_images(pixels: Any) -> None:
+    rgb = np.random.default_rng(0).integers(0, 256, (12, 10, 3)).astype(np.uint8)
+    image = as_rgb(pixels(rgb), "it")
+    assert (image.mode, image.size) == ("RGB", (10, 12))
+    assert np.abs(np.asarray(image).astype(int) - rgb).max() <= 1
+
+
+def test_other_forms_of_pixels() -> None:
+    assert as_rgb(np.full((8, 8), 0.5), "it").getpixel((0, 0)) == (128, 128, 128)
+    assert as_rgb(np.full((8, 8, 1), 7, np.uint8), "it").getpixel((0, 0)) == (7, 7, 7)
+    coarse = as_rgb(torch.full((3, 8, 8), 0.5, dtype=torch.bfloat16), "it")
+    assert coarse.getpixel((0, 0)) == (128, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "reason"),
+    [
+        (np.full((8, 8, 3), -1.0), "floats from -1 to 0; an image's are from 0 to 1"),
+        (np.full((8, 8, 3), 255.0), "floats from 0 to 255"),
+        (np.full((8, 8, 3), np.nan), "floats from nan to nan"),
+        (np.zeros((2, 8, 8, 3), np.uint8), r"ndarray of shape \(2, 8, 8, 3\) and type uint8 is no image"),
+        (np.zeros((8, 8, 5)), r"shape \(8, 8, 5\)"),
+        (np.zeros((8, 8, 3), np.int64), "type int64 is no image"),
+        (torch.zeros(3, 2, 8), "8x2 is too small"),
+        (7, "an? int of shape"),
+        (None, "NoneType"),
+    ],
+)
+def test_pixels_that_are_no_image_are_named(pixels: object, reason: str) -> None:
+    with pytest.raises(ImageError, match=f"^the third: .*{reason}"):
+        as_rgb(pixels, "the third")

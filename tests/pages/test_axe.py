@@ -146,7 +146,19 @@ def generated_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     folder, (prompt,) = tmp_path_factory.mktemp("generated"), character_prompts("test", 1)
     image = draw_grid([Panel.parse(text) for text in prompt.panels], prompt.grid, 32)
-    recipe = Recipe("tiny", "", 7, Size(64, 64), 10, 3.5, None, None, 48, "0.1.0")
+    recipe = Recipe(
+        model="tiny",
+        adapter="",
+        seed=7,
+        size=Size(64, 64),
+        steps=10,
+        guidance_scale=3.5,
+        true_cfg_scale=None,
+        negative_prompt=None,
+        max_sequence_length=48,
+        version="0.1.0",
+        lora_scale=None,
+    )
     matrix = tuple(tuple(None if row == column else 0.25 * row for column in range(4)) for row in range(4))
     candidates = [GeneratedImage(prompt, image, recipe, Judged(0.5, matrix), rank, 2) for rank in (1, 2)]
     saved = save(candidates, folder, judge="toy")

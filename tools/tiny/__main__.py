@@ -16,7 +16,7 @@ SHARE = typer.Option(1.0, help="Share of the documented training steps, for a qu
 
 @app.callback()
 def threads() -> None:
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
 
     use_cores()
 

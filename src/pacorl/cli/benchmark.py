@@ -56,7 +56,7 @@ def command_of(name: str) -> Any:
 def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     """Runs a benchmark and prints its tables; ends with a code of its own if items are lacking."""
     from pacorl.bench.run import run_benchmark
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
     from pacorl.io.quiet import quiet_loading
 
     quiet_loading()

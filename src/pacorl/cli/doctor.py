@@ -35,7 +35,7 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Check a whole run, or a judge alone. Exit code 0: fine; 1: something deserves a look; 2: it would not run."""
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
 
     use_cores()
     try:

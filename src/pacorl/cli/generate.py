@@ -94,7 +94,7 @@ def generate(
     judge = _judge_source(choice, generator.model)
     if requested.board:
         _check_storyboard(choice)
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
     from pacorl.generate.sets import generate_sets
     from pacorl.generate.storyboard import generate_storyboard
     from pacorl.io.quiet import quiet_loading

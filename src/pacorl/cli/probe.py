@@ -65,7 +65,7 @@ def probe(
     """Say which step, noise level, size and temperature carry the signal, at the price of about one epoch."""
     from pacorl.config.base import load
     from pacorl.config.policy_run import PolicyConfig
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
     from pacorl.io.documents import write_json
     from pacorl.io.files import write_atomic
     from pacorl.io.quiet import quiet_loading

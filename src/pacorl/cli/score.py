@@ -61,7 +61,7 @@ def score(
 ) -> None:
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.core.grid import parse_layout
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
     from pacorl.score import scores as scoring
     from pacorl.score.page import table, write_page
     from pacorl.score.reward import PacoReward

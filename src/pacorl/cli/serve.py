@@ -95,7 +95,7 @@ def _key_of(description: Endpoints) -> str:
 
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
 
     with needing("serve", what="the built-in server"):
         from pacorl.judges.http.client import DECLINE_HEADER

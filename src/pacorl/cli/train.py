@@ -82,7 +82,8 @@ def train_policy(
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
-        from pacorl.engine.runtime import destroy_process_group, use_cores
+        from pacorl.engine.cores import use_cores
+        from pacorl.engine.runtime import destroy_process_group
         from pacorl.report.page import write_report
         from pacorl.train import trainer
 
@@ -109,7 +110,7 @@ def train_reward(
 
     from pacorl.config.base import config_errors, load
     from pacorl.config.judge_run import JudgeConfig
-    from pacorl.engine.runtime import use_cores
+    from pacorl.engine.cores import use_cores
 
     if options.resume not in {"", AUTO}:
         raise ValueError(
@@ -140,7 +141,7 @@ def quickstart(
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
-        from pacorl.engine.runtime import use_cores
+        from pacorl.engine.cores import use_cores
         from pacorl.policies import tiny_spec
         from pacorl.quickstart import run_quickstart
 

@@ -315,17 +315,3 @@ def destroy_process_group() -> bool:
 def allow_tf32(*, allowed: bool) -> None:
     """Whether a card multiplies fp32 matrices by TF32, of 10 bits, at about eight times the rate."""
     torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
-
-
-def use_cores() -> None:
-    """Set one thread per core that this process may use, unless OMP_NUM_THREADS says otherwise."""
-    # torch counts the machine's cores, not those that a container or a launcher leaves to this process: more threads
-    # than cores cost up to a hundredfold.
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    # macOS and Windows have no affinity.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

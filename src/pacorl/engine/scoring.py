@@ -17,9 +17,9 @@ from typing import Literal
 
 import torch
 
+from pacorl.engine.cores import available_cores
 from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rows import Row
-from pacorl.engine.runtime import available_cores
 from pacorl.judges.judge import RemoteJudge
 from pacorl.rewards.reward import Deferred, Explains, Reward, scores_of
 from pacorl.types import RewardTable, Rollout

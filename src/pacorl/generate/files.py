@@ -118,17 +118,23 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
 def write_page(
     path: Path, saved: Sequence[SavedImage], *, title: str, notes: Sequence[str] = (), judge: str = ""
 ) -> Path:
-    """Write one self-contained page of the images, their panels' texts, pair matrices and recipes."""
-    page = render(
+    """Write `page_of` into a file."""
+    write_atomic(path, page_of(saved, title=title, name=path.stem, notes=notes, judge=judge))
+    return path
+
+
+def page_of(
+    saved: Sequence[SavedImage], *, title: str, name: str = "image", notes: Sequence[str] = (), judge: str = ""
+) -> str:
+    """One self-contained page of the images, their panels' texts, pair matrices and recipes."""
+    return render(
         "generated.html",
         title=title,
-        name=path.stem,
+        name=name,
         cards=[_card(image, judge=judge) for image in saved],
         notes=list(filter(None, notes)),
         judge=judge,
     )
-    write_atomic(path, page)
-    return path
 
 
 def _card(saved: SavedImage, *, judge: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL.Image import Image
@@ -74,6 +75,13 @@ class GeneratedImage:
     def panels(self) -> list[Image]:
         """The grid image cut apart; one image for an edit."""
         return split(self.image, self.prompt.grid)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page of `pacorl generate --report`."""
+        from pacorl.generate.files import SavedImage, page_of  # which imports this module
+        from pacorl.report.page import notebook_frame
+
+        return notebook_frame(page_of([SavedImage(self, Path("image"), ())], title=self.prompt.theme or "An image"))
 
 
 Rank = Callable[[Sequence[Prompt], Sequence[Image]], list[Judged]]

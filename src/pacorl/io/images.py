@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
@@ -36,6 +37,9 @@ MAX_ASPECT = 200
 
 MAX_BYTES = 2**29
 """Of a file: MAX_PIXELS of four channels of 16 bits, uncompressed."""
+
+CHANNELS = (1, 3, 4)
+"""Of an array: grey, RGB, RGB with transparency."""
 
 SHOWN_FAULTS = 10
 """How many unusable images a message lists; the rest is counted."""
@@ -126,8 +130,18 @@ def listed(faults: Sequence[object]) -> str:
     return "".join(f"\n  {fault}" for fault in [*faults[:SHOWN_FAULTS], *more])
 
 
-def as_rgb(image: Image.Image, name: str) -> Image.Image:
-    """The image as 8-bit RGB, itself if it is that already. Raises ImageError if no judge can take it."""
+def as_rgb(image: Any, name: str) -> Image.Image:
+    """The image as 8-bit RGB, itself if it is that already.
+
+    Args:
+        image: PIL's, or an array or tensor: H×W, H×W×C or C×H×W of one, three or four channels; of 8 or 16 bits without
+            a sign, or of floats from 0 to 1.
+
+    Raises:
+        ImageError: no judge can take it.
+    """
+    if not isinstance(image, Image.Image):
+        image = _from_array(image, name)
     check_frames(image, name)
     check_shape(image, name)
     if image.mode == "RGB" and not image.has_transparency_data:
@@ -141,6 +155,33 @@ def as_rgb(image: Image.Image, name: str) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     return image.convert("RGB")
+
+
+def _from_array(array: Any, name: str) -> Image.Image:
+    import numpy as np
+
+    if hasattr(array, "detach"):  # a tensor: NumPy knows no bfloat16, and nothing of graphs and devices
+        array = array.detach().cpu()
+        array = array.float() if array.is_floating_point() else array
+    pixels = np.asarray(array)
+    if pixels.ndim == 3 and pixels.shape[-1] not in CHANNELS and pixels.shape[0] in CHANNELS:
+        pixels = np.moveaxis(pixels, 0, -1)
+    if pixels.dtype.kind not in "uf" or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] in CHANNELS)):
+        raise ImageError(
+            f"{name}: a {type(array).__name__} of shape {(*pixels.shape,)} and type {pixels.dtype} is no image; give a "
+            "PIL image, or H×W×C or C×H×W of uint8, or of floats from 0 to 1"
+        )
+    if pixels.dtype.kind == "f":
+        low, high = float(pixels.min(initial=0)), float(pixels.max(initial=0))
+        if not (low >= 0 and high <= 1):  # also for NaN
+            raise ImageError(
+                f"{name}: floats from {low:g} to {high:g}; an image's are from 0 to 1 (of −1..1 take x / 2 + 0.5, of "
+                "0..255 x / 255)"
+            )
+        pixels = (pixels.astype(np.float64) * 255).round().astype(np.uint8)
+    elif pixels.dtype != np.uint8:
+        pixels = (pixels / np.iinfo(pixels.dtype).max * 255).round().astype(np.uint8)
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
 
 
 def check_frames(image: Image.Image, name: str) -> None:

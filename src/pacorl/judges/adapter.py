@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
+from pacorl.io.hub import HUB_NAME
 from pacorl.io.net import MALFORMED
-from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file, check_finite
+from pacorl.lora.formats import HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file, check_finite
 
 logger = logging.getLogger(__name__)
 

@@ -119,13 +119,17 @@ class LocalJudge:
         from transformers import AutoModelForImageTextToText
 
         from pacorl.io.files import safetensors_errors
+        from pacorl.io.hub import check_hub
         from pacorl.io.processor import load_processor
         from pacorl.judges.adapter import base_and_adapter, merge_adapter
+        from pacorl.lora.formats import PEFT_CONFIG
 
         check_quantization(quantize)
         for key, name in (("judge.dtype", dtype), ("judge.quantize", quantize)):
             check_dtype(name, device, key=key)
+        check_hub(str(checkpoint), "config.json", PEFT_CONFIG)
         source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
+        check_hub(source, "config.json")
         with safetensors_errors(source):
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if adapter:

@@ -17,7 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pacorl.io.documents import blamed_on
-from pacorl.lora.formats import HUB_NAME, Lora, peft_options, read_lora
+from pacorl.io.hub import HUB_NAME
+from pacorl.lora.formats import Lora, peft_options, read_lora
 from pacorl.lora.layers import ADAPTER, compute_in_model_dtype, lora_layers
 
 

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from pacorl.io.documents import blamed_on, parse_json, parse_object, read_object, typed, write_json
 from pacorl.io.files import safetensors_errors
+from pacorl.io.hub import HUB_NAME, check_hub
 
 PEFT_PREFIX = "base_model.model."
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 HUB_PATH = re.compile(rf"(?P<repo>{HUB_NAME.pattern}):(?P<path>[^:]+)")
 
 METADATA = "lora_adapter_metadata"
@@ -126,6 +126,8 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
         # By name: a repository may hold a whole checkpoint beside the adapter.
         repo, path, usual = source, Path(), (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
         files = [*usual, *(f"lora/{name}" for name in usual)]
+    if fetch:
+        check_hub(repo, *files, *(f"{path}/{name}" for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)))
     return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch)) / path
 
 

@@ -14,9 +14,10 @@ from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.edits import LANGUAGES
 from pacorl.io.documents import read_object
+from pacorl.io.hub import HUB_NAME
 from pacorl.judges import JUDGE, JUDGES
 from pacorl.judges.judge import BackendOptions, InProcessOptions
-from pacorl.lora.formats import HUB_NAME, HUB_PATH, PEFT_CONFIG, adapter_file
+from pacorl.lora.formats import HUB_PATH, PEFT_CONFIG, adapter_file
 from pacorl.policies import POLICIES
 from pacorl.policies.policy import WITHOUT_WEIGHTS, Parts, PolicyOptions, PolicySpec
 from pacorl.rewards import build_rewards

@@ -285,12 +285,14 @@ class PolicySpec:
         import diffusers
         import torch
 
+        from pacorl.io.hub import check_hub
         from pacorl.quantize.linear import check_quantization
 
         check_quantization(options.quantize)
         for key in ("dtype", "quantize"):
             check_dtype(getattr(options, key), device, key=f"model.{key}")
         source = str(self.committed.folder) if options.checkpoint == TINY else options.checkpoint
+        check_hub(source, "model_index.json")
         pipeline_class = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
         # FLUX.1-Kontext and FLUX.1-dev have one architecture, so the wrong weights would load without a word.
         if pipeline_class != self.pipeline:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
@@ -53,6 +53,11 @@ def write_report(run: Path) -> Path:
 def render(template: str, /, **contents: object) -> str:
     """A template of this package, with the stylesheet and the script inside; all texts are escaped."""
     return _environment().get_template(template).render(**contents)
+
+
+def notebook_frame(page: str) -> str:
+    """A page for a notebook, in a frame so that no style leaks out of it."""
+    return f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
 
 
 @cache  # a run writes its page after every evaluation, and compiling the templates takes a third of it

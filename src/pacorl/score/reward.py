@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pacorl.io.images import as_rgb
 from pacorl.io.remote import open_source
 from pacorl.judges import judge_from
 from pacorl.quantize import NONE
@@ -14,9 +15,10 @@ from pacorl.score.scores import Scores, questions_about, score_set
 from pacorl.types import Question
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from pacorl.judges.judge import Judge
+
+ImageLike = Any
+"""A path, an http(s) URL, PIL's image, or an array or tensor of pixels."""
 
 TINY_NOTE = (
     "Judged by the embedded tiny judge, which knows the tiny world of drawn characters only and can say nothing of "
@@ -94,14 +96,22 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     def score(
         self,
-        first: Image | Path | str,
-        second: Image | Path | str,
+        first: ImageLike,
+        second: ImageLike,
         *,
         theme: str = "",
         criteria: Mapping[str, str] | None = None,
         symmetric: bool = False,
     ) -> float:
-        """P(Yes) of two images: files, http(s) URLs, or PIL's own. Raises RuntimeError if the judge gives no answer."""
+        """P(Yes) of two images.
+
+        Args:
+            first: A file, an http(s) URL, PIL's own, or an array or tensor (`pacorl.io.images.as_rgb`); so is `second`.
+
+        Raises:
+            ImageError: if it is no image.
+            RuntimeError: if the judge gives no answer.
+        """
         scores = self.score_set([first, second], theme=theme, criteria=criteria, symmetric=symmetric)
         if scores.mean is None:
             raise RuntimeError(f"{self.name} gave no verdict: {scores.pairs[0].error}")
@@ -109,7 +119,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     def score_set(
         self,
-        images: Sequence[Image | Path | str],
+        images: Sequence[ImageLike],
         *,
         theme: str = "",
         criteria: Mapping[str, str] | None = None,
@@ -119,14 +129,15 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         opened = [_as_image(image) for image in images]
         return score_set(self.judge, opened, questions=questions_about(theme, criteria), **options)
 
-    def rank(self, images: Sequence[Image | Path | str], **options: Any) -> Scores:
+    def rank(self, images: Sequence[ImageLike], **options: Any) -> Scores:
         """The first image against each of the others; options as in `score`, and `reasons`."""
         return self.score_set(images, ranking=True, **options)
 
-    def explain(self, first: Image | Path | str, second: Image | Path | str, *, theme: str = "") -> str:
+    def explain(self, first: ImageLike, second: ImageLike, *, theme: str = "") -> str:
         """The judge's answer in words."""
         (question,) = questions_about(theme)
-        return self.judge.explain(Question((_as_image(first), _as_image(second)), question.text))
+        images = [as_rgb(_as_image(image), name) for image, name in ((first, "image 1"), (second, "image 2"))]
+        return self.judge.explain(Question(tuple(images), question.text))
 
     def close(self) -> None:
         """Lets go of a server."""
@@ -137,5 +148,5 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         self.close()
 
 
-def _as_image(image: Image | Path | str) -> Image:
+def _as_image(image: ImageLike) -> Any:
     return open_source(image) if isinstance(image, str | Path) else image

@@ -6,7 +6,6 @@ of which any question stayed unanswered has no score, and its reason is kept.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, count
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.io.documents import read_json
-from pacorl.io.images import ImageError, check_shape
+from pacorl.io.images import ImageError, as_rgb, check_shape
 from pacorl.io.remote import open_source
 from pacorl.judges.pairwise import Matrix, Pair, ask_pairs, errors_of, symmetric_matrix
 from pacorl.types import Grid, Question, Verdict
@@ -128,11 +127,11 @@ class Scores:
         }
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page of `pacorl score --report`, in a frame so that no style leaks out of it."""
+        """What a notebook shows: the page of `pacorl score --report`."""
+        from pacorl.report.page import notebook_frame
         from pacorl.score.page import page_of  # which imports this module
 
-        page = html.escape(page_of(self))
-        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
+        return notebook_frame(page_of(self))
 
     def _pair_dict(self, pair: PairScore) -> dict[str, Any]:
         optional = {"order_gap": pair.order_gap, "error": pair.error, "reasons": pair.reasons}
@@ -249,11 +248,13 @@ def score_set(
         reasons: Asks for the answer in words too, which takes longer by far.
 
     Raises:
-        ValueError: for fewer than two images.
+        ValueError: for fewer than two images, or what is no image (an ImageError, which names it).
     """
     check_count(len(images), ranking=ranking)  # again: Python's callers have no door in front
     every = range(len(images))
     pairs = [(0, candidate) for candidate in every[1:]] if ranking else list(combinations(every, 2))
+    names = tuple(names) or tuple(f"image {number + 1}" for number in every)
+    images = [as_rgb(image, name) for image, name in zip(images, names, strict=True)]
     specs = tuple(questions) or questions_about()
     texts = dict(enumerate(question.text for question in specs))  # by number: two labels may be the same
     (answers,) = ask_pairs(judge, [images], [texts], pairs=lambda _: pairs, symmetric=symmetric)
@@ -264,7 +265,6 @@ def score_set(
             pair if pair.p_yes is None else replace(pair, reasons=_reasons(judge, images, pair, specs))
             for pair in scored
         ]
-    names = tuple(names) or tuple(f"image {number + 1}" for number in every)
     return Scores(names, tuple(images), specs, tuple(scored), ranking)
 
 

@@ -266,8 +266,8 @@ class ModelHost:
 
 
 def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
+    from pacorl.engine.cores import use_cores
     from pacorl.engine.generator import Generator
-    from pacorl.engine.runtime import use_cores
     from pacorl.io.quiet import quiet_loading
     from pacorl.score.reward import PacoReward
 

@@ -17,11 +17,12 @@ from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
 from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.cores import available_cores
 from pacorl.engine.logbook import Logbook, ProgressBars
 from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rollout import sample_images
 from pacorl.engine.rows import one_size_batches
-from pacorl.engine.runtime import Runtime, available_cores
+from pacorl.engine.runtime import Runtime
 from pacorl.judges.judge import Judge
 from pacorl.judges.pairwise import matrix_of
 from pacorl.lora.adapters import MovingAverage

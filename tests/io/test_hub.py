@@ -1,0 +1,95 @@
+"""Whether the hub can be asked is known in seconds, and said with what to do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+from pacorl.io import hub
+from pacorl.io.hub import check_hub
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not offline, at a port that nobody listens on, with an empty cache."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    huggingface_hub.close_session()  # its client remembers whether it was made offline
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub that answers, if only that it has nothing."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        yield
+        server.shutdown()
+
+
+def test_a_hub_without_network_is_one_line_in_seconds() -> None:
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r"^nobody/model is not on this machine.*`hf download nobody/model`") as error:
+        check_hub("nobody/model", "config.json")
+    assert time.monotonic() - started < hub.SECONDS
+    assert "\n" not in str(error.value)
+
+
+def test_offline_by_wish_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
+        check_hub("nobody/model", "config.json")
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_hub_that_answers_anything_is_left_to_the_libraries() -> None:
+    check_hub("nobody/model", "config.json")
+    assert constants.HF_HUB_OFFLINE is False
+
+
+def test_what_lies_in_the_cache_is_used_without_asking_for_each_file(tmp_path: Path) -> None:
+    repo = tmp_path / "cache" / "models--nobody--model"
+    (repo / "snapshots" / "abc").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    (repo / "snapshots" / "abc" / "config.json").write_text("{}")
+    check_hub("nobody/model", "adapter_config.json", "config.json")
+    assert constants.HF_HUB_OFFLINE is True
+
+
+def test_folders_and_other_names_are_not_the_hub_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some" / "folder").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for source in ("tiny", "some/folder", str(tmp_path / "absent"), "http://server/v1"):
+        check_hub(source, "config.json")
+
+
+def test_every_loader_asks_first() -> None:
+    from pacorl import Generator, LocalJudge
+    from pacorl.lora.formats import read_lora
+    from pacorl.train_judge.model import source_of
+
+    for load in (Generator.from_pretrained, LocalJudge.from_pretrained, read_lora, source_of):
+        with pytest.raises(ValueError, match="nobody/model is not on this machine"):
+            load("nobody/model")
