@@ -130,18 +130,17 @@ def listed(faults: Sequence[object]) -> str:
     return "".join(f"\n  {fault}" for fault in [*faults[:SHOWN_FAULTS], *more])
 
 
-def as_rgb(image: Any, name: str) -> Image.Image:
+def as_rgb(pixels: Any, name: str) -> Image.Image:
     """The image as 8-bit RGB, itself if it is that already.
 
     Args:
-        image: PIL's, or an array or tensor: H×W, H×W×C or C×H×W of one, three or four channels; of 8 or 16 bits without
-            a sign, or of floats from 0 to 1.
+        pixels: PIL's image, or an array or tensor: H×W, H×W×C or C×H×W of one, three or four channels; of 8 or 16 bits
+            without a sign, or of floats from 0 to 1.
 
     Raises:
         ImageError: no judge can take it.
     """
-    if not isinstance(image, Image.Image):
-        image = _from_array(image, name)
+    image = pixels if isinstance(pixels, Image.Image) else _from_array(pixels, name)
     check_frames(image, name)
     check_shape(image, name)
     if image.mode == "RGB" and not image.has_transparency_data:
