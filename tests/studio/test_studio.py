@@ -467,10 +467,12 @@ def test_a_damaged_set_is_named_and_left_out(tmp_path, caplog, damage):
     if damage == "compression":  # of a kind that nobody knows
         at = content.index(b"PK\x01\x02") + 10
         path.write_bytes(content[:at] + b"\x63\x00" + content[at + 2 :])
+    (tmp_path / "set-of-mine.zip").write_bytes(b"")  # somebody else's
     again = History(tmp_path)
     assert f"{path}: damaged (" in caplog.text
     assert again.summaries() == []
     assert again.read("000001") is again.export("000001", 0) is None
+    assert again.add(DOCUMENT, {"i": png()}) == "000002"
     again.close()
 
 

@@ -88,7 +88,9 @@ class History:
         except LockedError:
             raise ValueError(f"{folder} is another studio's history; name another folder with --history") from None
         sweep(folder)
-        self._entries = {path.stem.removeprefix("set-"): _entry(path) for path in sorted(folder.glob("set-*.zip"))}
+        names = {path.stem.removeprefix("set-"): path for path in sorted(folder.glob("set-*.zip"))}
+        # Others are not the studio's, and it counts on from the largest number.
+        self._entries = {name: _entry(path) for name, path in names.items() if name.isascii() and name.isdigit()}
 
     def close(self) -> None:
         self._held.close()
