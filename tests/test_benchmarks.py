@@ -1,17 +1,17 @@
-"""The benchmark that needs a GPU runs where there is none: on its tiny shape, and at full width without its data."""
+"""The benchmark that needs a GPU runs where there is none: on tiny shapes, and at full width on a pretended card."""
 
 import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from pretended import pretended
+from traced import handed_on
 
 from pacorl.policies.flux import FLUX
 
@@ -29,32 +29,21 @@ def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-class OnesFromMeta(TorchDispatchMode):
-    """What leaves the meta device for the CPU, where a GPU would hand over its data, is ones."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        source = args[0] if args and isinstance(args[0], torch.Tensor) and args[0].is_meta else None
-        if source is not None and func is torch.ops.aten._local_scalar_dense.default:
-            return torch.ones((), dtype=source.dtype).item()
-        device = kwargs.get("device") or torch.device("meta")
-        if source is not None and func is torch.ops.aten._to_copy.default and device.type == "cpu":
-            return torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
-        return func(*args, **kwargs)
-
-
-def test_the_gpu_benchmark_runs_at_full_width_on_the_meta_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_day_runs_at_full_width_on_a_pretended_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """The published parts of FLUX.1-dev at 512 px, with one block of each kind for speed: the others are alike."""
-    policy_gpu = benchmark("policy_gpu", monkeypatch)
-    monkeypatch.setattr(policy_gpu, "SIDES", (512,))
+    gpu_day = benchmark("gpu_day", monkeypatch)
+    monkeypatch.setattr(gpu_day, "SIDES", (512,))
     for depth in ("num_layers", "num_single_layers"):
         monkeypatch.setitem(FLUX.parts["transformer"], depth, 1)  # type: ignore[arg-type]
-    options = policy_gpu.arguments(["--steps", "2", "--repeats", "1"])
-    with OnesFromMeta():
-        phases, text = policy_gpu.measured(options, torch.device("meta"))
-    assert [(phase.side, phase.phase) for phase in phases] == [(512, "sample"), (512, "decode"), (512, "train")]
-    assert all(phase.flops > 1e12 and phase.planned_bytes > 2**30 for phase in phases)
-    assert " 512  decode " in text
+    sections = ["policy", "epoch", "judge", "ratio"]
+    options = gpu_day.arguments(["--steps", "2", "--repeats", "1", "--sections", *sections])
+    with pretended() as card:
+        monkeypatch.setattr(gpu_day, "torch_context", partial(handed_on, card, gpu_day.torch_context))
+        day = gpu_day.measured(options, torch.device("meta"))
+    assert [(phase.side, phase.phase) for phase in day.phases] == [(512, "sample"), (512, "decode"), (512, "train")]
+    assert all(phase.flops > 1e12 and phase.planned_bytes > 2**30 for phase in day.phases)
+    assert "| 512 | decode | " in gpu_day.page(day)
+    assert card.counts["judge"].flops > 1e13  # beside the sampling, on a thread of its own
 
 
 def test_both_orders_of_questions_end_with_the_same_rankings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +61,20 @@ def test_both_orders_of_questions_end_with_the_same_rankings(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_the_gpu_benchmark_measures_every_phase_at_every_size() -> None:
-    line = [sys.executable, str(BENCHMARKS / "policy_gpu.py"), "--tiny", "--repeats", "1", "--steps", "2", "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
-    rows = json.loads(done.stdout)["phases"]
-    assert [(row["side"], row["phase"]) for row in rows] == [
+def test_the_gpu_day_measures_everything_on_a_cpu(tmp_path: Path) -> None:
+    sections = ["policy", "epoch", "judge", "ratio", "launchers"]  # compiling takes a minute
+    line = [sys.executable, str(BENCHMARKS / "gpu_day.py"), "--tiny", "--repeats", "1", "--steps", "2"]
+    line += ["--out", str(tmp_path / "day"), "--sections", *sections]
+    subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
+    day = json.loads((tmp_path / "day.json").read_text())
+    assert [(row["side"], row["phase"]) for row in day["phases"]] == [
         (side, phase) for side in (32, 64) for phase in ("sample", "decode", "train")
     ]
-    assert all(row["flops"] > 0 and 0 < row["share_of_peak"] <= 1 for row in rows)
+    assert all(row["flops"] > 0 and 0 < row["share_of_peak"] <= 1 for row in day["phases"])
+    figures = day["figures"]
+    assert {name: value for name, value in figures.items() if name.startswith("ratio")} == {
+        f"ratio's deviation, {form}": 0.0 for form in ("as it is", "without checkpointing", "int8", "fp8")
+    }
+    assert {f"trained step at 32, {form}, s" for form in ("alone", "DDP", "FSDP2")} < figures.keys()
+    assert all(value > 0 for name, value in figures.items() if name.endswith((" s", "/s")))
+    assert "| epoch at 32, images/s | " in (tmp_path / "day.md").read_text()

@@ -58,9 +58,9 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     # The blocks' weights of fp32 are a quarter in int8, and the judge's.
     assert of(low, "transformer")[0] < 0.4 * of(plain, "transformer")[0]
     assert of(low, "judge")[0] < 0.6 * of(plain, "judge")[0]
-    assert of(low, "transformer")[1] == ("sample", "decode", "train")
+    assert of(low, "transformer")[1] == ("check", "sample", "decode", "train")
     assert of(low, "judge")[1] == of(low, "judge at work")[1] == ("score",)
-    assert of(plain, "judge")[1] == of(plain, "transformer")[1] == ("sample", "decode", "score", "train")
+    assert of(plain, "judge")[1] == of(plain, "transformer")[1][1:] == ("sample", "decode", "score", "train")
     # What waits for its turn is in main memory, once in each process.
     assert of(low, "generator, parked") == (of(low, "transformer")[0], ("score",))
     assert of(low, "models that score, parked")[0] == of(low, "judge")[0]

@@ -71,7 +71,9 @@ class OutputOptions:
     report: Path | None = option(None, "Also write a self-contained page (a storyboard always gets one).")
     pdf: Path | None = option(None, "Also write the grid images as a PDF.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
-    dry_run: bool = option(False, "Print what the generator would need, and load nothing. Exit code 2: it is absent.")
+    dry_run: bool = option(
+        False, "Print what generator and judge would need, and load nothing. Exit code 2: one is absent."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def generate(
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
     if output.dry_run:
-        _dry_run(generator, memory=choice.memory, edits=bool(request.images), as_json=output.as_json)
+        _dry_run(generator, choice, edits=bool(request.images), as_json=output.as_json)
     # Everything that can be wrong with the words is said before torch and weights are loaded.
     requested = read_request(request, generator.model)
     judge = _judge_source(choice, generator.model)
@@ -205,18 +207,26 @@ def _check_storyboard(choice: ChoiceOptions) -> None:
 # --- generating ------------------------------------------------------------------------------------------------
 
 
-def _dry_run(options: GeneratorOptions, *, memory: str, edits: bool, as_json: bool) -> NoReturn:
+def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, *, edits: bool, as_json: bool) -> NoReturn:
+    from pacorl.judges import JUDGES, backend_of
+    from pacorl.judges.judge import BackendOptions
     from pacorl.plan.plan import plan_generation, print_plan
     from pacorl.policies import POLICIES, kind_of
 
+    low, source = choice.memory == "low", _judge_source(choice, options.model)
     spec = POLICIES.named(options.kind or kind_of(options.model, edits=edits))
     policy = spec.options_for(
         options.model,
         dtype="float32" if options.model == TINY else "bfloat16",
-        quantize="int8" if memory == "low" else "none",
+        quantize="int8" if low else "none",
         **options.policy_options,
     )
-    plan = plan_generation(policy, size=options.size, low=memory == "low")
+    judge: BackendOptions | None = None
+    if source and JUDGES[backend_of(source)].in_process:
+        settings = {"checkpoint": source, "adapter": choice.judge_adapter, "quantize": "int8" if low else "none"}
+        dtype = "float32" if source == TINY else "bfloat16"
+        judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
+    plan = plan_generation(policy, size=options.size, low=low, judge=judge)
     print(plan.to_json()) if as_json else print_plan(plan)
     raise typer.Exit(plan.exit_code)
 

@@ -78,7 +78,7 @@ class Scorer:
 
     def submit(self, rollout: Rollout) -> None:
         """Take a rollout's images; do not change them before `results`."""
-        context = _torch_context()
+        context = torch_context()
         self._submitted.append((rollout, [self._begin(name, rollout, context) for name in self.rewards]))
         if self.monitored:
             measure = partial(_panel_statistics, rollout)
@@ -157,7 +157,7 @@ def overlaps(setting: bool | Literal["auto"], *, in_process: bool, device: torch
     return 2 * torch.get_num_threads() <= available_cores()
 
 
-def _torch_context() -> Callable[[], ExitStack]:
+def torch_context() -> Callable[[], ExitStack]:
     """Autocast and the device as they are here: torch does not hand them from thread to thread."""
     # On the default stream the judge's kernels and sampling's would wait for each other.
     stream = _reward_stream() if torch.cuda.is_available() else None

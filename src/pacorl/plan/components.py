@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,11 +27,12 @@ from pacorl.quantize.linear import parameter_count, weight_bytes
 from pacorl.twins import META, model_on_meta
 from pacorl.types import Grid, Prompt, Size
 
-Phase = Literal["encode", "sample", "decode", "score", "train"]
+Phase = Literal["encode", "check", "sample", "decode", "score", "train"]
 Place = Literal["device", "host", "disk"]
 
 PHASES: dict[Phase, str] = {
     "encode": "encoding prompts, once",
+    "check": "checking the adapter, once",
     "sample": "sampling",
     "decode": "decoding images",
     "score": "scoring",
@@ -41,6 +42,8 @@ AFTER_ENCODING: tuple[Phase, ...] = ("sample", "decode", "score", "train")
 WITHOUT_SCORES: tuple[Phase, ...] = ("sample", "decode", "train")
 PLACES: dict[Place, str] = {"device": "device", "host": "main memory", "disk": "disk"}
 
+IMAGES = 32
+"""That a CLIP takes at a time."""
 QUESTION_TOKENS = 128
 """Tokens of a question's text: the template's 60 and a theme of a few sentences."""
 FP32 = 4
@@ -100,18 +103,23 @@ def rows(
     """
     # The grid with the fewest panels has the largest ones, which take a judge most tokens.
     grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
-    scoring = [*_judge_rows(config, judge, held_out_judge, grid=grid), *_reward_rows(config)]
+    scoring = [*_judge_rows(config, judge, held_out_judge, grid=grid), *_reward_rows(config, panels=grid.count)]
+    # One model scores at a time.
+    idle = sorted((row for row in scoring if not row.parameters), key=lambda row: row.bytes)[:-1]
+    scoring = [row for row in scoring if row not in idle]
+    working = max((row.bytes for row in scoring if not row.parameters), default=0)
     in_turns = config.memory == "low" and bool(scoring)
     if in_turns:
         scoring = [replace(row, phases=("score",)) for row in scoring]
     transformer: tuple[Phase, ...] = WITHOUT_SCORES if in_turns else AFTER_ENCODING
-    generator = generator_rows(config.model, policy, transformer=transformer)
+    generator = generator_rows(config.model, policy, transformer=("check", *transformer))
+    beside = working if not in_turns and (config.judge is None or config.judge.overlap) else 0
     # Adapter before activations and checkpoints: these are those of the transformer that it was added to.
     device = [
         *generator,
         *scoring,
         *_adapter_rows(config, policy, world=world),
-        *_activation_rows(config, policy, work),
+        *_activation_rows(config, policy, work, beside=beside),
     ]
     return (
         *device,
@@ -132,19 +140,27 @@ def generator_rows(model: PolicyOptions, policy: PipelinePolicy, *, transformer:
     ]
 
 
-def generation_rows(options: PolicyOptions, policy: PipelinePolicy, *, size: Size, low: bool) -> tuple[Row, ...]:
-    """What one image at a time takes on the device; with `low`, encoders and transformer are there in turn."""
-    generating: tuple[Phase, ...] = ("encode", "sample", "decode")
-    phases = dict.fromkeys(policy.encoders.values(), generating[:1] if low else generating)
-    phases["transformer"] = generating[1:] if low else generating
-    rows = generator_rows(options, policy, transformer=generating)
-    weights = [replace(row, phases=phases.get(row.component, generating)) for row in rows]
+def generation_rows(
+    options: PolicyOptions, policy: PipelinePolicy, *, size: Size, low: bool, judge: Sequence[Row] = ()
+) -> tuple[Row, ...]:
+    """What one image at a time takes on the device, and the rows of a judge that ranks candidates.
+
+    With `low`, encoders, transformer and judge are there in turn.
+    """
+    sampling: tuple[Phase, ...] = ("encode", "sample", "decode")
+    everywhere: tuple[Phase, ...] = (*sampling, "score") if judge else sampling
+    phases = dict.fromkeys(policy.encoders.values(), sampling[:1] if low else everywhere)
+    phases["transformer"] = sampling[1:] if low else everywhere
+    rows = generator_rows(options, policy, transformer=sampling)
+    weights = [replace(row, phases=phases.get(row.component, everywhere)) for row in rows]
+    weights += [replace(row, phases=everywhere if row.parameters and not low else ("score",)) for row in judge]
     encoders = sum(row.bytes for row in weights if row.component in policy.encoders.values())
-    parked = max(weight_bytes(policy.transformer), encoders) if low else 0
+    turns = [weight_bytes(policy.transformer), encoders, sum(row.bytes for row in judge if row.parameters)]
+    parked = sum(turns) - min(turns[: 2 + bool(judge)]) if low else 0
     files = parameter_count(policy.transformer) * getattr(torch, options.dtype).itemsize
     return (
         *weights,
-        Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
+        Row("encoding a prompt", memory.encoding_peak(policy, size=size, prompts=1), phases=("encode",)),
         Row("sampling an image", memory.sampling_peak(policy, size=size, batch=1), phases=("sample",), note=f"{size}"),
         Row("decoding an image", memory.decoding_peak(policy, size=size, batch=1), phases=("decode",), note=f"{size}"),
         Row("checkpoint's files, mapped", files, place="host", phases=("encode",)),
@@ -154,31 +170,49 @@ def generation_rows(options: PolicyOptions, policy: PipelinePolicy, *, size: Siz
 
 
 def _judge_rows(config: PolicyConfig, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
-    """The weights of each judge of this process, and the larger of what the two need at work: one works at a time."""
+    """The weights of each judge of this process, and what it needs at work."""
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
-    panel, weights, working = Size(height // grid.rows, width // grid.cols), [], []
-    for component, options, configs in (
-        ("judge", config.judge, judge),
-        ("evaluation's judge", config.evaluation.judge, held_out_judge),
-    ):
-        if not isinstance(options, InProcessOptions):
-            continue
-        dtype = getattr(torch, options.dtype)
-        tokens = 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
-        batch = max(1, options.batch_tokens // tokens)
-        parameters, size, peak = memory.judge_memory(
-            json.dumps(configs["model"]), dtype=dtype, quantize=options.quantize, questions=batch, tokens=tokens
-        )
-        note = f"{_form(options.dtype, options.quantize)}, in every process"
-        # A judge is loaded when the text encoders have left.
-        weights.append(Row(component, size, parameters, phases=AFTER_ENCODING, note=note))
-        working.append(
-            Row(f"{component} at work", peak, phases=("score",), note=f"{batch} questions of {tokens} tokens")
-        )
-    return weights + sorted(working, key=lambda row: row.bytes)[-1:]
+    panel, judges = Size(height // grid.rows, width // grid.cols), {"judge": (config.judge, judge)}
+    judges["evaluation's judge"] = config.evaluation.judge, held_out_judge
+    return [
+        row
+        for name, (options, configs) in judges.items()
+        if isinstance(options, InProcessOptions)
+        for row in judge_rows(name, options, configs, panel=panel)
+    ]
 
 
-def _reward_rows(config: PolicyConfig) -> Iterator[Row]:
+def judge_rows(component: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> list[Row]:
+    """A judge of this process: its weights, and what questions about two panels take above them."""
+    tokens = pair_tokens(panel, configs)
+    batch = max(1, options.batch_tokens // tokens)
+    cost = judge_cost(configs, dtype=options.dtype, quantize=options.quantize, questions=batch, panel=panel)
+    note = f"{_form(options.dtype, options.quantize)}, in every process"
+    # A judge is loaded when the text encoders have left.
+    return [
+        Row(component, cost.bytes, cost.parameters, phases=AFTER_ENCODING, note=note),
+        Row(f"{component} at work", cost.peak, phases=("score",), note=f"{batch} questions of {tokens} tokens"),
+    ]
+
+
+def pair_tokens(panel: Size, configs: Parts) -> int:
+    """Of a question about two panels."""
+    return 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
+
+
+def judge_cost(configs: Parts, *, dtype: str, quantize: str, questions: int, panel: Size) -> memory.JudgeCost:
+    """What so many questions about two panels take of a judge."""
+    return memory.judge_cost(
+        json.dumps(configs["model"]),
+        dtype=getattr(torch, dtype),
+        quantize=quantize,
+        questions=questions,
+        tokens=pair_tokens(panel, configs),
+        seen=2 * image_tokens(panel, configs["processor"]),
+    )
+
+
+def _reward_rows(config: PolicyConfig, *, panels: int) -> Iterator[Row]:
     """The encoders of rewards, each once; they load after the text encoders have left."""
     # Rewards of one checkpoint share an encoder, which is named after the last of them.
     for key, encoder in {id(encoder): (key, encoder) for key, encoder in clip_encoders(config).items()}.values():
@@ -186,7 +220,9 @@ def _reward_rows(config: PolicyConfig) -> Iterator[Row]:
             model_on_meta(clip_parts(encoder), dtype=getattr(torch, encoder.dtype)),
             f"{encoder.dtype}, in every process",
         )
-        yield _weights(f"CLIP of {key.split('.')[-3]}", model, phases=AFTER_ENCODING, note=note)
+        name, count = f"CLIP of {key.split('.')[-3]}", min(IMAGES, config.sampling.batch * panels)
+        yield _weights(name, model, phases=AFTER_ENCODING, note=note)
+        yield Row(f"{name} at work", memory.clip_peak(model, images=count), phases=("score",), note=f"{count} panels")
 
 
 def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
@@ -199,10 +235,11 @@ def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -
         raise ConfigError(f"adapter.targets: {error}") from None
     parameters = _adapter_count(policy)
     size = parameters * FP32
+    since_check: tuple[Phase, ...] = ("check", *AFTER_ENCODING)
     rows = [
-        Row("adapter", size, parameters, phases=AFTER_ENCODING, note=f"float32, rank {config.adapter.rank}"),
+        Row("adapter", size, parameters, phases=since_check, note=f"float32, rank {config.adapter.rank}"),
         Row("adapter's moving average", size, phases=AFTER_ENCODING),
-        Row("adapter's gradients", size, phases=("train",)),
+        Row("adapter's gradients", size, phases=("check", "train")),
         Row("AdamW's moments", 2 * size, phases=AFTER_ENCODING),
         Row("adapter, set aside", size, phases=("sample", "decode", "score"), note="evaluation of the average"),
     ]
@@ -210,7 +247,7 @@ def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -
         rows.append(Row("gradients' buckets", size, phases=AFTER_ENCODING, note="in which DDP sums them"))
     if copies := refresh_copies(policy.transformer):
         rows.append(
-            Row(f"adapter in {config.model.dtype}", copies, phases=AFTER_ENCODING, note="that forwards multiply by")
+            Row(f"adapter in {config.model.dtype}", copies, phases=since_check, note="that forwards multiply by")
         )
     if merged := merged_bytes(policy.transformer) if config.sampling.fuse_lora else 0:
         rows.append(Row("merged weights", merged, phases=("sample", "decode", "score"), note="sampling.fuse_lora"))
@@ -219,30 +256,47 @@ def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -
     return rows
 
 
-def _activation_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work) -> list[Row]:
+def _activation_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, beside: int) -> list[Row]:
+    """What a batch needs in each phase; `beside` is what a model that scores takes while training samples are drawn."""
     sampling, evaluation = config.sampling, config.evaluation
     sizes = policy.nearest_size(Size(*sampling.size)), policy.nearest_size(Size(*evaluation.size))
-    # The largest of training's and evaluation's batches: memory grows with the number of tokens. After the last
-    # stochastic step a batch of samples passes the transformer, at it and in training a batch of nodes.
-    size, batch = max(
-        [(sizes[0], sampling.batch), (sizes[1], evaluation.batch)],
-        key=lambda job: job[0].height * job[0].width * job[1],
-    )
-    note, nodes = f"{batch} at {size}", work.node_batch or sampling.batch
+    # After the last stochastic step a batch of samples passes the transformer, at it and in training a batch of nodes.
+    jobs = [(sizes[0], sampling.batch, beside), (sizes[1], evaluation.batch, 0)]
+    nodes = work.node_batch or sampling.batch
     if config.model.gradient_checkpointing:
         policy.pipeline.transformer.enable_gradient_checkpointing()
     sampler = work.sampler.model_copy(update={"size": sizes[0]})
-    training = memory.training_peak(policy, sampler=sampler, batch=nodes, with_base=config.objective.kl_weight > 0)
+    trained = [memory.training_peak(policy, sampler=sampler, batch=1, with_base=False)]
+    with_base = config.objective.kl_weight > 0
+    if nodes > 1 or with_base:
+        trained.append(memory.training_peak(policy, sampler=sampler, batch=nodes, with_base=with_base))
     checkpointed = "with" if config.model.gradient_checkpointing else "without"
-    trained = f"{nodes} at {sampler.size}, {checkpointed} gradient checkpointing"
-    sampled = memory.sampling_peak(policy, size=size, batch=batch)
-    if config.model.compile != "none":  # SDE steps are sampled as they are trained
-        sampled = max(sampled, training)
+
+    def largest(peak: Callable[..., int], *, least: int = 0) -> tuple[int, str]:
+        peaks = [
+            (
+                max(peak(policy, size=size, batch=batch), least * (size == sizes[0])) + scoring,
+                f"{batch} at {size}" + ", beside what scores" * bool(scoring),
+            )
+            for size, batch, scoring in jobs
+        ]
+        return max(peaks)
+
+    # If compiled, SDE steps are sampled as they are trained.
+    sampled, sampled_note = largest(memory.sampling_peak, least=trained[-1] * (config.model.compile != "none"))
+    decoded, decoded_note = largest(memory.decoding_peak)
+    trained_note = f"{nodes} at {sampler.size}, {checkpointed} gradient checkpointing"
+    # AdamW's step holds a number for each of the adapter's, beside its moments.
+    step = _adapter_count(policy) * FP32
+    encoded = memory.encoding_peak(
+        policy, size=max(sizes, key=lambda s: s.height * s.width), prompts=policy.encode_batch
+    )
     return [
-        Row("encoding a prompt", memory.encoding_peak(policy, size=size), phases=("encode",)),
-        Row("sampling a batch", sampled, phases=("sample",), note=note),
-        Row("decoding a batch", memory.decoding_peak(policy, size=size, batch=batch), phases=("decode",), note=note),
-        Row("training a batch", training, phases=("train",), note=trained),
+        Row("encoding prompts", encoded, phases=("encode",), note=f"{policy.encode_batch} at a time"),
+        Row("a forward and backward", trained[0], phases=("check",), note=f"1 at {sampler.size}"),
+        Row("sampling a batch", sampled, phases=("sample",), note=sampled_note),
+        Row("decoding a batch", decoded, phases=("decode",), note=decoded_note),
+        Row("training a batch", max(trained[-1], step), phases=("train",), note=trained_note),
     ]
 
 
@@ -279,10 +333,11 @@ def _host_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, prom
 
 def _parked_rows(device: Sequence[Row], *, world: int) -> Iterator[Row]:
     """With `memory: low`, what waits in main memory for its turn on the device."""
-    weights = [row for row in device if row.parameters and row.phases in (WITHOUT_SCORES, ("score",))]
-    for name, phases in (("generator", ("score",)), ("models that score", WITHOUT_SCORES)):
-        size = sum(row.bytes for row in weights if (row.phases == ("score",)) != (phases == ("score",)))
-        yield Row(f"{name}, parked", world * size, place="host", phases=phases, note="memory: low")
+    turns = [row for row in device if row.parameters and ("score" in row.phases) != ("train" in row.phases)]
+    generator = sum(row.bytes for row in turns if "train" in row.phases)
+    scoring = sum(row.bytes for row in turns if "score" in row.phases)
+    yield Row("generator, parked", world * generator, place="host", phases=("score",), note="memory: low")
+    yield Row("models that score, parked", world * scoring, place="host", phases=WITHOUT_SCORES, note="memory: low")
 
 
 def _disk_rows(config: PolicyConfig, policy: PipelinePolicy) -> list[Row]:

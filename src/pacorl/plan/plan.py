@@ -24,8 +24,20 @@ from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.generator import SIZE
 from pacorl.engine.logbook import check_trackers
+from pacorl.judges.judge import BackendOptions, InProcessOptions
 from pacorl.plan import sources
-from pacorl.plan.components import PHASES, PLACES, Phase, Place, Row, generation_rows, policy_on_meta, rows
+from pacorl.plan.balance import Balance, balance_of
+from pacorl.plan.components import (
+    PHASES,
+    PLACES,
+    Phase,
+    Place,
+    Row,
+    generation_rows,
+    judge_rows,
+    policy_on_meta,
+    rows,
+)
 from pacorl.plan.sources import MissingFile
 from pacorl.plan.work import Work, work_of
 from pacorl.policies import POLICIES
@@ -55,6 +67,8 @@ class Plan:
     """Memory of the card; None without CUDA."""
     forwards_per_image: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By phase, as `plan.work` counts them."""
+    balance: Balance | None = None
+    """Of trainers and judges; None if no reward asks a judge, and of a plan to generate."""
 
     def phase_bytes(self, phase: Phase, *, place: Place = "device") -> int:
         """What is on a device in a phase, or elsewhere."""
@@ -146,7 +160,8 @@ def plan_policy(config: PolicyConfig, *, world: int | None = None) -> Plan:
         world=world,
     )
     checkpoints = (generator, judge, held_out_judge)
-    plan = Plan(needed, sources.all_absences(config, checkpoints), (), *device(), work.forwards_per_image)
+    balance = balance_of(config, work=work, policy=policy, judge=judge.configs, prompts=train, world=world)
+    plan = Plan(needed, sources.all_absences(config, checkpoints), (), *device(), work.forwards_per_image, balance)
     warnings = [leaks, *(checkpoint.note for checkpoint in checkpoints)]
     warnings += [card_shortage(plan), disk_shortage(config, plan)]
     return dataclasses.replace(plan, warnings=tuple(filter(None, warnings)))
@@ -169,21 +184,28 @@ def decided(config: PolicyConfig, *, card_bytes: int | None) -> PolicyConfig:
     return checkpointed(not fits)
 
 
-def plan_generation(options: PolicyOptions, *, size: Size | None = None, low: bool = False) -> Plan:
+def plan_generation(
+    options: PolicyOptions, *, size: Size | None = None, low: bool = False, judge: BackendOptions | None = None
+) -> Plan:
     """What it takes to generate one image at a time.
 
     Args:
         options: Of the generator; the published architecture stands in for absent weights.
         size: Of the image; 1024 × 1024, or the tiny checkpoint's own, if it is left out.
-        low: Whether text encoders and transformer take turns on the device.
+        low: Whether text encoders, transformer and judge take turns on the device.
+        judge: Of candidates; one behind HTTP takes nothing here.
     """
     spec = POLICIES[options.kind]
-    checkpoint = sources.generator_of(options, spec)
+    checkpoint, judged = sources.generator_of(options, spec), sources.judge(judge, key="judge")
     policy = spec.on_meta(options, checkpoint.configs)
     wanted = size or (spec.committed.size if options.checkpoint == TINY else SIZE)
     policy.check_size(wanted)
-    needed = generation_rows(options, policy, size=policy.nearest_size(wanted), low=low)
-    return Plan(needed, checkpoint.absences, (checkpoint.note,) if checkpoint.note else (), *device())
+    # Candidates that are sets are asked about by panels, of which a grid of 2 × 2 has the largest.
+    panel = Size(wanted.height // 2, wanted.width // 2) if spec.sets else wanted
+    scoring = judge_rows("judge", judge, judged.configs, panel=panel) if isinstance(judge, InProcessOptions) else []
+    needed = generation_rows(options, policy, size=policy.nearest_size(wanted), low=low, judge=scoring)
+    notes = tuple(part.note for part in (checkpoint, judged) if part.note)
+    return Plan(needed, (*checkpoint.absences, *judged.absences), notes, *device())
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -225,7 +247,10 @@ def print_components(plan: Plan, console: Console) -> None:
     card = f" of {size_text(plan.device_bytes)} needed, and about 1 GiB for CUDA" if plan.device_bytes else " needed"
     console.print(f"device: {plan.device}; {size_text(plan.peak_bytes)}{card}")
     counts = [f"{count:.4g} in {phase.replace('_', ' ')}" for phase, count in plan.forwards_per_image.items() if count]
-    console.print(f"forwards per image: {', '.join(counts)}")
+    if counts:
+        console.print(f"forwards per image: {', '.join(counts)}")
+    if plan.balance:
+        console.print(plan.balance.line)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

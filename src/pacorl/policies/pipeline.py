@@ -36,8 +36,6 @@ JOINT_ATTENTION = (
     "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
 )  # fmt: skip
 """The linear layers of a joint attention of images and texts, as diffusers names them."""
-ENCODE_BATCH = 8
-"""Prompts per pass of the text encoders; T5-XXL's activations stay small."""
 
 
 def pack(codes_BCHW: Tensor) -> Tensor:
@@ -89,6 +87,8 @@ class PipelinePolicy:
     """The pipeline's text encoders, which are not needed after `encode`: attribute → name for people."""
     long_encoder: ClassVar[str] = ""
     """Attribute of the one among them whose tokens `max_sequence_length` counts; empty if any length is read."""
+    encode_batch: ClassVar[int] = 8
+    """Prompts per pass of the text encoders; T5-XXL's activations stay small."""
     clip_tokens: ClassVar[int] = 0
     """How many tokens of CLIP stand before T5's."""
     scheduler_spaced: ClassVar[bool] = False
@@ -197,8 +197,8 @@ class PipelinePolicy:
         encoded: list[dict[str, Tensor]] = []
         # Each prompt that CLIP truncates to its 77 tokens would be printed.
         with quiet("diffusers", "transformers"):
-            for start in range(0, len(texts), ENCODE_BATCH):
-                batch = self.encode_texts(list(texts[start : start + ENCODE_BATCH]))
+            for start in range(0, len(texts), self.encode_batch):
+                batch = self.encode_texts(list(texts[start : start + self.encode_batch]))
                 rows = zip(*(tensor.cpu().split(1) for tensor in batch.values()), strict=True)
                 encoded += [dict(zip(batch, row, strict=True)) for row in rows]
             if self.options.negative_text is not None:

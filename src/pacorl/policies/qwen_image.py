@@ -77,6 +77,7 @@ class QwenEditPolicy(PipelinePolicy):
     references: ClassVar[int] = 1
     model_name: ClassVar[str] = "Qwen-Image-Edit"
     encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "Qwen2.5-VL text encoder"}
+    encode_batch: ClassVar[int] = 1  # a source is of its own size
     condition_area: ClassVar[float] = math.inf
     """The largest area at which the text encoder sees a source, if that is not the generated image's."""
 

@@ -6,6 +6,7 @@ should stay, and was the instruction followed?
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -36,6 +37,10 @@ class JudgedReward:
         self.judge = judge
         self.temperature = temperature
         self.last_error = ""
+
+    def questions(self, prompt: Prompt) -> int:
+        """How many the judge is asked about an image of the prompt."""
+        raise NotImplementedError
 
     def _mean(self, verdicts: Sequence[Verdict]) -> float | None:
         self._remember(verdicts)
@@ -69,6 +74,10 @@ class Consistency(JudgedReward):
                     "give the record 'criteria', or take ask: theme"
                 )
 
+    def questions(self, prompt: Prompt) -> int:
+        asked = sum(map(len, prompt.criteria.values())) if self.ask == "criteria" else 1
+        return math.comb(prompt.grid.count, 2) * asked
+
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         return self.reduce(self.pairs(prompts, images))
 
@@ -98,6 +107,9 @@ class PanelMatch(JudgedReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_panels(self.name, prompts)
 
+    def questions(self, prompt: Prompt) -> int:
+        return prompt.grid.count
+
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         # One call for all panels: the judge shares what its questions have in common, and fills its batches.
         answers = pairwise.ask(
@@ -122,6 +134,9 @@ class GridLayout(JudgedReward):
     def check(self, prompts: Sequence[Prompt]) -> None:
         check_pairs(self.name, prompts)
 
+    def questions(self, prompt: Prompt) -> int:
+        return 1
+
     def __call__(self, prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float | None]:
         questions = {
             sample: Question((image,), wordings.shows_grid(prompt.grid.rows, prompt.grid.cols))
@@ -138,6 +153,9 @@ class EditConsistency(JudgedReward):
     """
 
     name = "edit_consistency"
+
+    def questions(self, prompt: Prompt) -> int:
+        return 2
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         for prompt in prompts:

@@ -1,0 +1,95 @@
+"""Every recipe's own loop on a pretended card: it runs, it waits for nothing, and it takes what its plan says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from published import published_depth
+from traced import CONFIGS, Trace, trace
+
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyConfig
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.policies import POLICIES
+
+RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("tiny"))
+"""Of published generators; the tiny ones run whole in tests of their own."""
+WITHIN = 0.05
+"""How far plan and ledger may lie apart."""
+NO_JUDGE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
+OTHERS = {
+    "sd3": ["model.kind=sd3", *NO_JUDGE],
+    "qwen_edit_plus": ["model.kind=qwen_edit_plus", *NO_JUDGE],
+}
+"""Kinds of generators without a recipe."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    # The ratio of values that nobody computed deviates from 1, of which a run warns.
+    caplog.set_level(logging.ERROR)
+
+
+def one_block(recipe: str, folder: Path, *overrides: str, resumes: bool = False) -> Trace:
+    spec = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides).generator
+    depth = (1,) * len(published_depth(spec))
+    return trace(recipe, folder, depth=depth, overrides=overrides, resumes=resumes)
+
+
+def check_steps(traced: Trace) -> None:
+    """No denoising step waits for the card, and steps without noise send it nothing."""
+    assert traced.steps
+    assert {step.to_host for step in traced.steps} == {0}
+    assert sum(step.to_card > 0 for step in traced.steps) * 4 <= len(traced.steps)
+    for name in ("forward", "trained forward"):
+        assert (traced.single[name].to_card, traced.single[name].to_host) == (0, 0)
+    assert traced.single["SDE step"].to_host == 0
+    # Conditioning, sigma, and which child has which parent and noise.
+    assert traced.single["SDE step"].to_card <= 12
+    # A micro-batch of training is waited for once at most.
+    assert traced.phases["train"].to_host <= traced.phases["train"].forwards
+
+
+def check_plan(traced: Trace) -> None:
+    """Phase by phase; the blocks that are left out would lie on the card in all phases but the encoding."""
+    left_out = traced.left_out
+    apart = {
+        phase: (traced.planned[phase] - peak) / (peak + left_out * (phase != "encode"))
+        for phase, peak in traced.peaks.items()
+    }
+    assert all(abs(difference) <= WITHIN for difference in apart.values()), apart
+    # Nor is there more between the phases.
+    assert max(counts.peak for counts in traced.phases.values()) <= (1 + WITHIN) * max(traced.planned.values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_s_loop(recipe: str, tmp_path: Path) -> None:
+    traced = one_block(recipe, tmp_path, resumes=True)
+    check_steps(traced)
+    check_plan(traced)
+    # What scores on this card does so beside the sampling, unless the two take turns.
+    scores_here = any(row.component.endswith("at work") for row in traced.plan.rows)
+    assert ("judge" in traced.phases) == (scores_here and traced.config.memory == "normal")
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_kind_without_a_recipe(kind: str, tmp_path: Path) -> None:
+    traced = one_block("qwen_edit" if POLICIES[kind].edits else "flux_t2is", tmp_path, *OTHERS[kind])
+    check_steps(traced)
+    check_plan(traced)
+
+
+def test_every_kind_is_traced() -> None:
+    recipes = {load(PolicyConfig, CONFIGS / f"{recipe}.yaml", []).model.kind for recipe in RECIPES}
+    assert recipes | set(OTHERS) == set(POLICIES)
+
+
+@pytest.mark.parametrize("objective", [name for name in OBJECTIVES if name != "grpo_clip"])
+def test_an_objective_s_loop(objective: str, tmp_path: Path) -> None:
+    """The recipes train by grpo_clip."""
+    kl = "objective.kl_weight=0.1"
+    traced = one_block("flux_t2is", tmp_path, f"objective.name={objective}", kl, "objective.inner_epochs=2", *NO_JUDGE)
+    check_plan(traced)
+    assert {step.to_host for step in traced.steps} == {0}

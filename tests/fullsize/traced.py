@@ -1,0 +1,284 @@
+"""A run of the project's own loop on the pretended card: what each of its phases asks of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from fake_server import FakeServer
+from PIL import Image
+from pretended import Counts, PretendedCard, pretended
+from published import Depth, published_depth, weightless, write_clip, write_generator, write_judge
+from torch.utils import _foreach_utils
+
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyConfig
+from pacorl.data.characters import character_prompts
+from pacorl.engine import generator, rollout, scoring
+from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.runtime import Runtime
+from pacorl.engine.turns import Turns
+from pacorl.plan.components import PHASES
+from pacorl.plan.plan import Plan, plan_policy
+from pacorl.policies.pipeline import PipelinePolicy
+from pacorl.quantize.linear import weight_bytes
+from pacorl.train import builders, evaluate, trainer
+from pacorl.train.sampling import EpochSampler
+from pacorl.train.trainer import PolicyTrainer
+from pacorl.twins import META
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SETS = character_prompts("train", 8)
+INSTRUCTION = "Turn the sky to sunset."
+TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
+
+
+@contextmanager
+def card_of_processes() -> Iterator[None]:
+    """Within the block accelerate gives every process the meta device, and torch treats it as the card that it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for state in (PartialState, AcceleratorState, GradientState):
+            patch.setattr(state, "_shared_state", {})
+        PartialState(cpu=True)
+        PartialState._shared_state["device"] = META
+        kinds = _foreach_utils._get_foreach_kernels_supported_devices()
+        for user in (_foreach_utils, import_module("torch.optim.optimizer")):
+            patch.setattr(user, "_get_foreach_kernels_supported_devices", lambda: [*kinds, META.type])
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Puts the run's own functions on the card's books."""
+
+    card: PretendedCard
+    patch: pytest.MonkeyPatch
+
+    def as_phase(self, phase: str, owner: Any, name: str) -> None:
+        """What a function asks of the card is a phase's."""
+        self._around(owner, name, lambda: self.card.during(phase))
+
+    def counted(self, kind: str, owner: Any, name: str) -> None:
+        """What a function asks of the card is noted, with gradients and without."""
+        self._around(owner, name, lambda: self.card.noted("trained " * torch.is_grad_enabled() + kind))
+
+    def before(self, act: Callable[[], None], owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def after(*args: Any, **kwargs: Any) -> Any:
+            act()
+            return function(*args, **kwargs)
+
+        self.patch.setattr(owner, name, after)
+
+    def _around(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return function(*args, **kwargs)
+
+        self.patch.setattr(owner, name, within)
+
+
+def move(self: Turns, device: torch.device) -> None:
+    """`Turns` move the generator; a parameter of the meta device takes no data of the host's, as a real card's does."""
+    for module in self.generator.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                module._parameters[name] = torch.nn.Parameter(parameter.data.to(device), False)
+
+
+def handed_on(card: PretendedCard, plain: Callable[[], Callable[[], ExitStack]]) -> Callable[[], ExitStack]:
+    """What a thread of the scorer enters, and the card's books: torch hands its modes to no thread."""
+    enter = plain()
+
+    def with_books() -> ExitStack:
+        stack = enter()
+        if card.lane != "main":
+            stack.enter_context(card.attached())
+        return stack
+
+    return with_books
+
+
+@contextmanager
+def phases(card: PretendedCard) -> Iterator[None]:
+    """Within the block the run's own functions tell the card which phase they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "torch_context", partial(handed_on, card, scoring.torch_context))
+        patch.setattr(Turns, "_move_generator", move)
+        watched = Watched(card, patch)
+        watched.before(card.begin_steps, rollout, "integrate")
+        watched.before(card.note_step, rollout, "velocity_at")
+        watched.counted("forward", PipelinePolicy, "predict")
+        watched.counted("SDE step", rollout.Trunk, "_branch")
+        for phase, owner, name in (
+            ("load", builders, "build_adapted_policy"),
+            ("encode", ConditioningCache, "prepare"),
+            ("place", builders, "place_transformer"),
+            ("sample", EpochSampler, "sample"),
+            ("score", EpochSampler, "gather_scores"),
+            ("train", trainer, "update_policy"),
+            ("optimizer", Runtime, "step"),
+            ("sample", evaluate, "sample_images"),
+            ("sample", generator, "sample_images"),
+            ("score", evaluate.Evaluator, "_measure"),
+            ("decode", PipelinePolicy, "decode"),
+            ("save", PolicyTrainer, "save"),
+        ):
+            watched.as_phase(phase, owner, name)
+        yield
+
+
+def write_prompts(folder: Path, *, edits: bool) -> Path:
+    """Prompts of a run: sets of four panels, or edits of square sources."""
+    path = folder / "prompts.jsonl"
+    if not edits:
+        path.write_text("".join(json.dumps({"prompt": prompt.text}) + "\n" for prompt in SETS))
+        return path
+    records = []
+    for number in range(8):
+        Image.new("RGB", (512, 512), (number, 0, 0)).save(folder / f"{number}.png")
+        records.append({"image": f"{number}.png", "instruction": INSTRUCTION})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def run_of(recipe: str, folder: Path, *, depth: Depth, url: str, overrides: Sequence[str]) -> PolicyConfig:
+    """A recipe on checkpoints of this machine: its own settings but for the number of prompts, steps and blocks."""
+    path = CONFIGS / f"{recipe}.yaml"
+    config = load(PolicyConfig, path, overrides)
+    edits = any(reward.name == "edit_consistency" for reward in config.rewards)
+    checkpoint = write_generator(folder / "generator", config.generator, TEXTS, depth=depth)
+    prompts, clip = write_prompts(folder, edits=edits), write_clip(folder / "clip", TEXTS)
+    judge = write_judge(folder / "judge", TEXTS)
+    is_http = config.judge is not None and config.judge.backend == "http"
+    rewards = [reward.model_dump(mode="json") for reward in config.rewards]
+    for reward in rewards:
+        if reward["name"] == "panel_clip_text":
+            reward["args"]["checkpoint"] = str(clip)
+    small = [
+        f"model.checkpoint={checkpoint}",
+        f"prompts.train={prompts}",
+        f"prompts.evaluation={prompts}",
+        "prompts.evaluation_limit=1",
+        "prompts.leaks=off",
+        f"out={folder / 'run'}",
+        "epochs=1",
+        f"prompts_per_epoch={config.optimizer.updates_per_epoch}",
+        f"group_size={max(config.sampling.batch, 2 if config.sampling.tree.seeds is None else 4)}",
+        "evaluation.steps=2",
+        "trackers=[]",
+        f"rewards={json.dumps(rewards)}",
+        *([f"judge.checkpoint={url}", "judge.model=judge"] if is_http else [f"judge.checkpoint={judge}"]),
+    ]
+    return load(PolicyConfig, path, [*small, *overrides])
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a run asked of the card at some depth, and what its plan said before."""
+
+    phases: dict[str, Counts]
+    single: dict[str, Counts]
+    steps: list[Counts]
+    plan: Plan
+    config: PolicyConfig
+
+    @property
+    def images(self) -> int:
+        """Training samples of the epoch."""
+        return self.config.prompts_per_epoch * self.config.drawn_per_prompt
+
+    @property
+    def planned(self) -> dict[str, int]:
+        """Bytes on the device by phase, as the plan has them."""
+        return {phase: self.plan.phase_bytes(phase) for phase in PHASES}
+
+    @property
+    def left_out(self) -> int:
+        """Bytes of the blocks that the published transformer has beyond this one."""
+        model = self.config.model.model_copy(update={"checkpoint": self.config.generator.published})
+        (cut,) = [row.bytes for row in self.plan.rows if row.component == "transformer"]
+        return weight_bytes(self.config.generator.on_meta(model).pipeline.transformer) - cut
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Bytes on the device by the plan's phases; a judge that works beside the sampling takes its own."""
+        judge = self.phases["judge"].peak if "judge" in self.phases else 0
+        peaks = {phase: max(p.peak for name, p in self.phases.items() if name in names) for phase, names in OF.items()}
+        return {phase: peak + judge * (phase in BESIDE) for phase, peak in peaks.items()}
+
+
+OF: dict[str, tuple[str, ...]] = {
+    "encode": ("load", "encode"),
+    "check": ("place",),
+    "sample": ("sample", "evaluation/sample"),
+    "decode": ("decode", "evaluation/decode"),
+    "score": ("score", "evaluation/score"),
+    "train": ("train", "optimizer"),
+}
+"""A phase of the plan → those of a trace."""
+BESIDE = ("sample", "decode", "score")
+
+
+def trace(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] = (), resumes: bool = False) -> Trace:
+    """A recipe's loop with so many blocks: loading, an evaluation, an epoch, a checkpoint, and going on from it."""
+    with FakeServer().running() as server:
+        config = run_of(recipe, folder, depth=depth, url=server.url, overrides=overrides)
+        plan = plan_policy(config)
+        with weightless(), card_of_processes(), pretended() as card, phases(card):
+            run = PolicyTrainer(config)
+            card.stage = "evaluation/"
+            run.evaluate()
+            card.stage = ""
+            run.run_epoch()
+            run.save()
+            run.close()
+            if resumes:
+                del run
+                again = PolicyTrainer(config, resume=True)
+                assert again.epoch == 1
+                again.close()
+    return Trace(dict(card.counts), card.single, card.steps, plan, config)
+
+
+@dataclass(frozen=True, slots=True)
+class Deep:
+    """A recipe at its published depth: what runs with one block of each kind, and one more of each, come to.
+
+    Every block of a kind asks for the same, so that this is exact; `make campaign` holds it to a run of all blocks.
+    """
+
+    full: Depth
+    traces: Sequence[Trace]
+    """With one block of each kind, then with a second of each in turn."""
+
+    def __call__(self, read: Callable[[Trace], float]) -> float:
+        """A figure at the published depth, by how it is read from a trace."""
+        base, *others = map(read, self.traces)
+        return base + sum((blocks - 1) * (more - base) for blocks, more in zip(self.full, others, strict=True))
+
+
+def traced_deep(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Deep:
+    """A recipe's traces for `Deep`."""
+    full = published_depth(load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides).generator)
+    depths = [tuple(1 + (kind == axis) for kind in range(len(full))) for axis in (-1, *range(len(full)))]
+    traces = []
+    for depth in depths:
+        place = folder / "-".join(map(str, depth))
+        place.mkdir(parents=True)
+        traces.append(trace(recipe, place, depth=depth, overrides=overrides))
+    return Deep(full, traces)
