@@ -1,5 +1,6 @@
 """`pacorl train-reward`: the plan, and one line for what is wrong; `--resume` with a value and without."""
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -36,6 +37,18 @@ def test_a_bad_dataset_is_one_line(
         capsys.readouterr().err
         == f"pacorl: {data}: 1 image(s) missing; unpack them beside it:\n  {tmp_path}/gone.png\n"
     )
+
+
+def test_what_a_run_imports_is_never_looked_through_for_garbage(tmp_path: Path) -> None:
+    before = gc.get_freeze_count()
+    recipe = RECIPE.parents[1] / "tiny.yaml"
+    overrides = ["rewards=[{name: beauty}]", f"out={tmp_path}"]  # which ends it before anything is loaded
+    ended = CliRunner().invoke(cli.app, ["train-policy", str(recipe), *overrides])
+    try:
+        assert "unknown reward 'beauty'" in str(ended.exception)
+        assert gc.get_freeze_count() > before + 10_000
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("more", [["--dry-run"], []], ids=["plan", "run"])
