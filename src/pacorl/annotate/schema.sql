@@ -2,6 +2,7 @@
 PRAGMA journal_mode=WAL;
 PRAGMA synchronous=FULL;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+-- is_admin: 0 ranks, 1 administers, 2 adjudicates.
 CREATE TABLE IF NOT EXISTS people (
     name TEXT PRIMARY KEY, token_hash TEXT UNIQUE NOT NULL, expires REAL NOT NULL, is_admin INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS instances (

@@ -19,8 +19,6 @@ PATIENCE = 10.0
 """A fit stands for so many times the seconds that it took: at most a tenth of a core goes into fits."""
 SHOWN = 6
 """Pairs at each end of the scale on the administrator's page."""
-
-
 SETTLED = 0.05
 """A contested order is settled once its posterior probability is beyond 1 − this: a careless person against careful
 ones needs no adjudicator."""
@@ -78,6 +76,9 @@ class LiveScores:
 
     def now(self) -> Scores:
         """The scores of all rankings so far, or of those a moment ago."""
+        # Whoever comes during a fit gets the last one: of 34,000 rankings a fit takes seconds.
+        if (last := self._scores) is not None and self._lock.locked():
+            return last
         with self._lock:
             version = self._store.version()
             if self._scores is None or (version != self._version and time.monotonic() > self._stands_until):
@@ -97,7 +98,7 @@ class LiveScores:
         undone = self._store.undone(person.name)
         if person.adjudicates:
             answered = self._store.adjudicated()
-            names = [*(name for name in undone if name not in answered)]
+            names = [name for name in undone if name not in answered]
             names += [one.instance.id for one in self.open_disagreements()]
         else:
             unanswered = self._store.open_assignments(person.name)
@@ -136,21 +137,21 @@ class LiveScores:
         """Everybody's skill, and the pairs at both ends, with the addresses of their images for this person."""
         scores = self.now()
         ranked = [pair for pair in scores.pairs() if pair.rankings]
-        places = {}
+        addresses = {}
         for question in self._questions:
+            key = public_key(question.id)
             for slot, index in enumerate(shown_order(person.name, question)):
-                key = public_key(question.id)
                 pair = frozenset((question.reference, question.candidates[index]))
-                places[pair] = [f"/images/{key}/reference", f"/images/{key}/{slot}"]
+                addresses[pair] = [f"/images/{key}/reference", f"/images/{key}/{slot}"]
 
         def shown(pair: PairScore) -> dict[str, Any]:
-            addresses = places[frozenset(pair.images)]
-            return {"score": pair.score, "deviation": pair.deviation, "images": addresses}
+            images = addresses[frozenset(pair.images)]
+            return {"score": pair.score, "deviation": pair.deviation, "images": images}
 
-        least = ranked[::-1][: min(SHOWN, len(ranked) // 2)]
+        count = min(SHOWN, len(ranked) // 2)  # no pair is at both ends
         return {
             "skills": {one.annotator: one.skill for one in scores.skills()},
-            "most": [shown(pair) for pair in ranked[: min(SHOWN, len(ranked) // 2)]],
-            "least": [shown(pair) for pair in least],
+            "most": [shown(pair) for pair in ranked[:count]],
+            "least": [shown(pair) for pair in ranked[::-1][:count]],
             "rankings": len(scores.answers),
         }

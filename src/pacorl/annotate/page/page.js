@@ -12,6 +12,7 @@ let order = [];       // slots in the order of rank; null for an empty place
 let cards = [];       // a candidate's box, by slot
 let shownAt = 0;
 let busy = false;
+let awaiting = false; // whether the server is asked again and again for something to do
 let keys = false;     // whether the last input came from the keyboard: only then the focus is led on
 
 // --- talking to the server
@@ -69,6 +70,16 @@ async function load() {
   }
 }
 
+// For an adjudicator who has nothing to do: people may come to disagree on more.
+async function waitForMore() {
+  awaiting = true;
+  await new Promise((done) => setTimeout(done, LATER_MS));
+  const next = await call("GET", "/api/task").catch(() => null);
+  awaiting = false;
+  if (task) return;
+  if (next?.task) show(next); else waitForMore();
+}
+
 function newId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));  // randomUUID needs https
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -91,7 +102,7 @@ function show(state) {
     message(progress.total ? "All done. Thank you!" : "Nothing to rank yet",
       progress.total ? `You ${verb} ${progress.ranked} and skipped ${progress.skipped}. You may close this page.` : "Come back later.");
     $("back").hidden = done === 0;
-    if (state.adjudicates) setTimeout(() => task || load(), LATER_MS);  // people may disagree on more
+    if (state.adjudicates && !awaiting) waitForMore();
     return;
   }
   $("message").hidden = true;
