@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pacorl.io.quiet import quiet
 from pacorl.quantize import Quantizer
 
 if TYPE_CHECKING:
@@ -22,8 +24,11 @@ def check() -> None:
         raise ValueError("quantize nf4 needs bitsandbytes: pip install 'pacorl[nf4]'; or take int8 or fp8")
 
 
+@cache
 def _functional() -> Any:
-    import bitsandbytes.functional
+    # It would say that a kernel of another package, which is not used here, is absent.
+    with quiet("bitsandbytes.backends.cpu.ops"):
+        import bitsandbytes.functional
 
     return bitsandbytes.functional
 
