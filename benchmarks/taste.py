@@ -116,7 +116,10 @@ def arguments() -> argparse.Namespace:
 
 
 def teach(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One person's run and what it came to."""
+    """One person's run and what it came to; a finished one is not run again."""
+    file = options.out / f"{name}.json"
+    if file.exists():
+        return json.loads(file.read_text())
     began = time.monotonic()
     with Studio(options.out / name) as studio:
         lines = studio.ask("/api/taste")["example"]
@@ -125,7 +128,9 @@ def teach(name: str, options: argparse.Namespace) -> dict[str, Any]:
         if not (options.out / name / "taste" / name).exists():
             state = studio.ask("/api/taste", request)
         else:
-            state = studio.ask(f"/api/taste/{name}/continue", {})
+            state = studio.ask(f"/api/taste?name={name}")["current"]
+            if state["status"] == "stopped":
+                state = studio.ask(f"/api/taste/{name}/continue", {})
         while state["status"] not in ("done", "failed", "stopped"):
             if state["task"]:
                 ranks = ranked(studio, state["task"], name)
@@ -137,6 +142,7 @@ def teach(name: str, options: argparse.Namespace) -> dict[str, Any]:
             raise SystemExit(f"{name}: {state['status']}: {state['error']}")
     result = {"person": name, "rankings": state["ranked"], "seconds": round(time.monotonic() - began)}
     result |= held_out(name, state["adapter"], options.prompts)
+    file.write_text(json.dumps(result) + "\n")
     print(f"{name}: {row(result)}", file=sys.stderr, flush=True)
     return result
 
@@ -158,7 +164,7 @@ def ranked(studio: Studio, task: dict[str, Any], name: str) -> list[int]:
 
 def held_out(name: str, adapter: str, count: int) -> dict[str, Any]:
     """The person's agreement with the LoRA's images of held-out prompts, beside the base's of the same seeds."""
-    generator, prompts = Generator.load("tiny", adapter=adapter), character_prompts("dev", count)
+    generator, prompts = Generator.from_pretrained("tiny", adapter=adapter), character_prompts("dev", count)
     seeds, size = list(range(count)), Size(64, 64)
     before, after = (generator.sample(prompts, seeds, size=size, base=base) for base in (True, False))
     liking = np.array(

@@ -269,3 +269,66 @@ def test_without_the_link_nothing_is_shown(browser, link):
     page = browser.new_context().new_page()
     page.goto(link.rpartition("/join/")[0] + "/")
     playwright.expect(page.locator("#toast")).to_contain_text("open the page by the link that the command printed")
+
+
+@pytest.fixture
+def teaching(browser, tmp_path):
+    """A page of a studio that has no LoRA yet."""
+    command = [sys.executable, "-c", COMMAND, "studio", "--port", "0", "--history", str(tmp_path / "sets")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.goto(process.stdout.readline().removeprefix("studio: ").strip())
+    yield page
+    context.close()
+    process.terminate()
+    process.wait(30)
+    process.stdout.close()
+
+
+def test_a_person_teaches_by_keys_alone_and_uses_the_lora(teaching):
+    page = teaching
+    page.keyboard.press("t")
+    playwright.expect(page.locator("#tastePrompts")).not_to_have_value("", timeout=PATIENCE)
+    shot(page, "studio-teach-fresh")
+    page.locator("#tasteName").fill("a/b")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#teachError")).to_contain_text("cannot name a folder", timeout=PATIENCE)
+    page.locator("#tasteName").fill("warm")
+    page.locator("#teachForm summary").press("Enter")
+    page.locator("#rounds").fill("1")
+    page.locator("#rounds").press("Enter")
+    shots = page.locator("#shots .shot")
+    playwright.expect(shots).to_have_count(8, timeout=3 * PATIENCE)
+    page.locator("#tabTeach").focus()
+    for key in ("3", "5", "=", "1"):
+        page.keyboard.press(key)
+    playwright.expect(page.locator("#shots .rank").nth(2)).to_have_text("1")
+    playwright.expect(page.locator("#shots .rank").nth(0)).to_have_text("2")
+    shots.nth(6).drag_to(shots.nth(2))
+    playwright.expect(page.locator("#shots .rank").nth(6)).to_have_text("1")
+    playwright.expect(page.locator("#shots .rank").nth(2)).to_have_text("2")
+    page.locator("#tabTeach").blur()
+    page.mouse.move(4, 890)
+    shot(page, "studio-teach")
+    for name, width, scheme in [("phone", 390, "light"), ("dark", 1440, "dark")]:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        shot(page, f"studio-teach-{name}")
+    page.emulate_media(color_scheme="light")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#tasteQuestion")).to_contain_text("Group 2 of 2", timeout=PATIENCE)
+    playwright.expect(page.locator("#sendRanks")).to_be_disabled()
+    page.keyboard.press("b")
+    playwright.expect(page.locator("#tasteQuestion")).to_contain_text("Group 1 of 2", timeout=PATIENCE)
+    playwright.expect(page.locator("#shots .rank").nth(6)).to_have_text("1")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator("#tasteQuestion")).to_contain_text("Group 2 of 2", timeout=PATIENCE)
+    page.keyboard.press("0")
+    playwright.expect(page.locator("#pictures img")).to_have_count(8, timeout=3 * PATIENCE)
+    page.wait_for_timeout(500)
+    shot(page, "studio-taught")
+    page.locator("#useTaught").press("Enter")
+    playwright.expect(page.locator("#models")).to_contain_text("+ run/adapter", timeout=PATIENCE)
+    playwright.expect(page.locator("#strengthField")).to_be_visible()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +37,7 @@ def test_a_request_becomes_a_run_whose_first_reward_is_the_person(tmp_path):
         ("panel_match", 0.167),
     ]
     assert config.rewards[0].args == {"folder": str(tmp_path / "mine" / "rankings")}
-    assert (config.epochs, config.prompts_per_epoch, config.group_size, config.save_every) == (2, 2, 4, 1)
+    assert (config.epochs, config.prompts_per_epoch, config.group_size) == (2, 2, 4)
     assert len(load_prompts(config.prompts.train)) == 3
     state = runs.state("mine")
     assert (state["status"], state["done"], state["task"], state["rounds"]) == ("stopped", 0, None, 2)
@@ -133,7 +136,7 @@ def test_bad_requests_are_one_line(server):
     studio.taste.create(REQUEST)
     for path, body, status, fault in [
         ("/api/taste/mine/ranks", {"group": "x", "ranks": [1]}, 422, "is not of this round any more"),
-        ("/api/taste/mine/use", {}, 409, "has no LoRA yet; it comes with the first round"),
+        ("/api/taste/mine/use", {}, 409, "has no LoRA yet; stop it, or rank five rounds"),
         ("/api/taste/yours/continue", {}, 404, "there is no LoRA called 'yours'"),
     ]:
         answer = client.post(path, json=body)
@@ -188,3 +191,17 @@ def test_a_person_teaches_stops_and_goes_on(server, tmp_path):
     used = client.post("/api/taste/mine/use").json()["adapter"]
     assert client.get("/api/state").json()["adapter"] == used
     assert human.asked_groups(tmp_path / "sets/taste/mine/rankings")
+
+
+@pytest.mark.slow
+def test_a_studio_that_is_told_to_end_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-m", "pacorl", "studio", "--port", "0", "--history", "none"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert process.stdout
+    assert process.stdout.readline().startswith("studio: ")
+    assert list(tmp_path.glob("pacorl-history-*"))
+    process.terminate()
+    process.wait(60)
+    process.stdout.close()
+    # `close` ran, which ends a trainer too.
+    assert list(tmp_path.glob("pacorl-*")) == []

@@ -123,7 +123,6 @@ class ModelHost:
 
     def __init__(self, names: StudioModels) -> None:
         self.names = names
-        self.ready = threading.Event()
         self._loaded: tuple[Generator, PacoReward] | None = None
         self._sources = TemporaryDirectory(prefix="pacorl-studio-")
 
@@ -141,7 +140,6 @@ class ModelHost:
         if self._loaded:
             self._loaded[1].close()
         self._loaded = None
-        self.ready.clear()
 
     @property
     def modes(self) -> dict[str, str] | None:
@@ -167,7 +165,6 @@ class ModelHost:
         if self._loaded is None:
             job.enter("Loading the models")
             self._loaded = load_models(self.names)
-            self.ready.set()
         return self._loaded
 
     def make_set(

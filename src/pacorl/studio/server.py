@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -204,6 +205,8 @@ def serve(
         OSError: if the port is taken.
         ValueError: if another studio has that history.
     """
+    # uvicorn raises a signal again once it has shut down, and SIGTERM's default would end the process before `close`.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with listening(host, port) as (listener, url):
         state = AppState(secrets.token_urlsafe(16), names, history, recipe)
         announce(f"studio: {url}/join/{state.token}")
@@ -278,7 +281,8 @@ def page_state(state: State, browser: Browser) -> dict[str, Any]:
         "tiny": {"model": names.model == TINY, "judge": names.judge == TINY},
         "words": models.words(names),
         "example": models.example(names, 0),
-        "ready": state.host.ready.is_set(),
+        # They may be gone since, while a LoRA was taught; the next job then loads them again.
+        "ready": state.loading.status == "done",
         "cannot": state.host.modes,
         "fault": state.loading.error,
         "latest": {kind: job.id for kind in ("set", "judgement") if (job := state.jobs.latest(kind, owner=browser))},
@@ -448,7 +452,7 @@ def use_taught(name: str, state: State) -> dict[str, Any]:
     """Load what was taught in place of the studio's adapter."""
     state.taste.check_idle()
     if not (adapter := state.taste.state(name)["adapter"]):
-        raise RefusedError(f"{name} has no LoRA yet; it comes with the first round", status=409)
+        raise RefusedError(f"{name} has no LoRA yet; stop it, or rank five rounds", status=409)
     state.names = state.host.names = replace(state.names, adapter=adapter)
 
     def load(job: Job) -> dict[str, Any]:

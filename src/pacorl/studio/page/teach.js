@@ -9,17 +9,19 @@ let polling = false;
 
 const WAITING = {
   starting: "The models are loading. The first group comes in a moment.",
+  sampling: "The next group of this round is being sampled.",
   learning: "The model learns from your round and samples the next one.",
 };
-const isAlive = (one) => ["ranking", "starting", "learning"].includes(one?.status);
+const isAlive = (one) => one?.status === "ranking" || one?.status in WAITING;
 
 async function openTeaching() {
   if (polling) return;
   polling = true;
   while (!$("teach").hidden) {
     const of = isAlive(run) ? "" : run?.name || "";  // an earlier run that somebody looks at
-    const answer = await ask("GET", `/api/taste?name=${encodeURIComponent(of)}&group=${encodeURIComponent(shownGroup)}`);
-    if (answer) {
+    const before = shownGroup;
+    const answer = await ask("GET", `/api/taste?name=${encodeURIComponent(of)}&group=${encodeURIComponent(before)}`);
+    if (answer && before === shownGroup) {  // else a ranking was sent meanwhile, and this is of the time before it
       if (!$("tastePrompts").value) $("tastePrompts").value = answer.example.join("\n");
       drawRuns(answer.runs);
       drawRun(answer.current);
@@ -56,7 +58,9 @@ function drawRun(now) {
   $("teaching").hidden = !run;
   if (!run) return;
   const alive = isAlive(run), done = run.status === "done";
-  $("teachStart").disabled = alive;
+  $("teach").classList.toggle("busy", alive);
+  if (alive) ready("teaching", "on");
+  else if ($("ready").textContent === "teaching") ready("ready", "on");
   $("teachStop").hidden = !alive;
   $("teachOn").hidden = alive || done;
   $("roundLine").textContent = `${run.name}: ${done ? "done" : `round ${Math.min(run.done + 1, run.rounds)} of ${run.rounds}`}`;
@@ -108,7 +112,8 @@ function showGroup(task) {
 }
 
 function shotCard(address, index) {
-  const card = make("button", { type: "button", className: "shot", draggable: true, onclick: () => toggle(index) },
+  // No button: Firefox does not let one be dragged.
+  const card = make("div", { className: "shot", draggable: true, tabIndex: 0, role: "button", onclick: () => toggle(index) },
     pixelated(make("img", { src: address, alt: "", draggable: false })), make("span", { className: "name", textContent: index + 1 }), make("b", { className: "rank" }));
   card.addEventListener("dragstart", (event) => event.dataTransfer.setData("text/plain", String(index)));
   card.addEventListener("dragover", (event) => { event.preventDefault(); card.classList.add("over"); });
@@ -186,8 +191,10 @@ const RANKING_KEYS = { 0: allAlike, "=": joinNext, backspace: takeLastBack, b: g
 function rankByKey(event) {
   if (!run?.task) return;
   const key = event.key.toLowerCase(), on = document.activeElement;
-  // Enter on a button is that button's; on an image it goes on, and Space ranks.
-  if (key === "enter" && (!on?.closest("button") || on.closest("#shots")) && tiers.length) send(ranksNow());
+  const shot = [...$("shots").querySelectorAll(".shot")].indexOf(on);
+  // Enter on a button is that button's; anywhere else it goes on.
+  if (key === "enter" && !on?.closest("button") && tiers.length) send(ranksNow());
+  else if (key === " " && shot >= 0) toggle(shot);
   else if (/^[1-9]$/.test(key)) toggle(Number(key) - 1);
   else if (RANKING_KEYS[key]) RANKING_KEYS[key]();
   else return;
