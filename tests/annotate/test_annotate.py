@@ -770,6 +770,15 @@ def test_an_unknown_order():
 # --- the HTTP API, continued -----------------------------------------------------------------------------------
 
 
+def test_nobody_waits_for_somebody_elses_fit(store):
+    live = LiveScores(store, patience=0)
+    first = live.now()
+    store.rank(ANN, key(store), [0, 1, 2, 3], request="request-1")
+    with live._lock:  # as another thread has it that fits
+        assert live.now() is first
+    assert live.now().skills()[0].rankings == 1
+
+
 def test_images_come_from_the_folder_only(only_read):
     token = only_read.tokens["ann"]
     state = json.loads(only_read.ask("GET", "/api/task", token=token)[1])
