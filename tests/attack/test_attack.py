@@ -35,7 +35,8 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
     assert attempt(target, path, work, seed=0, number=-1) == ("fine", "good")
     outcomes = [attempt(target, path, work, seed=1, number=number) for number in range(INPUTS[name.partition("/")[0]])]
     assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
-    assert any(kind == "refused" for kind, _ in outcomes)
+    # What is damaged of a history is left out, with a warning.
+    assert name == "tables/history" or any(kind == "refused" for kind, _ in outcomes)
 
 
 def test_answers_are_right_or_missing_and_no_good_one_is_lost() -> None:
