@@ -12,6 +12,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 DEEPSPEED := .venv-deepspeed
+VERSIONS := .venv-versions
+VERSION_TESTS := tests/core tests/config tests/io tests/lora tests/report/test_page.py tests/score tests/train/test_trainer.py
 BIN := $(VENV)/bin
 RUN := $(VENV)/.pacorl-run
 READY := $(VENV)/.pacorl-ready
@@ -25,7 +27,7 @@ export OMP_NUM_THREADS
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup tiny quickstart docs wheel lint test campaign attack test-vllm test-deepspeed check lattice clean distclean
+.PHONY: help setup tiny quickstart docs wheel lint test campaign attack test-vllm test-deepspeed test-versions check lattice clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,12 +79,22 @@ test-deepspeed: $(READY)  ## DeepSpeed on two processes, in an environment of it
 	HF_HUB_OFFLINE=1 PATH="$(abspath $(DEEPSPEED))/bin:$$PATH" $(DEEPSPEED)/bin/python -m pytest -n 0 \
 		tests/distributed/test_deepspeed.py $(ARGS)
 
+test-versions: $(READY)  ## a fast part of the tests at the lowest versions that pyproject.toml allows, and at the newest
+	rm -rf $(VERSIONS) && mkdir -p build && $(BIN)/python -m tools.minima > build/minima.txt
+	for end in lowest newest; do \
+		pins=$$([ $$end = newest ] || echo "-c build/minima.txt"); \
+		$(BIN)/python -m venv $(VERSIONS)/$$end; \
+		$(VERSIONS)/$$end/bin/pip install -q $$pins -e '.[serve,data]' pytest pytest-xdist scipy; \
+		HF_HUB_OFFLINE=1 $(VERSIONS)/$$end/bin/python -m pytest -n $(WORKERS) --dist loadfile -p no:cacheprovider \
+			-m "not slow and not campaign and not vllm" $(VERSION_TESTS) $(ARGS); \
+	done
+
 clean:  ## remove build products and caches, keep .venv and runs
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find . -path './$(VENV)' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean  ## remove .venv too
-	rm -rf $(VENV) $(DEEPSPEED)
+	rm -rf $(VENV) $(DEEPSPEED) $(VERSIONS)
 
 # --- set-up: runs again only when what is to be installed has changed ------------------------------------------
 

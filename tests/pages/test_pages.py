@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from page_blocks import ROOT, blocks, run_page
+from page_blocks import ROOT, Block, blocks, run_page
 from tiny_runs import SMALL_QUICKSTART
 
 from pacorl.config.base import load
@@ -16,6 +17,7 @@ from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.policy_run import PolicyConfig
 
 TUTORIALS = ROOT / "docs" / "tutorials"
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *sorted(TUTORIALS.glob("*.md"))]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*reads 48 tokens:UserWarning"),
@@ -60,6 +62,25 @@ def test_the_dry_runs_for_real_models_name_configs_and_keys_that_exist(page: Pat
         for command in kinds.keys() & set(words):
             config, *rest = words[words.index(command) + 1 :]
             load(kinds[command], ROOT / config, [word for word in rest if re.match(r"[a-z_.]+=", word)])
+
+
+SCRIPTS = [(page, block) for page in DOCS for block in blocks(page, "sh") if block.title.endswith(".slurm")]
+
+
+@pytest.mark.parametrize(("page", "block"), SCRIPTS, ids=lambda value: getattr(value, "stem", ""))
+def test_a_job_script_is_bash_and_names_a_config_and_keys_that_exist(page: Path, block: Block) -> None:
+    assert block.text.startswith("#!/bin/bash\n#SBATCH ")
+    checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+    assert checked.stderr == ""
+    (line,) = [line.partition("||")[0] for line in block.lines if "train-policy" in line]
+    command = shlex.split(line, comments=True)
+    config, *others = command[command.index("train-policy") + 1 :]
+    # What the shell fills in is a path like any other.
+    load(PolicyConfig, ROOT / config, [word.replace("$", "") for word in others if re.match(r"[a-z_.]+=", word)])
+
+
+def test_there_are_job_scripts_for_one_machine_and_for_several() -> None:
+    assert {page.stem for page, _ in SCRIPTS} == {"your-reward", "scaling"}
 
 
 def test_the_action_runs_the_gate() -> None:

@@ -222,11 +222,22 @@ def generate(
 
 
 @app.command()
-def pair(folder: Path = FOLDER, *, prompts: str = PROMPTS, step: StepOptions) -> None:
-    """Cut the grids and combine their sub-figures into questions for people."""
-    from pacorl.dataset.grids import pair as cut
+def pair(
+    folder: Path = FOLDER,
+    *,
+    prompts: str = PROMPTS,
+    from_folder: Path | None = typer.Option(None, help="Your own images in place of grids: one folder for each theme."),
+    step: StepOptions,
+) -> None:
+    """Cut the grids, or take images of your own, and combine them into questions for people."""
+    if from_folder:
+        from pacorl.dataset.own_images import pair_images
 
-    step.perform("cutting", partial(cut, folder, prompts=prompts))
+        step.perform("copying", partial(pair_images, folder, from_folder))
+    else:
+        from pacorl.dataset.grids import pair as cut
+
+        step.perform("cutting", partial(cut, folder, prompts=prompts))
 
 
 @app.command()
