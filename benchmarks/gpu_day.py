@@ -171,12 +171,16 @@ class Drawn:
 
     def __init__(self, policy: PipelinePolicy, device: torch.device) -> None:
         self._policy, self._device = policy, device
+        self._batches: dict[tuple[int, Size], Conditioning] = {}
 
     def batch(self, prompts: Sequence[Prompt], size: Size) -> Conditioning:
-        wanted = self._policy.conditioning_on_meta(size, batch=len(prompts))
-        return Conditioning(
-            {name: torch.randn(one.shape, dtype=one.dtype, device=self._device) for name, one in wanted.tensors.items()}
-        )
+        """The same again for as many prompts at a size: what is trained must be what was sampled."""
+        if (key := (len(prompts), size)) not in self._batches:
+            shapes = self._policy.conditioning_on_meta(size, batch=len(prompts)).tensors
+            self._batches[key] = Conditioning(
+                {name: torch.randn(t.shape, dtype=t.dtype, device=self._device) for name, t in shapes.items()}
+            )
+        return self._batches[key]
 
 
 class Bench:

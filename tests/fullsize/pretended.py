@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pacorl.plan.memory import Operations, fused_attention, tensors_in
 from pacorl.twins import META
@@ -82,6 +83,8 @@ class PretendedCard:
         """Bytes taken, by whose thread took them."""
         self.files: dict[int, weakref.ref[Any]] = {}
         """Of the checkpoints' files, those of which pages were read and are still mapped."""
+        self.sent = WeakTensorKeyDictionary()
+        """Weights of these files that are on the card."""
         self.pages = 0
         """Bytes of these pages, which the processes of a machine share."""
         self.lock = threading.RLock()
@@ -162,7 +165,7 @@ class PretendedCard:
     def copied(self, source: Tensor, *, back: bool) -> None:
         """Note a copy between host and card."""
         counts = self.now
-        if not back and source.dim() and not any(source.stride()):
+        if _is_mapped(source):
             self._read_file(source)
         if source.nbytes > WEIGHT_BYTES:
             counts.weights += 1
@@ -230,6 +233,9 @@ class _Books(TorchDispatchMode):
             return func(_read(args[0]))
         if func in COPIES and _leaves_card(func, args, kwargs):
             return self._to_host(func, args, kwargs)
+        # A module that moves to a real card keeps the tie of two weights; to the meta device each would move by itself.
+        if func is aten._to_copy.default and (sent := self.card.sent.get(args[0])) is not None:
+            return sent.detach()
         known = _known(func, args, kwargs, inputs)
         if known is not None and any(_data_dependent(func, inputs)):
             outputs, flops = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), known), 0.0
@@ -239,6 +245,8 @@ class _Books(TorchDispatchMode):
             for shadow, tensor in zip(tree_iter(known), tree_iter(outputs), strict=True):
                 tensor.shadow = shadow
         self._count(func, inputs, list(tensors_in(self._taken(outputs))), flops)
+        if func is aten._to_copy.default and _is_mapped(args[0]):
+            self.card.sent[args[0]] = outputs
         return outputs
 
     def _taken(self, outputs: Any) -> Any:
@@ -356,20 +364,29 @@ def _masks_as_rows(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return (args[0], rows, *args[2:])
 
 
+def _is_mapped(tensor: Tensor) -> bool:
+    return not tensor.is_meta and tensor.dim() > 0 and not any(tensor.stride())
+
+
 # --- weights in files ------------------------------------------------------------------------------------------
 
 
 def mapped(model: nn.Module) -> nn.Module:
     """A model of the meta device as its files would give it: on the host, of full size, and nothing in memory."""
     files: dict[torch.dtype, Tensor] = {}
+    weights: dict[nn.Parameter, nn.Parameter] = {}
+    """By what each stands for: what is tied stays so."""
 
-    def weight(like: Tensor) -> Tensor:
-        return files.setdefault(like.dtype, torch.zeros((), dtype=like.dtype)).expand(like.shape)
+    def weight(like: nn.Parameter) -> nn.Parameter:
+        if like not in weights:
+            file = files.setdefault(like.dtype, torch.zeros((), dtype=like.dtype))
+            weights[like] = nn.Parameter(file.expand(like.shape), requires_grad=False)
+        return weights[like]
 
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = nn.Parameter(weight(parameter), requires_grad=False)
+                module._parameters[name] = weight(parameter)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)

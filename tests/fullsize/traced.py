@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -160,7 +161,7 @@ def run_of(recipe: str, folder: Path, *, depth: Depth, url: str, overrides: Sequ
     """A recipe on checkpoints of this machine: its own settings but for the number of prompts, steps and blocks."""
     path = CONFIGS / f"{recipe}.yaml"
     config = load(PolicyConfig, path, overrides)
-    edits = any(reward.name == "edit_consistency" for reward in config.rewards)
+    edits = not config.generator.sets or any(reward.name == "edit_consistency" for reward in config.rewards)
     checkpoint = write_generator(folder / "generator", config.generator, TEXTS, depth=depth)
     prompts, clip = write_prompts(folder, edits=edits), write_clip(folder / "clip", TEXTS)
     judge = write_judge(folder / "judge", TEXTS)
@@ -249,6 +250,7 @@ def trace(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] =
             run.close()
             if resumes:
                 del run
+                gc.collect()  # judge and trainer hold on to each other
                 again = PolicyTrainer(config, resume=True)
                 assert again.epoch == 1
                 again.close()
