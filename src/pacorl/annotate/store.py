@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
 import secrets
@@ -31,6 +32,8 @@ from pacorl.dataset.records import ADJUDICATOR, ADMINISTRATOR, Answer, Instance,
 from pacorl.io.documents import blamed_on, parse_json, read_text, typed
 from pacorl.io.files import LockedError, sole_holder
 from pacorl.web.guard import RefusedError
+
+logger = logging.getLogger(__name__)
 
 SETUP = read_text(Path(__file__).with_name("schema.sql"))
 MAX_REASON = 500
@@ -107,14 +110,13 @@ class Store:
                     yield self._db
             except sqlite3.Error as error:  # after some, SQLite has rolled back what others changed as well
                 self._commit(error)
-                raise
             finally:
                 if not self._waiting:
                     self._commit()
         group.result()
 
     def _commit(self, error: sqlite3.Error | None = None) -> None:
-        """End the group: what its threads changed is on the disk, or all of them raise the error."""
+        """End the group: what its threads changed is on the disk, or all of them raise a RefusedError of status 507."""
         group, self._group = self._group, Future()
         try:
             if error:
@@ -123,7 +125,9 @@ class Store:
                 self._db.execute("COMMIT")
             group.set_result(None)
         except sqlite3.Error as fault:
-            group.set_exception(fault)
+            logger.error("%s cannot be written: %s", self.path, fault)
+            reason = f"{self.path.name} cannot be written ({fault}): nothing was stored; make room if the disk is full"
+            group.set_exception(RefusedError(reason, status=507))
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
 
