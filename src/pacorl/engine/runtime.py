@@ -64,6 +64,7 @@ class ProcessId(NamedTuple):
 
 
 def own_process() -> ProcessId:
+    """This process, as others can look for it."""
     machine = platform.node()
     with suppress(OSError):
         machine += os.readlink("/proc/self/ns/pid")
