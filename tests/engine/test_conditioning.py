@@ -94,3 +94,27 @@ def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
     assert patience(run) == pytest.approx(180 + 10 * 7 * 60)
     assert patience(load(PolicyConfig, None, [])) == 0
     assert LEAST_PATIENCE >= 600
+
+
+class NumberingPolicy(ToyPolicy):
+    """Encodes an edit as (its image's number, the size's height), and counts what it encodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoded = 0
+
+    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
+        self.encoded += len(prompts)
+        numbers = [["one.png", "two.png"].index(prompt.sources[0].name) for prompt in prompts]
+        return [Conditioning({"text": torch.tensor([[number, size.height]])}) for number in numbers]
+
+
+def test_one_text_with_two_images_or_sizes_is_encoded_for_each_and_once() -> None:
+    edits = [Prompt(number, "a red hat", sources=(Path(name),)) for number, name in enumerate(("one.png", "two.png"))]
+    policy = NumberingPolicy()
+    cache = ConditioningCache(policy)  # type: ignore[arg-type]
+    cache.prepare(edits, SMALL)
+    for _ in range(2):
+        assert cache.batch(edits[::-1], SMALL).tensors["text"].tolist() == [[1, 16], [0, 16]]
+        assert cache.batch(edits[:1], LARGE).tensors["text"].tolist() == [[0, 32]]
+    assert policy.encoded == 3
