@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import sqlite3
 import threading
 import time
 from collections import Counter
