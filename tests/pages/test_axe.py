@@ -76,7 +76,7 @@ def generate_in_studio(page: Any) -> None:
 
 def unbuilt(case: Case, owner: str) -> Any:
     """A page that is being built anew, by whoever owns the folder."""
-    return pytest.param(case, marks=[pytest.mark.slow, pytest.mark.xfail(strict=True, reason=f"{owner} mends it")])
+    return pytest.param(case, marks=[pytest.mark.slow, pytest.mark.xfail(strict=False, reason=f"{owner} mends it")])
 
 
 def served(case: Case) -> Any:
