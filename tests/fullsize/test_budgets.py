@@ -1,0 +1,53 @@
+"""What an image of FLUX.1-dev and the loading of its processes may cost, at the published depth."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import pytest
+from budgets import ALONE, FORMS, images_of, page
+from traced import CONFIGS, Deep, Trace, traced_deep
+
+from pacorl.config.base import load
+from pacorl.config.policy_run import PolicyConfig
+from pacorl.plan.components import PROCESS
+from pacorl.plan.plan import plan_policy
+
+pytestmark = pytest.mark.slow
+WITHIN = 0.05
+PAGE = Path(__file__).parents[2] / "docs" / "budgets.md"
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory: pytest.TempPathFactory) -> Deep:
+    return traced_deep("flux_t2is", tmp_path_factory.mktemp("flux"), overrides=ALONE)
+
+
+def test_the_page_of_budgets_is_of_today(flux: Deep) -> None:
+    assert page(flux) == PAGE.read_text()
+
+
+def test_an_image_takes_what_is_promised(flux: Deep) -> None:
+    for form, value in images_of(flux):
+        assert value <= FORMS[form][1], form
+
+
+def test_seven_processes_share_what_they_load(flux: Deep) -> None:
+    """Pages of the files once, and of each process what is its own."""
+    # Each phase by itself: with a few blocks the encoders are what is largest, with all of them the transformer.
+    host = max(flux(partial(loaded, phase=phase)) for phase in ("load", "encode", "place"))
+    assert host <= 40 * 2**30
+    plan = plan_policy(load(PolicyConfig, CONFIGS / "flux_t2is.yaml", ALONE), world=7)
+    assert plan.phase_bytes("encode", place="host") == pytest.approx(host, rel=WITHIN)
+
+
+def loaded(traced: Trace, *, phase: str) -> float:
+    counts = traced.phases[phase]
+    return 7 * (counts.host_peak + PROCESS) + counts.pages_peak
