@@ -42,8 +42,10 @@ from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 
 BEFORE = (
-    *("sampling.suffix={}", "optimizer.lr=1.5e-3", "optimizer.betas=[0.9,0.999]"),
-    *("optimizer.updates_per_epoch=2"),
+    "sampling.suffix={}",
+    "optimizer.lr=1.5e-3",
+    "optimizer.betas=[0.9,0.999]",
+    "optimizer.updates_per_epoch=2",
 )
 """The quickstart's recipe of the first edition, whose engine made every step of every sample."""
 FORMS: dict[str, Sequence[str]] = {
