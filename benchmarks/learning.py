@@ -10,8 +10,7 @@ a miss. Its seconds are those until the second of them.
 
 A run that was stopped goes on from its last evaluation, a finished one is not run again: each leaves a JSON in --out.
 Ratios are by the form `shared` of the same seed: one initial noise per group, one forward per sample from the SDE step
-on, in sampling and in training, which is what pacorl did before it computed each distinct latent once, with the recipe
-that it had then.
+on, in sampling and in training, which is what pacorl did before it computed each distinct latent once.
 """
 
 from __future__ import annotations
@@ -41,17 +40,10 @@ from pacorl.quickstart import recipe
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 
-BEFORE = (
-    "sampling.suffix={}",
-    "optimizer.lr=1.5e-3",
-    "optimizer.betas=[0.9,0.999]",
-    "optimizer.updates_per_epoch=2",
-)
-"""The quickstart's recipe of the first edition, whose engine made every step of every sample."""
 FORMS: dict[str, Sequence[str]] = {
-    "own": ("sampling.tree={seeds: 12}", *BEFORE),
-    "shared": ("sampling.tree={seeds: 1}", *BEFORE),
-    "node": ("sampling.tree={seeds: 1}", *BEFORE),
+    "own": ("sampling.tree={seeds: 12}", "sampling.suffix={}"),
+    "shared": ("sampling.suffix={}",),
+    "node": ("sampling.suffix={}",),
     "node_ab2": (),
     "tree": ("sampling.tree={seeds: 1, branches: [4, 3]}", "sampling.sde_steps=[1,2]"),
     "antithetic": ("sampling.tree={seeds: 1, antithetic: true}",),
