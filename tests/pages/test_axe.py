@@ -74,11 +74,6 @@ def generate_in_studio(page: Any) -> None:
     playwright.expect(page.locator("#progress")).to_be_hidden(timeout=PATIENCE)
 
 
-def unbuilt(case: Case, owner: str) -> Any:
-    """A page that is being built anew, by whoever owns the folder."""
-    return pytest.param(case, marks=[pytest.mark.slow, pytest.mark.xfail(strict=False, reason=f"{owner} mends it")])
-
-
 def served(case: Case) -> Any:
     """A page that a process of its own serves, which takes seconds to start."""
     return pytest.param(case, marks=pytest.mark.slow)
@@ -96,8 +91,8 @@ CASES = [
     served(Case("annotate-skip", "annotation", "ann", open_dialog("#skip"))),
     served(Case("annotate-admin", "annotation", "admin")),
     served(Case("join", "annotation", "join", follow_link)),
-    unbuilt(Case("studio", "studio", "open"), "studio"),
-    unbuilt(Case("studio-made", "studio", "open", generate_in_studio), "studio"),
+    served(Case("studio", "studio", "open")),
+    served(Case("studio-made", "studio", "open", generate_in_studio)),
     served(Case("docs", "docs_site", "index.html", reload=True)),
     served(Case("docs-install", "docs_site", "install.html", reload=True)),
 ]

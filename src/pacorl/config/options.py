@@ -162,7 +162,7 @@ class GeneratorOptions(ModelOptions):
 
     @property
     def policy_options(self) -> dict[str, Any]:
-        """The options of a kind, as `Generator.load` takes them; None is the checkpoint's default."""
+        """The options of a kind, as `Generator.from_pretrained` takes them; None is the checkpoint's default."""
         names = ("guidance_scale", "true_cfg_scale", "negative_prompt", "max_sequence_length")
         return {name: getattr(self, name) for name in names}
 
