@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from pacorl.core import grid
+from pacorl.core import grid, questions
 from pacorl.data import comparisons, leaks, rankings, tiny_words
 from pacorl.generate import storyboard
-from pacorl.judges import judge
 from pacorl.report import publish
 from pacorl.rewards import ocr
 
@@ -29,7 +28,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "ties": rankings.TIE.split,
     "decisions": comparisons.DECISION.match,
     "mentions": storyboard.MENTION.findall,
-    "control tokens": judge.CONTROL_TOKEN.search,
+    "control tokens": questions.CONTROL_TOKEN.search,
     "words": tiny_words.WORD.findall,
     "secrets": publish.SECRETS.search,
 }

@@ -51,7 +51,7 @@ def test_the_commands_of_the_page_lead_from_images_to_a_policy(tmp_path: Path, m
 def test_the_commands_for_real_models_name_configs_and_keys_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     kinds = {"train-reward": JudgeConfig, "train-policy": PolicyConfig}
-    called = commands("sh")
+    called = [words for words in commands("sh") if "--dry-run" in words]
     assert [words[1] for words in called] == list(kinds)
     for _, command, config, dry_run, *overrides in called:
         assert dry_run == "--dry-run"

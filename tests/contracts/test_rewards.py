@@ -17,7 +17,11 @@ from pacorl.rewards.reward import RewardError, scores_of
 from pacorl.rewards.spec import INJECTED
 from pacorl.types import Prompt, Question, Verdict
 
-REQUIRED: dict[str, dict[str, Any]] = {"http": {"url": "http://127.0.0.1:9"}, "aesthetic": {"head": "head.pth"}}
+REQUIRED: dict[str, dict[str, Any]] = {
+    "http": {"url": "http://127.0.0.1:9"},
+    "aesthetic": {"head": "head.pth"},
+    "human_ranking": {"folder": "rankings"},
+}
 """Arguments without which a reward cannot be made."""
 SET = characters.character_prompts("dev", 1)[0]
 
