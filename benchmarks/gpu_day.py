@@ -70,6 +70,8 @@ NOISE_STEP = 1
 SLACK = 2**30
 """Kernels' scratch space and the allocator's rounding, which no plan sees."""
 TINY_SIDES, SIDES = (32, 64), (512, 1024)
+Timer = Callable[[Callable[[], Any], torch.device], float]
+"""Seconds of some work on a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +328,9 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype, *, side: int, repeats: int = 20) -> float:
+def matmul_peak(
+    device: torch.device, dtype: torch.dtype, *, side: int, repeats: int = 20, timer: Timer = timed
+) -> float:
     """FLOP/s of a large product, the fastest of three trials."""
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
 
@@ -334,8 +338,8 @@ def matmul_peak(device: torch.device, dtype: torch.dtype, *, side: int, repeats:
         for _ in range(repeats):
             torch.mm(a, b)
 
-    timed(multiply, device)
-    return 2 * side**3 * repeats / min(timed(multiply, device) for _ in range(3))
+    timer(multiply, device)
+    return 2 * side**3 * repeats / min(timer(multiply, device) for _ in range(3))
 
 
 # --- sections --------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
+from gpu_day import matmul_peak
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacorl.core.grid import join
@@ -143,7 +144,10 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Res
     )
     parameters = sum(parameter.numel() for parameter in judge.model.parameters())
     tower = sum(parameter.numel() for parameter in judge.model.model.visual.parameters())
-    peak = matmul_peak(device) if options.gpu or options.quickstart else None
+    # bf16 on a GPU, and per thread in fp32 on a CPU.
+    side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    measures_peak = options.gpu or options.quickstart
+    peak = matmul_peak(device, dtype, side=side, timer=timed) if measures_peak else None
     return Result(
         judge=name,
         parameters=parameters,
@@ -340,19 +344,6 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
     start = time.process_time()
     work()
     return (time.process_time() - start) / torch.get_num_threads()
-
-
-def matmul_peak(device: torch.device, *, repeats: int = 20) -> float:
-    """FLOP/s of a large product, bf16 on a GPU and per thread in fp32 on a CPU, the fastest of three trials."""
-    side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-
-    def multiply() -> None:
-        for _ in range(repeats):
-            torch.mm(a, b)
-
-    timed(multiply, device)
-    return 2 * side**3 * repeats / min(timed(multiply, device) for _ in range(3))
 
 
 # --- words -----------------------------------------------------------------------------------------------------

@@ -131,9 +131,8 @@ def generate_sets(
     options: Any = {"size": size, "steps": steps, "base": base, "lora_scale": lora_scale}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
-        prompt, ranked_by = prompts[number // count], rank
-        if judge and not rank:
-            ranked_by = partial(judge_edits, judge) if prompt.sources else partial(judge_sets, judge, ask=ask)
+        prompt = prompts[number // count]
+        ranked_by = rank or (_rank_by(judge, prompt, ask=ask) if judge else None)
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
         # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
         candidates = generator.sample([prompt] * best_of, seeds, **options, on_step=on_step)
@@ -149,6 +148,11 @@ def generate_sets(
             for position, i in enumerate(order if keep_all else order[:1], 1)
         ]
     return images
+
+
+def _rank_by(judge: Judge, prompt: Prompt, *, ask: Ask) -> Rank:
+    """How a judge ranks the candidates of a prompt."""
+    return partial(judge_edits, judge) if prompt.sources else partial(judge_sets, judge, ask=ask)
 
 
 def _recipe(
