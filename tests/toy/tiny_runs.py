@@ -12,7 +12,7 @@ from pacorl.quickstart import recipe
 
 SMALL_QUICKSTART = [
     "epochs=1",
-    "prompts_per_epoch=3",
+    "prompts_per_epoch=2",
     "group_size=4",
     "prompts.train=tiny:train:3",
     "prompts.evaluation=tiny:test:3",

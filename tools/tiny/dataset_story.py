@@ -234,7 +234,7 @@ def reward(prompts: Path, out: Path, *, url: str, seed: int) -> dict[str, float]
     overrides = [
         f"out={out}", f"seed={seed}", "epochs=1", "trackers=[]",
         f"prompts.train={prompts}", "prompts.evaluation=tiny:test", "prompts.evaluation_limit=2",
-        "prompts_per_epoch=3", "group_size=6", "sampling.batch=6", "evaluation.size=[64, 64]", "evaluation.batch=2",
+        "prompts_per_epoch=2", "group_size=6", "sampling.batch=6", "evaluation.size=[64, 64]", "evaluation.batch=2",
         "judge.backend=http", f"judge.checkpoint={url}", f"judge.model={JUDGE}",
         "rewards=[{name: consistency, args: {temperature: 4}}]",
     ]  # fmt: skip

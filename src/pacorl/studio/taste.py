@@ -190,9 +190,9 @@ class TasteRuns:
         folder = self._folder(name)
         command = [sys.executable, "-m", "pacorl", "train-policy", str(folder / "config.yaml"), "--resume", "auto"]
         with self._lock, (folder / "log.txt").open("wb") as log:
-            announced, self._announced = self._announced, ""
-            if announced == name:  # else it was stopped while it waited for the studio's jobs
+            if self._announced == name:  # else it was stopped while it waited for the studio's jobs
                 self._name, self._process = name, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+                self._announced = ""  # last: between the two it would seem to be stopped
 
     def check_idle(self) -> None:
         """Raises RefusedError while a trainer runs, or is about to."""
