@@ -122,6 +122,9 @@ def test_blame_goes_in_front_of_a_fault() -> None:
         ('{"a": [1, {"b": -1e999}]}', "f.json: a.1.b: -inf is not a finite number"),
         ('{"a": 1' + "0" * 400 + "}", "f.json: a: 10000000000000000000 is not a finite number"),
         ('{"a": 1' + "0" * 5000 + "}", "f.json: Exceeds the limit"),
+        (r'{"a": [{"b": "x\ud800"}]}', r"f.json: a.0.b: 'x\ud800' holds half of a surrogate pair"),
+        (r'{"a": {"\udfff": 1}}', r"f.json: a.\udfff: '\udfff' holds half of a surrogate pair"),
+        (r'"\ud800"', r"f.json: '\ud800' holds half of a surrogate pair"),
         ("[" * 101 + "]" * 101, "f.json: nested deeper than 100 levels"),
         ('{"a":' * 50_000, "f.json:1: nested deeper than 100 levels"),
     ],
@@ -129,6 +132,13 @@ def test_blame_goes_in_front_of_a_fault() -> None:
 def test_json_that_would_be_read_as_something_else_is_refused(text: str, fault: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(fault)}"):
         parse_json(text, name="f.json")
+
+
+def test_whole_surrogate_pairs_are_characters_and_half_ones_are_read_if_asked_for() -> None:
+    assert parse_json(r'{"a": "\ud83d\ude42"}') == {"a": "🙂"}
+    assert parse_json(r'["\ud83d", 1]', half_pairs=True) == ["\ud83d", 1]
+    with pytest.raises(ValueError, match="not a finite number"):
+        parse_json("[1e999]", half_pairs=True)
 
 
 def test_json_of_a_hundred_levels_and_large_numbers_is_read() -> None:
@@ -187,6 +197,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a:\n  b: .inf", "f.yaml: not valid YAML: a.b: inf is not a finite number"),
         ("a: .nan", "f.yaml: not valid YAML: a: nan is not a finite number"),
         (".nan", "f.yaml: not valid YAML: nan is not a finite number"),
+        (r'a: {b: "\ud800"}', r"f.yaml: not valid YAML: a.b: '\ud800' holds half of a surrogate pair"),
         ('x: 1\na: !!int ""', "f.yaml:2: not valid YAML: '' is no int"),
         ("a: !!bool foo", "f.yaml: not valid YAML: 'foo' is no bool"),
         ("a: !!timestamp foo", "f.yaml: not valid YAML: could not determine a constructor for the tag"),

@@ -161,6 +161,18 @@ def test_a_record_that_was_changed_breaks_the_chain(run: Path, name: str, line: 
         audit(run)
 
 
+def test_a_record_that_could_not_be_written_is_named_with_its_key(run: Path) -> None:
+    """JSON's escapes can hold what UTF-8, and so no hash of a record, can."""
+    path = run / "starts.jsonl"
+    path.write_text(path.read_text().replace('"device": "cpu"', r'"device": "\ud800"', 1))
+    result = CliRunner().invoke(app, ["verify", str(run)])
+    with pytest.raises(
+        ValueError, match=r"starts\.jsonl:1: environment\.device: '\\ud800' holds half of a surr"
+    ) as fault:
+        audit(run)
+    assert (result.exit_code, str(result.exception)) == (1, str(fault.value))
+
+
 def test_a_record_that_is_gone_breaks_the_chain(run: Path) -> None:
     records = read_jsonl(run / "ledger.jsonl")
     write_jsonl(run / "ledger.jsonl", [records[0], records[2]])

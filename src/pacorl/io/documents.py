@@ -4,10 +4,10 @@
     config = read_yaml(Path("run.yaml"))
     write_json(folder / "summary.json", summary)
 
-What is read is a regular file of bounded size and depth in UTF-8, its numbers are finite, and no key stands twice in
-one mapping. YAML is read by version 1.2 (`io.yaml_core`). Every fault is a ValueError that begins with the file and its
-line. `fix`, if a reader takes it, ends the message: only the caller knows what the user should do about a file that
-cannot be used.
+What is read is a regular file of bounded size and depth in UTF-8. Its numbers are finite, its texts can be written as
+UTF-8 again, and no key stands twice in one mapping. YAML is read by version 1.2 (`io.yaml_core`). Every fault is a
+ValueError that begins with the file and its line. `fix`, if a reader takes it, ends the message: only the caller knows
+what the user should do about a file that cannot be used.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ MAX_YAML_BYTES = 2**20
 """YAML is what people write by hand, and its parser takes ten seconds for a million characters."""
 FLOAT_MAX = int(sys.float_info.max)
 """A larger whole number is no float, and whoever computes with it meets an OverflowError."""
+HALF_PAIR = re.compile(r"[\ud800-\udfff]")
+"""Half of a surrogate pair, which JSON's and YAML's escapes can hold and UTF-8 cannot: whoever writes it on fails."""
 TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")\s*(:?)|[{}]')
 """Of a JSON text: a string, with the colon that makes it a key, or the edge of an object."""
 
@@ -163,16 +165,23 @@ def faults_of(error: ValidationError) -> str:
     return "; ".join(faults).replace("Value error, ", "")
 
 
-def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
+def parse_json(text: str | bytes, *, name: str = "", fix: str = "", half_pairs: bool = False) -> Any:
     """Parse a JSON document; `name` is the file, to which the message of a fault adds the line.
 
+    Args:
+        text: the document.
+        name: the file.
+        fix: what the user should do about a document that cannot be used.
+        half_pairs: whether its texts may hold half of a surrogate pair.
+
     Raises:
-        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a repeated key or a number that is not finite.
+        ValueError: it is not JSON, not UTF-8, nested too deeply, or has a repeated key, a number that is not finite, or
+            half of a surrogate pair.
     """
     text = _decoded(text, name or "the text") if isinstance(text, bytes) else text
     try:
         document = json.loads(text, object_pairs_hook=_unrepeated, parse_constant=_refused)
-        _check_values(document)
+        _check_values(document, half_pairs=half_pairs)
     except json.JSONDecodeError as error:
         line, fault = error.lineno, f"not valid JSON at column {error.colno} ({error.msg})"
     except _RepeatedKeyError:
@@ -180,7 +189,7 @@ def parse_json(text: str | bytes, *, name: str = "", fix: str = "") -> Any:
         fault = f"key {key!r} is given twice in one object; keep one of them"
     except RecursionError:
         line, fault = 1, f"nested deeper than {MAX_DEPTH} levels"
-    except ValueError as error:  # a number
+    except ValueError as error:  # a number or a text
         line, fault = 0, str(error)
     else:
         return document
@@ -219,8 +228,8 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is not a number of JSON; write null if there is none")
 
 
-def _check_values(document: Any) -> None:
-    """Raise ValueError if a document is nested too deeply, or a number in it is not finite (1e999 is infinite)."""
+def _check_values(document: Any, *, half_pairs: bool = False) -> None:
+    """Raise ValueError if a document is nested too deeply, or holds a number or text that cannot be used."""
     level: list[tuple[str, Any]] = [("", [document])]
     for depth in range(MAX_DEPTH + 1):
         inner = []
@@ -228,15 +237,24 @@ def _check_values(document: Any) -> None:
             for key, value in values.items() if isinstance(values, dict) else enumerate(values):
                 if isinstance(value, dict | list):
                     inner.append((f"{path}.{key}" if depth else "", value))
-                elif (isinstance(value, float) and not math.isfinite(value)) or (
-                    isinstance(value, int) and abs(value) > FLOAT_MAX
-                ):
-                    at = f"{path}.{key}".lstrip(".") + ": " if depth else ""
-                    raise ValueError(f"{at}{repr(value)[:20]} is not a finite number")
+                if fault := _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs):
+                    at = ascii(f"{path}.{key}".lstrip("."))[1:-1] + ": " if depth else ""
+                    raise ValueError(at + fault)
         if not inner:
             return
         level = inner
     raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _fault_of(value: Any, *, half_pairs: bool) -> str:
+    """Why a number (1e999 is infinite) or text cannot be used; empty if it can."""
+    if isinstance(value, str):
+        whole = half_pairs or value.isascii() or not HALF_PAIR.search(value)
+        return "" if whole else f"{ascii(value)[:40]} holds half of a surrogate pair, which is no character"
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    if infinite or (isinstance(value, int) and abs(value) > FLOAT_MAX):
+        return f"{repr(value)[:20]} is not a finite number"
+    return ""
 
 
 def parse_object(line: str | bytes, *, kind: str = "record", fix: str = "") -> dict[str, Any]:

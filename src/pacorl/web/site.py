@@ -25,6 +25,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTex
 from pydantic import AfterValidator
 from starlette.concurrency import run_in_threadpool
 
+from pacorl.io.documents import HALF_PAIR
 from pacorl.web.guard import READING, Guard, RefusedError
 
 Route = tuple[str, str, Callable[..., Any]]
@@ -175,7 +176,7 @@ def error_response(error: Exception) -> JSONResponse:
 
 def _writable(text: str) -> str:
     """JSON's escapes can hold what UTF-8, and so no answer and no database, can."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if HALF_PAIR.search(text):
         raise ValueError("it holds half of a surrogate pair, which is no character")
     return text
 
