@@ -3,12 +3,17 @@
 
 const when = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
+let drawn = "";
+
 async function drawHistory(sets = null) {
   try {
     sets ??= await call("GET", "/api/history");
   } catch (error) {
     return toast(error.message);
   }
+  const content = JSON.stringify(sets);
+  if (content === drawn) return;  // a card that is made anew would lose the focus and its "For good?"
+  drawn = content;
   $("historyHint").textContent = sets.length
     ? `${sets.length} of at most ${state.limits.sets}, newest first. They stay on this machine, and outlast the studio.`
     : "Nothing yet. Every set that you make is kept here, and outlasts the studio.";
