@@ -3,7 +3,7 @@
 bash      each line is run: `pacorl` by the command line's own entry point in this process, all else by bash
           a line that ends in ` &` runs beside the others until the page is done
 python    is run, all of a page's blocks in one namespace
-sh        is for real models or for a machine's set-up, and is not run
+sh        is for real models, a machine's set-up, servers that stay or minutes of work, and is not run
 any language with title="NAME" is a file of that name
 """
 
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -90,11 +91,17 @@ def _run_line(line: str, beside: ExitStack, monkeypatch: pytest.MonkeyPatch, mor
     added = [word for start, words in more.items() if line.startswith(start) for word in words]
     if line.rstrip().endswith("&"):
         beside.enter_context(_beside(line.rstrip().removesuffix("&")))
-    elif re.match(r"pacorl [^|><$*]*$", line):
-        run_command([*shlex.split(line, comments=True), *added], monkeypatch)
+    elif re.match(r"pacorl [^|><$]*$", line):
+        words = [path for word in shlex.split(line, comments=True) for path in _expanded(word)]
+        run_command([*words, *added], monkeypatch)
     else:
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+def _expanded(word: str) -> list[str]:
+    """The files that a shell would put in the place of a pattern."""
+    return (sorted(glob(word)) if "*" in word else []) or [word]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""README and the tutorials are true: every block runs as it stands, on the tiny world, and leaves what it promises."""
+"""The pages are true: every block runs as it stands, on the tiny world, and leaves what it promises."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from pathlib import Path
 import pytest
 import yaml
 from page_blocks import ROOT, Block, blocks, run_page
-from tiny_runs import SMALL_QUICKSTART
+from tiny_runs import SMALL_QUICKSTART, tiny_run
 
 from pacorl.config.base import load
 from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.policy_run import PolicyConfig
+from pacorl.train.trainer import PolicyTrainer
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [ROOT / "README.md", *sorted(TUTORIALS.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+OF_THEIR_OWN = {"README.md", *(path.name for path in TUTORIALS.glob("*.md")), "python.md", "your-domain.md"}
+"""Pages that a test of their own runs, here or in tests/test_python_page.py and tests/test_your_domain.py."""
+
+RUN = {"bash", "python"}
+NOT_RUN = {"sh", "text", "bibtex", "csv", "json", "jsonl", "yaml"}
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*reads 48 tokens:UserWarning"),
 ]
@@ -54,29 +60,65 @@ def test_judge_and_data_as_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "heroes-tasks/tasks.json").is_file()
 
 
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pages call runs/tiny or runs/quickstart."""
+    folder = tmp_path_factory.mktemp("pages") / "run"
+    PolicyTrainer(tiny_run([*SMALL_QUICKSTART, f"out={folder}"])).train()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in OF_THEIR_OWN and blocks(page, *RUN)],
+    ids=lambda page: page.stem,
+)
+def test_the_blocks_of_a_page_run(
+    page: Path, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/quickstart").symlink_to(small_run)
+    if page.stem == "verify":
+        (tmp_path / "runs/tiny").symlink_to(small_run)
+    smaller = {
+        "pacorl train-policy configs/tiny.yaml": SMALL_QUICKSTART,
+        "pacorl train-reward configs/reward/tiny.yaml": ["max_steps=2", "data.train=[tiny:train:16]", "data.evaluation=[tiny:dev:4]"],
+        "pacorl probe": ["--samples", "8"],
+    }
+    run_page(page, tmp_path, monkeypatch, more=smaller)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_dry_runs_for_real_models_name_configs_and_keys_that_exist(page: Path) -> None:
+def test_every_block_says_whether_it_is_run(page: Path) -> None:
+    fences = re.findall(r"^ *```(.*)$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(page))  # all that there are, no indented one and none of another form
+    assert {block.language for block in blocks(page)} <= RUN | NOT_RUN
+    unmarked = [block.text for block in blocks(page, *NOT_RUN - {"sh"}) if re.search(r"^pacorl ", block.text, re.M)]
+    assert unmarked == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_for_real_models_name_configs_and_keys_that_exist(page: Path) -> None:
     kinds = {"train-reward": JudgeConfig, "train-policy": PolicyConfig}
     for line in (line for block in blocks(page, "sh") for line in block.lines):
-        words = shlex.split(line)
+        words = shlex.split(line, comments=True)
         for command in kinds.keys() & set(words):
             config, *rest = words[words.index(command) + 1 :]
-            load(kinds[command], ROOT / config, [word for word in rest if re.match(r"[a-z_.]+=", word)])
+            # What the shell fills in is a path like any other.
+            load(kinds[command], ROOT / config, [word.replace("$", "") for word in rest if re.match(r"[a-z_.]+=", word)])
 
 
 SCRIPTS = [(page, block) for page in DOCS for block in blocks(page, "sh") if block.title.endswith(".slurm")]
 
 
 @pytest.mark.parametrize(("page", "block"), SCRIPTS, ids=lambda value: getattr(value, "stem", ""))
-def test_a_job_script_is_bash_and_names_a_config_and_keys_that_exist(page: Path, block: Block) -> None:
+def test_a_job_script_is_bash_and_trains(page: Path, block: Block) -> None:
     assert block.text.startswith("#!/bin/bash\n#SBATCH ")
     checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
     assert checked.stderr == ""
-    (line,) = [line.partition("||")[0] for line in block.lines if "train-policy" in line]
-    command = shlex.split(line, comments=True)
-    config, *others = command[command.index("train-policy") + 1 :]
-    # What the shell fills in is a path like any other.
-    load(PolicyConfig, ROOT / config, [word.replace("$", "") for word in others if re.match(r"[a-z_.]+=", word)])
+    assert "train-policy" in block.text
 
 
 def test_there_are_job_scripts_for_one_machine_and_for_several() -> None:
