@@ -75,16 +75,18 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [page for page in PAGES if page.name not in OF_THEIR_OWN and blocks(page, *RUN)],
     ids=lambda page: page.stem,
 )
-def test_the_blocks_of_a_page_run(
-    page: Path, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_blocks_of_a_page_run(page: Path, small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/quickstart").symlink_to(small_run)
     if page.stem == "verify":
         (tmp_path / "runs/tiny").symlink_to(small_run)
     smaller = {
         "pacorl train-policy configs/tiny.yaml": SMALL_QUICKSTART,
-        "pacorl train-reward configs/reward/tiny.yaml": ["max_steps=2", "data.train=[tiny:train:16]", "data.evaluation=[tiny:dev:4]"],
+        "pacorl train-reward configs/reward/tiny.yaml": [
+            "max_steps=2",
+            "data.train=[tiny:train:16]",
+            "data.evaluation=[tiny:dev:4]",
+        ],
         "pacorl probe": ["--samples", "8"],
     }
     run_page(page, tmp_path, monkeypatch, more=smaller)
@@ -107,7 +109,9 @@ def test_the_commands_for_real_models_name_configs_and_keys_that_exist(page: Pat
         for command in kinds.keys() & set(words):
             config, *rest = words[words.index(command) + 1 :]
             # What the shell fills in is a path like any other.
-            load(kinds[command], ROOT / config, [word.replace("$", "") for word in rest if re.match(r"[a-z_.]+=", word)])
+            load(
+                kinds[command], ROOT / config, [word.replace("$", "") for word in rest if re.match(r"[a-z_.]+=", word)]
+            )
 
 
 SCRIPTS = [(page, block) for page in DOCS for block in blocks(page, "sh") if block.title.endswith(".slurm")]

@@ -180,7 +180,7 @@ def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterato
                 "import torch",
                 "from diffusers import DiffusionPipeline",
                 "",
-                f'pipeline = DiffusionPipeline.from_pretrained("{base}", torch_dtype=torch.bfloat16)',
+                f'pipeline = DiffusionPipeline.from_pretrained("{base}", dtype=torch.bfloat16)',
                 f'pipeline.load_lora_weights("{name}")',
                 "```",
             ]
