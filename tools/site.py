@@ -83,7 +83,7 @@ def commands_page() -> str:
 
 
 def undocumented(names: list[str]) -> Iterator[str]:
-    """The public modules, classes and functions below those given that say nothing of themselves; fields have types."""
+    """The public modules, classes, fields and functions below those given that say nothing of themselves."""
     package = griffe.load("pacorl", search_paths=[ROOT / "src"], docstring_parser="google")
     for name in names:
         yield from _undocumented(package[name.removeprefix("pacorl.")])
@@ -95,7 +95,7 @@ def _undocumented(item: griffe.Object | griffe.Alias) -> Iterator[str]:
         yield own.path
     if own.is_module or own.is_class:
         for member in own.members.values():
-            if member.is_public and not (member.is_attribute or member.is_imported or member.is_special):
+            if member.is_public and not (member.is_imported or member.is_special):
                 yield from _undocumented(member)
 
 

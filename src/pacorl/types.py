@@ -27,7 +27,9 @@ class Grid:
     """How the panels of a set lie in its grid image: `rows` × `cols`, row-major."""
 
     rows: int
+    """At least 1."""
     cols: int
+    """At least 1."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cols < 1:
@@ -47,7 +49,9 @@ class Size:
     """Height and width of an image, in pixels."""
 
     height: int
+    """Pixels."""
     width: int
+    """Pixels."""
 
     @classmethod
     def parse(cls, text: str) -> Size:
@@ -75,6 +79,7 @@ class Prompt:
     theme: str = ""
     """What all panels share; the judge reads it."""
     grid: Grid = Grid(1, 1)
+    """1×1 for a single image, as of an edit."""
     panels: tuple[str, ...] = ()
     """One description per panel, row-major; empty if the record has none."""
     criteria: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -84,7 +89,9 @@ class Prompt:
     size: Size | None = None
     """The size that the record asks for, if it does."""
     category: str = ""
+    """The record's own, for figures by category."""
     task: str = ""
+    """The record's own, as `category`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,9 @@ class Question:
     """Images and a question about them, to be answered Yes or No."""
 
     images: tuple[Image, ...]
+    """In the order in which the judge sees them."""
     text: str
+    """Follows the images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,7 @@ class Verdict:
     p_yes: float | None
     """P(Yes | Yes or No) of the first answer token."""
     error: str = ""
+    """Why there is no probability; empty if there is one."""
     order_gap: float | None = None
     """How far P(Yes) of the two orders of the images lies apart, if both were asked and `p_yes` is their mean."""
     declined: bool = False
@@ -109,6 +119,7 @@ class Verdict:
 
     @property
     def valid(self) -> bool:
+        """Whether there is a probability."""
         return self.p_yes is not None
 
 
@@ -128,14 +139,17 @@ class Rollout:
     """One batch of samples, as rewards and objectives of the endpoint see them."""
 
     prompts: list[Prompt]
+    """Of each sample."""
     row_B: list[int]
     """Global row of each sample in its epoch: the only source of its seed."""
     size: Size
+    """Of all of its images."""
     sigmas_T: Tensor
     """(T+1,)"""
     final_BNC: Tensor
     """Endpoints, fp32, on the CPU like all that is kept for training."""
     images: list[Image]
+    """Decoded endpoints."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -155,10 +169,13 @@ class NodeBatch:
     prompts: list[Prompt]
     """Of each node."""
     size: Size
+    """Of all of its images."""
     sigmas_T: Tensor
     """(T+1,)"""
     latents_VNC: Tensor
+    """Before the step."""
     next_latents_ENC: Tensor
+    """After it, of each child."""
     row_B: list[int]
     """Global row of each sample."""
     node_B: Tensor
@@ -176,6 +193,7 @@ class Samples:
     """What one process sampled for one optimizer step."""
 
     rollouts: list[Rollout] = field(default_factory=list)
+    """In the order in which they were sampled."""
     nodes: list[NodeBatch] = field(default_factory=list)
     """In the order in which their first samples were dealt; empty if sampling was without noise."""
 
@@ -185,9 +203,11 @@ class RewardTable:
     """Every reward of every sample, before any aggregation."""
 
     names: tuple[str, ...]
+    """R labels, in the order of the config."""
     score_RB: Tensor
     """fp64; entries where `valid_RB` is False are meaningless."""
     valid_RB: Tensor
+    """Whether a sample has that score."""
     group_B: Tensor
     """int64 prompt ids."""
 
@@ -197,9 +217,11 @@ class Advantages:
     """How much better than its group each sample was. Only `core.advantages` makes one."""
 
     value_B: Tensor
+    """Training makes a sample likelier if its advantage is above 0, and less likely below."""
     used_B: Tensor
     """False where the sample must not be trained on (its reward is missing, or its group is too small)."""
     stats: Mapping[str, float]
+    """What the log says of them, by name."""
     value_LB: Tensor | None = None
     """At each level of a tree, the advantage of the child that a sample descends from among its siblings; None if a
     sample's own advantage acts on all of its path."""
@@ -216,11 +238,15 @@ class Comparison:
     """Two images, whether they are consistent, and why: one training pair of the judge."""
 
     images: tuple[Path, ...]
+    """Two files."""
     question: str
     """Follows the images, unless it says by `<image>` where each of them stands."""
     consistent: bool
+    """The label: Yes or No."""
     reasons: str = ""
+    """What is taught beside the label."""
     category: str = ""
+    """Under which its figures are given separately."""
     group: str = ""
     """The prompt that both come from: what a split into training and test must not cut through."""
     answer: str = ""

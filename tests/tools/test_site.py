@@ -23,7 +23,8 @@ def test_a_dead_link_and_an_undocumented_name_fail_the_build_and_nothing_else_do
     for name in ("docs", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
-    for page, line in (("faq", "[nothing](nothing.md)"), ("api", "::: pacorl.types.Conditioning.__len__")):
+    added = ("[nothing](nothing.md)", "::: pacorl.types.Conditioning.__len__", "::: pacorl.core.ranking.Interval")
+    for page, line in zip(("faq", "api", "api"), added, strict=True):
         with (tmp_path / "docs" / f"{page}.md").open("a", encoding="utf-8") as file:
             file.write(f"\n{line}\n")
     build = [sys.executable, "-m", "mkdocs", "build"]
@@ -31,8 +32,9 @@ def test_a_dead_link_and_an_undocumented_name_fail_the_build_and_nothing_else_do
     done = subprocess.run(build, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "Conditioning.__len__ has no docstring" in done.stderr
+    assert "Interval.low has no docstring" in done.stderr
     assert "'nothing.md'" in done.stderr
-    assert "Aborted with 2 warnings" in done.stdout, "these two are all that is wrong"
+    assert "Aborted with 5 warnings" in done.stdout, "these two and the class's three fields are all that is wrong"
     pages = [page.read_text("utf-8") for page in (tmp_path / "build" / "site").rglob("*.html")]
     assert len(pages) > 30
     asks = re.compile(r"<(?:script|img|iframe|link rel=.stylesheet)[^>]*(?:src|href)=.https?://")

@@ -9,13 +9,13 @@ from PIL import Image
 
 from pacorl.types import Grid
 
-# "2x2 grid layout", "1×5", "1 ⨉ 3": the first pair of numbers around a cross (the released rule), of three digits at
-# most: without bounds a text of 20,000 digits takes half a minute.
+# Of three digits at most: without bounds a text of 20,000 digits takes half a minute.
 LAYOUT = re.compile(r"(?<!\d)(\d{1,3})\s{0,9}[x×⨉]\s{0,9}(\d{1,3})(?!\d)")
+"""`2x2 grid layout`, `1×5`, `1 ⨉ 3`: the first pair of numbers around a cross is the layout (the released rule)."""
 
-# A panel opens with a tag of capitals, digits, dashes and brackets that ends in a colon, after the end of a
-# sentence: `… detail. [TOP]-[LEFT]:A dentist …` (the released rule).
 PANEL_TAG = re.compile(r"[.\"]\s+[A-Z0-9\-\[\]]+:")
+"""A panel opens with a tag of capitals, digits, dashes and brackets that ends in a colon, after the end of a sentence:
+`… detail. [TOP]-[LEFT]:A dentist …` (the released rule)."""
 
 
 def parse_layout(text: str) -> Grid:

@@ -63,6 +63,7 @@ class Generator:
         """Whether it edits sources, and whether it makes sets from words alone; some do both."""
         self._tiny = spec.tiny if model == TINY else None
         self.batch = self._tiny.batch if self._tiny else 1
+        """Most images of one forward; 1 for a model that is not the tiny one."""
         self.default_steps = self._tiny.steps if self._tiny else spec.steps
         """Denoising steps if nobody says how many: the tiny checkpoint's, or those of the kind's published one."""
         self.note = self._tiny.note if self._tiny else ""

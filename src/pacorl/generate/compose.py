@@ -13,7 +13,7 @@ from pacorl.io.documents import read_jsonl
 from pacorl.policies import tiny_spec
 from pacorl.types import TINY, Grid, Prompt
 
-NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
+_NUMBERS = ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN")
 
 
 def prompt_from(
@@ -65,7 +65,7 @@ def compose(theme: str, panels: Sequence[str], grid: Grid) -> Prompt:
         # With one full stop: a reader finds a panel's tag by the end of the sentence before it.
         return text.strip().rstrip(".") + "."
 
-    count = NUMBERS[grid.count - 1] if grid.count <= len(NUMBERS) else str(grid.count)
+    count = _NUMBERS[grid.count - 1] if grid.count <= len(_NUMBERS) else str(grid.count)
     opening = f"{count}-PANEL Images with a {grid} grid layout portraying {sentence(theme)}"
     scenes = [f"{tag}: {sentence(text)}" for tag, text in zip(panel_tags(grid), panels, strict=True)]
     prompt = Prompt(id=0, text=" ".join([opening, *scenes]), theme=theme, grid=grid, panels=tuple(panels))

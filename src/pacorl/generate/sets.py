@@ -33,16 +33,27 @@ class Recipe:
     """What generates an image again, beside its prompt; None is what the model does not read."""
 
     model: str
+    """Checkpoint folder or hub name."""
     adapter: str
+    """Folder, file or hub name; empty without one."""
     lora_scale: float | None
+    """The adapter's strength: 1 is as it was trained."""
     seed: int
+    """Of the initial noise."""
     size: Size
+    """Of the image."""
     steps: int
+    """Denoising steps."""
     guidance_scale: float | None
+    """Under the name that the model's pipeline has for it."""
     true_cfg_scale: float | None
+    """Of classifier-free guidance; 1 is without."""
     negative_prompt: str | None
+    """What classifier-free guidance leads away from."""
     max_sequence_length: int | None
+    """Most tokens that are read of a prompt."""
     version: str
+    """pacorl's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,7 @@ class Judged:
     parts: tuple[tuple[str, float | None], ...] = ()
     """What the score is made of, by name."""
     error: str = ""
+    """Why there is no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +75,17 @@ class GeneratedImage:
     """An image with its recipe, and the judgement of it if there is a judge."""
 
     prompt: Prompt
+    """What it shows."""
     image: Image
     """A grid image for a set."""
     recipe: Recipe
+    """What makes it again."""
     judged: Judged | None = None
+    """None without a judge."""
     rank: int = 1
     """Among its candidates, from 1."""
     candidates: int = 1
+    """How many there were to choose from."""
 
     @property
     def panels(self) -> list[Image]:

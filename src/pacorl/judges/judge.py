@@ -20,6 +20,7 @@ from pacorl.quantize import NONE, Quantization
 from pacorl.types import Question, Verdict
 
 WORDS = (("Yes",), ("No",))
+"""The spellings of Yes and of No that count by default."""
 VARIANTS = (("Yes", "yes", "YES", "Y", "y"), ("No", "no", "NO", "N", "n"))
 """The spellings whose probabilities EditReward-Bench adds up (those of them that are single tokens)."""
 
@@ -50,6 +51,7 @@ class Counters:
     requests: int = 0
     """Chat requests sent, retries included."""
     retries: int = 0
+    """Of these, those that repeat a failed one."""
     missing: int = 0
     """Distinct questions that ended without a probability."""
     cached: int = 0
@@ -61,6 +63,7 @@ class RemoteJudge(Judge, Protocol):
     """A judge outside of this process: several threads may ask it at once, it counts, and it is closed at the end."""
 
     counters: Counters
+    """What it has done so far."""
 
     def close(self) -> None:
         """Abandons what is running."""
@@ -73,9 +76,11 @@ class JudgeFacts:
     yes_ids: tuple[int, ...] = ()
     """Token ids of Yes; empty if a server does not tell, and its answers are read by their text."""
     no_ids: tuple[int, ...] = ()
+    """Token ids of No, likewise."""
     served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Endpoint → model names; empty for a judge in this process."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the libraries or the server, by name."""
     weight_bytes: int = 0
     """Of this process; a server's memory is its own."""
 
@@ -123,6 +128,7 @@ class BackendOptions(Section):
     backend: str
     """In this process, or behind an OpenAI-compatible API."""
     checkpoint: str
+    """A folder, a hub name, `tiny`, or a server's URL or endpoints YAML, by the backend."""
     symmetric: bool = False
     """Whether each pair is asked about in both orders and scored by the mean, at twice the questions."""
     variants: bool = False
@@ -173,6 +179,7 @@ class JudgeSpec:
     """A line of `JUDGES`."""
 
     options: type[BackendOptions]
+    """The section `judge:` of this backend."""
     open: Callable[..., Judge]
     """(options, *, device, processes, waits) → the judge, ready to be asked; `processes` share it, and with `waits` one
     that is still starting is waited for.

@@ -83,13 +83,18 @@ class LocalJudge:
         from pacorl.judges.vision import batch_windows  # the model has imported transformers by now
 
         self.model = model.eval().requires_grad_(False)
+        """The model, frozen and in evaluation mode, its adapter merged."""
         batch_windows(self.model)
         self.processor = processor
+        """The checkpoint's own."""
         self.prompting = Prompting(model, processor)
+        """Turns questions into tokens and pixels."""
         self.batch_tokens, self.temperature, self.symmetric = batch_tokens, temperature, symmetric
         self.share = can_share(model.config) if share is None else share
+        """Whether common beginnings of prompts are computed once."""
         self.yes_ids, self.no_ids = answer_ids(processor.tokenizer, variants=variants)
         self.domain = domain
+        """Tells images that the judge knows from others; None declines nothing."""
 
     @classmethod
     def from_pretrained(

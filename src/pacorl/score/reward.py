@@ -41,7 +41,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
 
     def __init__(self, judge: Judge, *, name: str = "") -> None:
         self.judge = judge
+        """Answers the questions."""
         self.name = name or type(judge).__name__
+        """What messages and pages call the judge."""
 
     @classmethod
     def from_pretrained(

@@ -33,6 +33,7 @@ class QuestionSpec:
     label: str
     """What a table calls it."""
     text: str
+    """What the judge is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,17 @@ class PairScore:
     """What the judge says of two images of a set (indices into it)."""
 
     first: int
+    """Index of one image."""
     second: int
+    """Index of the other."""
     by_question: tuple[float | None, ...]
     """P(Yes) of each question, mean of both orders if both were asked."""
     order_gap: float | None = None
     """How far P(Yes) of the two orders lies apart, mean over the questions; None if one order was asked."""
     error: str = ""
+    """Why it has no score."""
     reasons: str = ""
+    """The judge's answer in words, if it was asked for."""
     declined: bool = False
     """Whether the judge declined it, because an image is outside of what it knows."""
 
@@ -61,6 +66,7 @@ class OddOneOut:
     """The image that fits the others least."""
 
     image: int
+    """Its index."""
     with_others: float
     """Mean score of its pairs."""
     among_others: float | None
@@ -72,9 +78,13 @@ class Scores:
     """The scored pairs of some images."""
 
     names: tuple[str, ...]
+    """What a table calls the images."""
     images: tuple[Image, ...]
+    """As the judge saw them."""
     questions: tuple[QuestionSpec, ...]
+    """What was asked of every pair."""
     pairs: tuple[PairScore, ...]
+    """One for each two images, or with the first image alone."""
     ranking: bool = False
     """Whether the pairs are the first image with each of the others, and not all."""
 
@@ -85,6 +95,7 @@ class Scores:
 
     @property
     def missing(self) -> tuple[PairScore, ...]:
+        """The pairs without a score."""
         return tuple(pair for pair in self.pairs if pair.p_yes is None)
 
     @property

@@ -124,6 +124,7 @@ class PolicyTrainer:
         """
         self.extra_metrics, functions = extra_metrics, rewards or {}
         self.config = config = builders.checked_config(config, functions)
+        """The config as it is run: functions among its rewards, judges that nothing asks left out."""
         self.epoch = 0
         """Finished epochs."""
         self.step = 0
@@ -139,9 +140,11 @@ class PolicyTrainer:
         self.warned: set[str] = set()
         """What was warned of once."""
         self.clock = PhaseClock()
+        """Seconds of each phase since the run began."""
         # The order is from cheap to dear: a config that cannot work fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
         self.runtime = Runtime(patience=builders.patience(config))
+        """The processes of the run."""
         allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
         if leaks and self.runtime.is_main:
             logger.warning(leaks)

@@ -102,8 +102,11 @@ class JudgeTrainer:
                 f"{config.out} holds a run already; go on with --resume, or name another folder with out=…"
             )
         self.checkpoint = _newest_whole(complete) if complete else None
+        """What training goes on from; None at the start."""
         self.changes = self._changes(allow_changes) if self.checkpoint else {}
+        """Keys whose values are others than those of the run that is resumed → both values."""
         self.sums = LossSums()
+        """Losses and decisions since the last line of the log."""
 
     def train(self) -> Path:
         """Train to the end of the config.

@@ -71,6 +71,7 @@ class HttpJudge:
             raise ValueError("a judge over HTTP needs at least one endpoint, e.g. http://127.0.0.1:8000/v1")
         self.model, self.temperature, self.symmetric, self.image_format = model, temperature, symmetric, image_format
         self.counters = Counters()
+        """What it has asked so far."""
         self.pool = EndpointPool(
             model,
             endpoints,
@@ -82,6 +83,7 @@ class HttpJudge:
             decline=decline,
             counters=self.counters,
         )
+        """The endpoints, and which of them answer."""
         self._loop = LoopThread()
 
     @classmethod
