@@ -82,6 +82,17 @@ FAULTS = [
     (["epochs=0"], "epochs: Input should be greater than 0 (got 0)"),
     (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
     ([f"sampling.steps={10**30}"], f"sampling.steps: Input should be less than or equal to 1000 (got {10**30})"),
+    (["adapter.rank=5000"], "adapter.rank: Input should be less than or equal to 4096 (got 5000)"),
+    ([f"epochs={10**30}"], f"epochs: Input should be less than or equal to 1000000 (got {10**30})"),
+    ([f"seed={10**30}"], f"seed: Input should be less than or equal to {2**53} (got {10**30})"),
+    (
+        ["evaluation.samples_per_prompt=1001"],
+        "evaluation.samples_per_prompt: Input should be less than or equal to 1000",
+    ),
+    (
+        ["prompts_per_epoch=100000", "group_size=12"],
+        "config: prompts_per_epoch 100000 with 12 samples each makes 1,200,000 samples an epoch, and at most 1,000,000",
+    ),
     (["sampling.size=64"], "sampling.size: Input should be a valid tuple (got 64)"),
     (["model.dtype=float16"], "model.dtype: Input should be 'float32', 'bfloat16' or 'float64' (got 'float16')"),
     (

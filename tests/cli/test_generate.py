@@ -75,6 +75,12 @@ def test_faults_are_told_before_weights_are_loaded(no_weights, words, fault):
     assert fault in refused(*words)
 
 
+@pytest.mark.parametrize("flag", ["--steps", "--count", "--best-of", "--seed", "--max-sequence-length"])
+def test_a_count_without_end_is_a_wrong_option(no_weights, flag):
+    result = run(*SET, flag, str(10**30))
+    assert (result.exit_code, flag in result.output) == (2, True)
+
+
 def test_a_file_that_is_no_image_is_refused_by_name(no_weights, tmp_path):
     letter = tmp_path / "letter.png"
     letter.write_text("Dear Sir")

@@ -69,7 +69,9 @@ def test_no_words_are_a_question_for_help(
     assert "Usage:" in shown.out + shown.err
 
 
-@pytest.mark.parametrize("fault", [SafetensorError("no space"), OSError("no space"), ValueError("no space")])
+@pytest.mark.parametrize(
+    "fault", [SafetensorError("no space"), OSError("no space"), ValueError("no space"), MemoryError("no space")]
+)
 def test_what_a_user_can_cause_is_one_line(
     fault: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ class SortOptions(JudgeOptions):
     order: str = option("up", "up or down.", parse=one_of("up", "down"))
     size: Size | None = option(None, "HEIGHTxWIDTH.", also=("--shape",), parse=Size.parse)
     tags: list[str] = option([], "May be repeated.")
-    count: int = option(1, "How many.", least=1)
+    count: int = option(1, "How many.", least=1, most=9)
     check: bool = option(True, "Check first.")
     fast: bool = option(False, "Do not look twice.")
 
@@ -81,8 +81,9 @@ def test_a_text_that_cannot_be_parsed_is_named_with_its_flag(words: tuple[str, .
         CliRunner().invoke(app, ["things", *words], catch_exceptions=False)
 
 
-def test_a_number_out_of_range_is_a_wrong_option() -> None:
-    result = CliRunner().invoke(app, ["things", "--count", "0"])
+@pytest.mark.parametrize("count", ["0", "10"])
+def test_a_number_out_of_range_is_a_wrong_option(count: str) -> None:
+    result = CliRunner().invoke(app, ["things", "--count", count])
     assert (result.exit_code, "--count" in result.output) == (2, True)
 
 

@@ -8,6 +8,7 @@ from pacorl.data.characters import character_prompts
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import denoise
 from pacorl.policies.flux import FluxPolicy
+from pacorl.policies.pipeline import check_area
 from pacorl.types import Size
 
 PROMPTS = character_prompts("dev", 3)
@@ -61,6 +62,14 @@ def test_noise_depends_on_its_seed_alone(flux: FluxPolicy) -> None:
 def test_a_size_that_does_not_divide_is_refused(flux: FluxPolicy) -> None:
     with pytest.raises(ValueError, match=r"size 64x60 must be a multiple of 8 .* nearest is 64x64"):
         flux.check_size(Size(64, 60))
+
+
+def test_an_image_that_could_not_be_read_again_is_refused(flux: FluxPolicy) -> None:
+    flux.check_size(Size(8000, 8000))
+    with pytest.raises(ValueError, match=r"size 8000x8008 has more than 64,000,000 pixels"):
+        flux.check_size(Size(8000, 8008))
+    with pytest.raises(ValueError, match=r"size 1000000x1000000 has more than 64,000,000 pixels"):
+        check_area(Size(10**6, 10**6), step=16)
 
 
 def test_the_velocity_reads_the_prompt(flux: FluxPolicy) -> None:

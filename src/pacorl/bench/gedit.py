@@ -20,7 +20,7 @@ from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, 
 from pacorl.bench.sources import described, image_source
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import Advance, BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.config.options import JudgeOptions, inherited, one_of, option
+from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, option
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.records import evenly_spread
 from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
@@ -56,7 +56,7 @@ class GeditOptions(GeneratorBenchmarkOptions):
     )
     language: str = option("", "en or cn; both if left out.", parse=one_of(*LANGUAGES))
     rubric: Path | None = option(None, "A YAML with semantics, quality and scale; ours if left out.")
-    workers: int = option(8, "Ratings at a time, of a rater at a server.", least=1)
+    workers: int = option(8, "Ratings at a time, of a rater at a server.", least=1, most=WORKERS)
 
     def __post_init__(self) -> None:
         if not self.judge and not self.generate_only:

@@ -78,7 +78,7 @@ def exit_code(command: Callable[[], object]) -> int:
             return _refuse(error)
         # Everything else is a fault of this program. safetensors' error is of none of these kinds, and its module is
         # not loaded for every command.
-        users = (ValueError, OSError, RuntimeError, ImportError)
+        users = (ValueError, OSError, RuntimeError, ImportError, MemoryError)
         if not isinstance(error, users) and type(error).__name__ != "SafetensorError":
             raise
         # A message may quote a value, and a value may be a megabyte.

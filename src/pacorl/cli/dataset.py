@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from pacorl.cli.shared import Commands, JsonOption, echo_errors, needing, print_json, progress
-from pacorl.config.options import GeneratorOptions, inherited, option
+from pacorl.config.options import LARGEST, WORKERS, GeneratorOptions, inherited, option
 
 if TYPE_CHECKING:
     from pacorl.dataset.llm import ChatModel
@@ -85,7 +85,7 @@ class ChatOptions:
     price: tuple[float, float] | None = option(
         None, "Per million prompt/completion tokens, e.g. 0.5/1.5, for the cost.", parse=parse_price
     )
-    workers: int = option(8, "Requests at a time.", least=1)
+    workers: int = option(8, "Requests at a time.", least=1, most=WORKERS)
 
     def connect(self) -> ChatModel:
         from pacorl.dataset.llm import ChatModel
@@ -114,7 +114,7 @@ class GridGeneratorOptions(GeneratorOptions):
 def prompts(
     folder: Path = FOLDER,
     *,
-    count: int = typer.Option(2000, help="How many records."),
+    count: int = typer.Option(2000, min=1, max=LARGEST, help="How many records."),
     writer: str = typer.Option("llm", help="llm, or tiny for the tiny world (no network)."),
     taxonomy: Path | None = typer.Option(None, help="A YAML of your own; see dataset/taxonomy.yaml."),
     layouts: str = typer.Option("2x2", help="Layouts that take turns, separated by commas."),
@@ -181,7 +181,7 @@ def compare_diversity(
     number: int = typer.Option(100, help="How many prompts are selected."),
     embeds: str = typer.Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
     measures: str = typer.Option("words", help="Embeddings that measure and never select."),
-    draws: int = typer.Option(100, help="Random choices to compare with."),
+    draws: int = typer.Option(100, min=1, max=10_000, help="Random choices to compare with."),
     seed: int = SEED,
     output: JsonOption,
 ) -> None:
@@ -203,7 +203,7 @@ def compare_diversity(
 def generate(
     folder: Path = FOLDER,
     *,
-    grids: int = typer.Option(4, help="Grids per prompt."),
+    grids: int = typer.Option(4, min=1, max=1000, help="Grids per prompt."),
     shard: str = typer.Option("0/1", help="INDEX/COUNT: this process's share, from 0."),
     prompts: str = PROMPTS,
     generator: GridGeneratorOptions,
@@ -247,7 +247,7 @@ def annotate(
     annotators: str = typer.Option("", help="Names, separated by commas; those of an earlier start keep their links."),
     adjudicators: str = typer.Option("", help="Names of those who decide what the annotators disagree on."),
     host: str = typer.Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
-    port: int = typer.Option(8765, help="0 for any free one."),
+    port: int = typer.Option(8765, min=0, max=65_535, help="0 for any free one."),
     days: float = typer.Option(30, help="How long a link is good for."),
     renew: str = typer.Option("", help="Make new links for these names ('admin' for the administrator)."),
     share: SharingOptions,

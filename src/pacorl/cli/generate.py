@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import typer
 
 from pacorl.cli.shared import echo_errors, print_json, progress
-from pacorl.config.options import FrugalJudge, GeneratorOptions, JudgeOptions, inherited, one_of, option
+from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, JudgeOptions, inherited, one_of, option
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ class ChoiceOptions(FrugalJudge):
     judge: str = inherited(
         JudgeOptions, "judge", default="", help="Who ranks and scores: folder, hub name, URL, endpoints YAML, or tiny."
     )
-    count: int = option(1, "Images per prompt.", least=1)
-    best_of: int = option(1, "Generate so many candidates for each, and keep the judge's best.", least=1)
+    count: int = option(1, "Images per prompt.", least=1, most=LARGEST)
+    # Each candidate is an image in memory until the best is known.
+    best_of: int = option(1, "Generate so many candidates for each, and keep the judge's best.", least=1, most=1000)
     keep_all: bool = option(False, "Keep every candidate, with its rank in the name.")
     ask: str = option(
         "theme", "What the judge is asked of pairs: theme, or the written criteria.", parse=one_of("theme", "criteria")

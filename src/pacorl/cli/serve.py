@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pacorl.cli.shared import echo_errors, needing
-from pacorl.config.options import StudioModels, option
+from pacorl.config.options import WORKERS, StudioModels, option
 
 if TYPE_CHECKING:
     from pacorl.judges.http.endpoints import Endpoints, Server
@@ -26,8 +26,8 @@ class ServeOptions:
     name: str = option("", "The name that requests ask for; by default the checkpoint's last part.")
     adapter: list[str] = option([], "NAME=ADAPTER, served beside its base; may be repeated.")
     host: str = option("127.0.0.1", "Where to listen; other machines cannot reach the default.")
-    port: int = option(8000, "The first server's port.")
-    replicas: int = option(1, "vllm: so many servers, on ports one after another.")
+    port: int = option(8000, "The first server's port.", least=0, most=65_535)
+    replicas: int = option(1, "vllm: so many servers, on ports one after another.", least=1, most=WORKERS)
     gpus: str = option("", "vllm: devices to share out among the servers, e.g. 0,1,2,3.")
     dtype: str = option("auto", "auto, float32 or bfloat16.")
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")

@@ -117,6 +117,7 @@ def _flags(group: type) -> Iterator[Parameter]:
             help=setting.help,
             metavar=setting.metavar,
             min=setting.least,
+            max=setting.most,
             envvar=setting.variable,
             rich_help_panel=getattr(declaring, "panel", None),
         )

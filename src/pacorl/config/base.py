@@ -19,12 +19,17 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pacorl.config.one_of import OneOf
+from pacorl.config.options import LARGEST
 from pacorl.config.upgrade import upgrade
 from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
 
 logger = logging.getLogger(__name__)
 
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+Rank = Annotated[int, Field(gt=0, le=4096)]
+"""Of a LoRA. Beyond a layer's width a rank adds nothing, and the widths of released generators are some thousands."""
+Seed = Annotated[int, Field(ge=-(2**53), le=2**53)]
+"""What every reader of JSON, a browser too, keeps exactly."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Word = BeforeValidator(lambda value: "off" if value is False else value)
 """A choice with `off` in it, which YAML 1.1 read as false, and which some therefore write so."""

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pacorl.config.base import Positive, Section, Share, TrackerName
+from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
+from pacorl.config.options import WORKERS
 
 
 class RewardModelConfig(Section):
@@ -30,7 +31,7 @@ class RewardTuningConfig(Section):
     """LoRA on linear layers, or all weights."""
     vision: bool = False
     """Whether the vision tower is trained too; the paper keeps it frozen."""
-    rank: Positive = 32
+    rank: Rank = 32
     """r of the added product BA."""
     alpha: Positive = 64
     """α of its scale α/r."""
@@ -62,7 +63,7 @@ class ComparisonsConfig(Section):
     """Sources; empty for none."""
     evaluation_limit: Positive = 512
     """At most so many comparisons of each evaluation source, evenly spread."""
-    workers: int = Field(4, ge=0)
+    workers: int = Field(4, ge=0, le=WORKERS)
     """Processes that prepare images; 0 for none beside the training itself."""
 
 
@@ -97,7 +98,7 @@ class JudgeConfig(Section):
 
     out: Path = Path("runs/reward")
     """The run's folder: log, page, checkpoints and adapter."""
-    seed: int = 42
+    seed: Seed = 42
     """Every random draw follows from it."""
     epochs: float = Field(2.0, gt=0)
     """Passes over the comparisons; a fraction is a part of one."""

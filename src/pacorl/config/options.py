@@ -17,6 +17,10 @@ from typing import Any, ClassVar
 
 from pacorl.types import TINY, Size
 
+LARGEST = 1_000_000
+"""Of a count: what is beyond it is a slip, and lists of so many fill the memory before anything can be said."""
+WORKERS = 256
+"""Threads or processes at most."""
 KEY = "option"
 """Of a field's metadata: its `Option`."""
 
@@ -32,6 +36,7 @@ class Option:
     """Second names, such as those of earlier versions."""
     metavar: str | None = None
     least: float | None = None
+    most: float | None = None
     parse: Callable[[str], Any] | None = None
     """Makes a value of a text that is not empty; its ValueError names the text, the flag is put in front."""
     variable: str | None = None
@@ -143,7 +148,9 @@ class GeneratorOptions(ModelOptions):
     size: Size | None = option(
         None, "HEIGHTxWIDTH of an image; the record's, 128x128 for tiny, else 1024x1024.", parse=Size.parse
     )
-    steps: int | None = option(None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", least=1)
+    steps: int | None = option(
+        None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", least=1, most=1000
+    )
     guidance_scale: float | None = option(
         None, "As the model's pipeline in diffusers has it; the model's own default.", also=("--guidance",), least=0
     )
@@ -156,9 +163,9 @@ class GeneratorOptions(ModelOptions):
     )
     negative_prompt: str | None = option(None, "What classifier-free guidance steers away from.")
     max_sequence_length: int | None = option(
-        None, "Text tokens per prompt; the model's own default.", also=("--text-tokens",), least=1
+        None, "Text tokens per prompt; the model's own default.", also=("--text-tokens",), least=1, most=4096
     )
-    seed: int = option(0, "Of the first image; the next ones count on from it.", least=0)
+    seed: int = option(0, "Of the first image; the next ones count on from it.", least=0, most=2**53)
 
     @property
     def policy_options(self) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pacorl.config.base import Positive, Section, Share, TrackerName, Word
+from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
+from pacorl.config.options import LARGEST
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.caches import CACHES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
@@ -27,7 +28,7 @@ from pacorl.types import TINY, Prompt, Size
 class AdapterConfig(Section):
     """The LoRA that is trained."""
 
-    rank: Positive = 64
+    rank: Rank = 64
     """r of the added product BA."""
     alpha: Positive = 128
     """α of its scale α/r."""
@@ -163,7 +164,7 @@ class EvaluationConfig(Section):
     """Denoising steps."""
     every: int = Field(10, ge=0)
     """Epochs between evaluations; 0 for only before and after."""
-    samples_per_prompt: Positive = 1
+    samples_per_prompt: Annotated[int, Field(gt=0, le=1000)] = 1
     """Images per prompt, each from its own noise."""
     batch: Positive = 1
     """Images per forward."""
@@ -276,7 +277,7 @@ class PolicyConfig(Section):
 
     out: Path = Path("runs/policy")
     """The run's folder: log, images, page, checkpoints and adapter."""
-    seed: int = 42
+    seed: Seed = 42
     """Every random draw follows from it."""
     epochs: Positive = 100
     """The run ends after so many."""
@@ -284,7 +285,7 @@ class PolicyConfig(Section):
     """The run ends after so many optimizer steps, in the middle of an epoch if need be; 0 for no limit."""
     prompts_per_epoch: Positive = 42
     """Groups that are sampled in an epoch."""
-    group_size: Annotated[int, Field(ge=2)] = 16
+    group_size: Annotated[int, Field(ge=2, le=LARGEST)] = 16
     """Samples per prompt, which are compared with one another."""
     save_every: Positive = 10
     """Epochs between checkpoints."""
@@ -341,6 +342,11 @@ class PolicyConfig(Section):
             raise ValueError(
                 "memory low and judge.overlap true: the judge would lie on the device beside the generator; leave "
                 "overlap out, or take memory: normal"
+            )
+        if (samples := self.prompts_per_epoch * self.drawn_per_prompt) > LARGEST:
+            raise ValueError(
+                f"prompts_per_epoch {self.prompts_per_epoch} with {self.drawn_per_prompt} samples each makes "
+                f"{samples:,} samples an epoch, and at most {LARGEST:,} are drawn; lower one of them"
             )
         if not self.rewards:
             raise ValueError("rewards is empty, so there is nothing to learn from; name at least one")

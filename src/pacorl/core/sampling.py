@@ -161,7 +161,7 @@ class Suffix(Section):
 class SamplingSteps(Section):
     """The steps from noise to image, and which of them are stochastic."""
 
-    steps: Positive
+    steps: Steps
     """Denoising steps from noise to image."""
     sde_type: SdeType = "flow_sde"
     """The stochastic step: one of `core.sde.SDE_TYPES`."""

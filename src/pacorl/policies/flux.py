@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from pacorl import twins
-from pacorl.config.base import Positive
 from pacorl.core.transfer import to_device
 from pacorl.data.tiny_words import check_tiny, tiny_prompt
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, guided
@@ -36,7 +35,7 @@ class DistilledOptions(TrueGuidance):
 
     guidance_scale: float = Field(3.5, ge=0)
     """FLUX's distilled guidance: one forward, told the scale."""
-    max_sequence_length: Positive = 512
+    max_sequence_length: int = Field(512, ge=1, le=4096)
     """T5 tokens per prompt."""
 
 

@@ -58,7 +58,7 @@ class KleinOptions(PolicyOptions):
     """Scale of classifier-free guidance against `negative_prompt`, at twice the forwards; 1 is without."""
     negative_prompt: str = ""
     """What guidance leads away from."""
-    max_sequence_length: int = Field(512, ge=1)
+    max_sequence_length: int = Field(512, ge=1, le=4096)
     """Qwen3 tokens per prompt."""
 
     @property

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pacorl.core.caches import CACHES
 from pacorl.core.transfer import to_device
+from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
 from pacorl.quantize.linear import quantize_model
 from pacorl.types import Conditioning, Prompt, Size
@@ -59,14 +60,19 @@ def nearest_multiple(size: Size, *, step: int) -> Size:
 
 
 def check_multiple(size: Size, *, step: int) -> None:
-    """Raise ValueError, naming the nearest size, if a side is no multiple of `step` pixels."""
+    """Raise ValueError, naming the nearest size, if a side is no multiple of `step` pixels, or the image too large."""
+    check_area(size, step=1)
     if size.height % step or size.width % step:
         nearest = nearest_multiple(size, step=step)
         raise ValueError(f"size {size} must be a multiple of {step} pixels on both sides; the nearest is {nearest}")
 
 
 def check_area(size: Size, *, step: int) -> None:
-    """Raise ValueError if an area is smaller than one token of `step` pixels."""
+    """Raise ValueError if an area is smaller than one token of `step` pixels, or too large to be read as an image."""
+    if size.height * size.width > MAX_PIXELS:
+        raise ValueError(
+            f"size {size} has more than {MAX_PIXELS:,} pixels, and no larger image is read; give a smaller one"
+        )
     if size.height * size.width < step * step:
         raise ValueError(f"size {size} is smaller than one token; give at least {Size(step, step)}")
 
