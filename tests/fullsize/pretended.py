@@ -60,6 +60,8 @@ class Counts:
     """The same of the host's, tensors of this process alone."""
     pages_peak: int = 0
     """Of the checkpoints' files, the most bytes that were read and mapped at a time."""
+    main_peak: int = 0
+    """The most bytes of the host's tensors and these files together."""
 
     def __sub__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
@@ -84,7 +86,7 @@ class PretendedCard:
         self.files: dict[int, weakref.ref[Any]] = {}
         """Of the checkpoints' files, those of which pages were read and are still mapped."""
         self.sent = WeakTensorKeyDictionary()
-        """Weights of these files that are on the card."""
+        """Weights of these files → what of them is on the card, as long as somebody holds it there."""
         self.pages = 0
         """Bytes of these pages, which the processes of a machine share."""
         self.lock = threading.RLock()
@@ -134,6 +136,8 @@ class PretendedCard:
         counts = self.now
         counts.peak = max(counts.peak, self.device[self.lane])
         counts.host_peak = max(counts.host_peak, self.host[self.lane])
+        counts.pages_peak = max(counts.pages_peak, self.pages)
+        counts.main_peak = max(counts.main_peak, self.host[self.lane] + self.pages)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -174,6 +178,13 @@ class PretendedCard:
         else:
             counts.to_card += 1
 
+    def still_sent(self, weight: Tensor) -> Tensor | None:
+        """What a weight of a file is on the card, if it was sent there before and is not gone."""
+        storage = self.sent.get(weight, lambda: None)()
+        return (
+            None if storage is None else torch.empty(0, dtype=weight.dtype, device=META).set_(storage, 0, weight.shape)
+        )
+
     def _read_file(self, weight: Tensor) -> None:
         """Note the pages of a mapped weight, until its file is let go."""
         storage, size = weight.untyped_storage(), weight.nbytes
@@ -184,7 +195,7 @@ class PretendedCard:
 
         self.files[len(self.files)] = weakref.ref(storage, unmapped)
         self.pages += size
-        self.now.pages_peak = max(self.now.pages_peak, self.pages)
+        self._mark()
 
 
 WEIGHT_BYTES = 2**26
@@ -234,8 +245,8 @@ class _Books(TorchDispatchMode):
         if func in COPIES and _leaves_card(func, args, kwargs):
             return self._to_host(func, args, kwargs)
         # A module that moves to a real card keeps the tie of two weights; to the meta device each would move by itself.
-        if func is aten._to_copy.default and (sent := self.card.sent.get(args[0])) is not None:
-            return sent.detach()
+        if func is aten._to_copy.default and (sent := self.card.still_sent(args[0])) is not None:
+            return sent
         known = _known(func, args, kwargs, inputs)
         if known is not None and any(_data_dependent(func, inputs)):
             outputs, flops = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=META), known), 0.0
@@ -246,7 +257,7 @@ class _Books(TorchDispatchMode):
                 tensor.shadow = shadow
         self._count(func, inputs, list(tensors_in(self._taken(outputs))), flops)
         if func is aten._to_copy.default and _is_mapped(args[0]):
-            self.card.sent[args[0]] = outputs
+            self.card.sent[args[0]] = weakref.ref(outputs.untyped_storage())
         return outputs
 
     def _taken(self, outputs: Any) -> Any:
@@ -377,10 +388,12 @@ def mapped(model: nn.Module) -> nn.Module:
     weights: dict[nn.Parameter, nn.Parameter] = {}
     """By what each stands for: what is tied stays so."""
 
+    def in_file(like: Tensor) -> Tensor:
+        return files.setdefault(like.dtype, torch.zeros((), dtype=like.dtype)).expand(like.shape)
+
     def weight(like: nn.Parameter) -> nn.Parameter:
         if like not in weights:
-            file = files.setdefault(like.dtype, torch.zeros((), dtype=like.dtype))
-            weights[like] = nn.Parameter(file.expand(like.shape), requires_grad=False)
+            weights[like] = nn.Parameter(in_file(like), requires_grad=False)
         return weights[like]
 
     for module in model.modules():
@@ -389,7 +402,8 @@ def mapped(model: nn.Module) -> nn.Module:
                 module._parameters[name] = weight(parameter)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+                computed = name in module._non_persistent_buffers_set
+                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype) if computed else in_file(buffer)
     return model
 
 

@@ -44,6 +44,13 @@ def published_depth(spec: PolicySpec) -> Depth:
     return tuple(sizes[name] for name in AXES[config["_class_name"]])
 
 
+def fewest_blocks(spec: PolicySpec) -> Depth:
+    """One block of each kind, or two of a single kind: of its last one alone, whose text is thrown away, some targets
+    would change nothing, and a run refuses these."""
+    kinds = len(published_depth(spec))
+    return (1,) * kinds if kinds > 1 else (2,)
+
+
 def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
     """A transformer's config with so many blocks."""
     sizes: dict[str, Any] = dict(zip(AXES[config["_class_name"]], depth, strict=True))

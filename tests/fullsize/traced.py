@@ -18,7 +18,15 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from fake_server import FakeServer
 from PIL import Image
 from pretended import Counts, PretendedCard, pretended
-from published import Depth, published_depth, weightless, write_clip, write_generator, write_judge
+from published import (
+    Depth,
+    fewest_blocks,
+    published_depth,
+    weightless,
+    write_clip,
+    write_generator,
+    write_judge,
+)
 from torch.utils import _foreach_utils
 
 from pacorl.config.base import load
@@ -99,6 +107,8 @@ def move(self: Turns, device: torch.device) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None and not parameter.requires_grad:
                 module._parameters[name] = torch.nn.Parameter(parameter.data.to(device), False)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(device)
 
 
 def handed_on(card: PretendedCard, plain: Callable[[], Callable[[], ExitStack]]) -> Callable[[], ExitStack]:
@@ -259,28 +269,31 @@ def trace(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] =
 
 @dataclass(frozen=True, slots=True)
 class Deep:
-    """A recipe at its published depth: what runs with one block of each kind, and one more of each, come to.
+    """A recipe at its published depth: what runs with the fewest blocks, and one more of each kind, come to.
 
     Every block of a kind asks for the same, so that this is exact; `make campaign` holds it to a run of all blocks.
     """
 
+    fewest: Depth
     full: Depth
     traces: Sequence[Trace]
-    """With one block of each kind, then with a second of each in turn."""
+    """With the fewest blocks, then with one more of each kind in turn."""
 
     def __call__(self, read: Callable[[Trace], float]) -> float:
         """A figure at the published depth, by how it is read from a trace."""
         base, *others = map(read, self.traces)
-        return base + sum((blocks - 1) * (more - base) for blocks, more in zip(self.full, others, strict=True))
+        left_out = (full - few for full, few in zip(self.full, self.fewest, strict=True))
+        return base + sum(blocks * (more - base) for blocks, more in zip(left_out, others, strict=True))
 
 
 def traced_deep(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Deep:
     """A recipe's traces for `Deep`."""
-    full = published_depth(load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides).generator)
-    depths = [tuple(1 + (kind == axis) for kind in range(len(full))) for axis in (-1, *range(len(full)))]
+    spec = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides).generator
+    few = fewest_blocks(spec)
+    depths = [tuple(count + (kind == axis) for kind, count in enumerate(few)) for axis in (-1, *range(len(few)))]
     traces = []
     for depth in depths:
         place = folder / "-".join(map(str, depth))
         place.mkdir(parents=True)
         traces.append(trace(recipe, place, depth=depth, overrides=overrides))
-    return Deep(full, traces)
+    return Deep(few, published_depth(spec), traces)

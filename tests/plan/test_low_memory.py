@@ -62,7 +62,7 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     assert of(low, "judge")[1] == of(low, "judge at work")[1] == ("score",)
     assert of(plain, "judge")[1] == of(plain, "transformer")[1][1:] == ("sample", "decode", "score", "train")
     # What waits for its turn is in main memory, once in each process.
-    assert of(low, "generator, parked") == (of(low, "transformer")[0], ("score",))
+    assert of(low, "generator, parked") == (of(low, "transformer")[0], ("check", "score"))
     assert of(low, "models that score, parked")[0] == of(low, "judge")[0]
     assert low.phase_bytes("score") < plain.phase_bytes("score")
     assert low.phase_bytes("encode") == plain.phase_bytes("encode")

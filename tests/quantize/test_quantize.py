@@ -19,6 +19,7 @@ from pacorl.core.objectives import RATIO_DEVIATION
 from pacorl.judges.local import LocalJudge
 from pacorl.lora.adapters import add_lora
 from pacorl.lora.layers import fuse_lora
+from pacorl.plan.memory import MemoryLedger
 from pacorl.policies.flux import FLUX, tiny_flux
 from pacorl.quantize import QUANTIZERS
 from pacorl.quantize.linear import QuantizedLinear, parameter_count, quantize_model, weight_bytes
@@ -94,6 +95,24 @@ def test_a_meta_layer_takes_as_many_bytes(name: str) -> None:
     meta = QuantizedLinear(torch.empty(96, 160, device=META), None, QUANTIZERS[name])
     assert weight_bytes(meta) == weight_bytes(real)
     assert F.linear(torch.empty(2, 160, device=META), meta.unpack(meta.weight, meta.scale)).shape == (2, 96)
+
+
+def blocks_of(count: int) -> nn.Module:
+    return nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(count))})
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_no_more_than_a_layer_lies_unpacked_beside_its_like(device: str) -> None:
+    """Neither on the device nor, of what is packed already, in main memory."""
+    with MemoryLedger() as ledger:
+        model = blocks_of(24)
+        before, weight = ledger.live, 256 * 256 * 4
+        assert before == 24 * weight
+        ledger.peak = before
+        quantize_model(model, "int8", device=device)
+    # Packing one takes its copy on the device and three more of its size; 24 packed ones are 6 of them.
+    assert ledger.peak < before + 5 * weight
+    assert ledger.live < before / 3
 
 
 # --- models ----------------------------------------------------------------------------------------------------

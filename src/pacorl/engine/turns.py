@@ -58,6 +58,6 @@ class Turns:
             self._move_generator(self.device)
 
     def _move_generator(self, device: torch.device) -> None:
-        for parameter in self.generator.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(device)
+        for tensor in chain(self.generator.parameters(), self.generator.buffers()):
+            if not tensor.requires_grad:
+                tensor.data = tensor.data.to(device)

@@ -104,9 +104,7 @@ def rows(
     # The grid with the fewest panels has the largest ones, which take a judge most tokens.
     grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
     scoring = [*_judge_rows(config, judge, held_out_judge, grid=grid), *_reward_rows(config, panels=grid.count)]
-    # One model scores at a time.
-    idle = sorted((row for row in scoring if not row.parameters), key=lambda row: row.bytes)[:-1]
-    scoring = [row for row in scoring if row not in idle]
+    scoring, loading = _one_at_a_time(scoring, place="device"), _one_at_a_time(scoring, place="host")
     working = max((row.bytes for row in scoring if not row.parameters), default=0)
     in_turns = config.memory == "low" and bool(scoring)
     if in_turns:
@@ -124,9 +122,17 @@ def rows(
     return (
         *device,
         *_host_rows(config, policy, work, prompts=len(prompts), world=world),
+        *loading,
         *(_parked_rows(device, world=world) if in_turns else ()),
         *_disk_rows(config, policy),
     )
+
+
+def _one_at_a_time(scoring: Sequence[Row], *, place: Place) -> list[Row]:
+    """The rows of a place; of what models take while they work, or are loaded, the largest alone."""
+    rows = [row for row in scoring if row.place == place]
+    passing = sorted((row for row in rows if not row.parameters), key=lambda row: row.bytes)
+    return [row for row in rows if row not in passing[:-1]]
 
 
 def generator_rows(model: PolicyOptions, policy: PipelinePolicy, *, transformer: tuple[Phase, ...]) -> list[Row]:
@@ -183,7 +189,7 @@ def _judge_rows(config: PolicyConfig, judge: Parts, held_out_judge: Parts, *, gr
 
 
 def judge_rows(component: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> list[Row]:
-    """A judge of this process: its weights, and what questions about two panels take above them."""
+    """A judge of this process: its weights, what questions about two panels take above them, and its files."""
     tokens = pair_tokens(panel, configs)
     batch = max(1, options.batch_tokens // tokens)
     cost = judge_cost(configs, dtype=options.dtype, quantize=options.quantize, questions=batch, panel=panel)
@@ -192,7 +198,13 @@ def judge_rows(component: str, options: InProcessOptions, configs: Parts, *, pan
     return [
         Row(component, cost.bytes, cost.parameters, phases=AFTER_ENCODING, note=note),
         Row(f"{component} at work", cost.peak, phases=("score",), note=f"{batch} questions of {tokens} tokens"),
+        _files(component, cost.parameters * getattr(torch, options.dtype).itemsize),
     ]
+
+
+def _files(component: str, size: int) -> Row:
+    """The files of a model that scores; it is loaded right after the adapter was checked."""
+    return Row(f"{component}'s files, mapped", size, place="host", phases=("check",), note="shared by all processes")
 
 
 def pair_tokens(panel: Size, configs: Parts) -> int:
@@ -223,6 +235,7 @@ def _reward_rows(config: PolicyConfig, *, panels: int) -> Iterator[Row]:
         name, count = f"CLIP of {key.split('.')[-3]}", min(IMAGES, config.sampling.batch * panels)
         yield _weights(name, model, phases=AFTER_ENCODING, note=note)
         yield Row(f"{name} at work", memory.clip_peak(model, images=count), phases=("score",), note=f"{count} panels")
+        yield _files(name, weight_bytes(model))
 
 
 def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -> list[Row]:
@@ -310,9 +323,9 @@ def _host_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, prom
     rollouts = work.latents * tokens * FP32 + work.samples * 3 * size.height * size.width
     note = f"{work.samples} samples: latents of the trained steps, images"
     adapter = _adapter_count(policy)
-    # The encoders' pages are let go before the transformer's are read.
+    # An encoder's pages are let go before the next one's are read, and the transformer's.
     files = max(
-        sum(weight_bytes(getattr(policy.pipeline, name)) for name in policy.encoders),
+        *(weight_bytes(getattr(policy.pipeline, name)) for name in policy.encoders),
         (parameter_count(policy.transformer) - adapter) * width,
     )
     return [
@@ -336,7 +349,8 @@ def _parked_rows(device: Sequence[Row], *, world: int) -> Iterator[Row]:
     turns = [row for row in device if row.parameters and ("score" in row.phases) != ("train" in row.phases)]
     generator = sum(row.bytes for row in turns if "train" in row.phases)
     scoring = sum(row.bytes for row in turns if "score" in row.phases)
-    yield Row("generator, parked", world * generator, place="host", phases=("score",), note="memory: low")
+    loading_or_scoring: tuple[Phase, ...] = ("check", "score")
+    yield Row("generator, parked", world * generator, place="host", phases=loading_or_scoring, note="memory: low")
     yield Row("models that score, parked", world * scoring, place="host", phases=WITHOUT_SCORES, note="memory: low")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,13 +67,18 @@ def quantize_model(model: nn.Module, quantization: str, *, device: str | torch.d
     """
     if quantization == NONE:
         return
-    quantizer = QUANTIZERS.named(quantization)
-    for name, layer in list(model.named_modules()):
-        in_block = any(part.isdigit() for part in name.split("."))
-        if type(layer) is nn.Linear and in_block and "lora_" not in name:
-            bias = layer.bias if layer.bias is None else nn.Parameter(layer.bias.to(device), False)
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, QuantizedLinear(layer.weight.to(device), bias, quantizer))
+    names = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
+    # By name, so that nobody holds a layer that is packed already: its weight leaves main memory before the next.
+    for name in names:
+        if any(part.isdigit() for part in name.split(".")) and "lora_" not in name:
+            _pack_layer(model, name, QUANTIZERS.named(quantization), device=device)
+
+
+def _pack_layer(model: nn.Module, name: str, quantizer: Quantizer, *, device: str | torch.device) -> None:
+    layer: nn.Linear = model.get_submodule(name)  # type: ignore[assignment]
+    bias = layer.bias if layer.bias is None else nn.Parameter(layer.bias.to(device), False)
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, QuantizedLinear(layer.weight.to(device), bias, quantizer))
 
 
 def check_quantization(quantization: str) -> None:
@@ -92,5 +98,5 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's parameters, packed as they are."""
-    return sum(parameter.nbytes for parameter in module.parameters())
+    """Bytes of a module's parameters, packed as they are, and of its buffers."""
+    return sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
