@@ -1,14 +1,16 @@
 """Which fast test sees each plausible bug? Tries the bugs of tools/mutants.yaml one at a time on a copy of the code.
 
-    python -m tools.mutants                              # all whose result is not known yet, and docs/mutants.md
-    python -m tools.mutants --only kl_without_weight     # one, whatever is known of it
+    python -m tools.mutants                              # all, and the table of docs/mutants.md
+    python -m tools.mutants --only kl_without_weight     # one
 
 Tools that change operators (mutmut, cosmic-ray) make thousands of mutants, most of which nobody would write, and take
 no list. These bugs are chosen: each is one that somebody writes.
 
 All of it is one pytest session, which collects the fast tests and runs none itself. A bug is put into the functions
-that it changes, in a fork of that session, which then runs the tests that call one of them: those of the bug's own room
-first, and quick ones before slow ones. So a bug costs its tests alone. What each test calls is noted once, with no bug.
+that it changes, in a fork of that session, which then runs the test that the table names, after one fork in which all
+of these pass without a bug. Only a bug that its test sees no more, or that has none yet, is tried on every test that
+calls one of its functions: those of its own room first, and quick ones before slow ones. What each test calls is noted
+once, with no bug; to find that out takes twice as long as the tests themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import inspect
 import json
 import os
 import py_compile
+import re
 import shutil
 import signal
 import subprocess
@@ -31,7 +34,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -42,6 +45,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("src/pacorl")
 FAST = "not slow and not campaign and not vllm"
 MARK = "<!-- What follows is written by tools/mutants.py. -->"
+ROW = re.compile(r"\| (\w+) \| .* \| `([^`]+)`: `([^`]+)`[^|]*\| [\d.]+ \|")
+"""Of the table, with the bug, and the file and name of the test that sees it."""
 PATIENCE = 60.0
 """Seconds beyond ten times what a test takes without a bug, after which it hangs."""
 
@@ -179,8 +184,10 @@ class Recorder:
         return {f"{code.co_filename.removeprefix(prefix)}:{code.co_qualname}" for code in ours}
 
 
-def in_fork(items: Sequence[pytest.Item], recorder: Callable[[], Recorder], prepare: Callable[[], None]) -> None:
-    """Run tests in a fork, after `prepare`, until the first that fails unless their calls are noted."""
+def in_fork(
+    items: Sequence[pytest.Item], recorder: Callable[[], Recorder], prepare: Callable[[], None] | None = None
+) -> None:
+    """Run tests in a fork: all of them, or after `prepare` until the first that fails."""
     if child := os.fork():
         os.waitpid(child, 0)
         with suppress(ProcessLookupError):
@@ -188,35 +195,33 @@ def in_fork(items: Sequence[pytest.Item], recorder: Callable[[], Recorder], prep
         return
     try:
         os.setsid()
-        prepare()
+        if prepare:
+            prepare()
         plugin = recorder()
         items[0].config.pluginmanager.register(plugin)
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if plugin.failed and not plugin._source:
+            if plugin.failed and prepare:
                 break
     finally:
         os._exit(0)
 
 
-# --- what is known ---------------------------------------------------------------------------------------------
+# --- what tests call -------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Memory:
-    """What earlier runs found out, in a JSON file."""
+class Calls:
+    """What each test calls, in a JSON file."""
 
     path: Path
     functions: list[str] = field(default_factory=list)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Test file → the `sources` that it calls, a digest of it and them, and of each of its tests the seconds and the
     numbers of the `functions` that it calls."""
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Mutant → the digest of all that its result depends on, the test that sees it (empty if none does), after how
-    many seconds, and whether that test hangs."""
 
     @classmethod
-    def load(cls, path: Path) -> Memory:
+    def load(cls, path: Path) -> Calls:
         return cls(path, **json.loads(path.read_text())) if path.is_file() else cls(path)
 
     def save(self) -> None:
@@ -269,94 +274,119 @@ class Memory:
 # --- the session -----------------------------------------------------------------------------------------------
 
 
-class Trials:
-    """A pytest plugin: where a session would run its tests, it measures them and tries the bugs."""
+@dataclass
+class Result:
+    """What became of a bug."""
 
-    def __init__(self, folder: Path, mutants: Sequence[Mutant], memory: Memory, *, again: bool) -> None:
+    seen_by: str = ""
+    """The test that sees it; empty if none does."""
+    seconds: float = 0.0
+    hangs: bool = False
+    """Whether that test does not end."""
+
+
+class Trials:
+    """A pytest plugin: where a session would run its tests, it tries the bugs."""
+
+    def __init__(self, folder: Path, mutants: Sequence[Mutant], calls: Calls, hints: Mapping[str, str]) -> None:
         """
         Args:
             folder: the copy of the repository.
             mutants: to be tried.
-            memory: what is known.
-            again: whether to try those too whose result is known.
+            calls: what tests call, as far as that is known.
+            hints: mutant → the test that saw it last.
         """
-        self.folder, self.mutants, self.memory, self.again = folder, mutants, memory, again
+        self.folder, self.mutants, self.calls, self.hints = folder, mutants, calls, hints
+        self.results = {mutant.name: Result() for mutant in mutants}
         self._events = folder.parent / "events.jsonl"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
-        self._measure(items)
         for mutant in self.mutants:
             importlib.import_module(mutant.module)
         functions = _live_functions(self.folder / SOURCE)
-        for mutant in self.mutants:
-            result = self._try(mutant, items, functions)
-            seen = f"{result['seen_by']} ({result['seconds']:.1f} s)" if result["seen_by"] else "SURVIVES"
-            print(f"{mutant.name}: {seen}", flush=True)
+        hinted = self._hinted(items)
+        unseen = [mutant for mutant in self.mutants if not self._sees(mutant, hinted[mutant.name], items, functions)]
+        self._measure({name: item for name, item in items.items() if _room(name) in {mutant.room for mutant in unseen}})
+        unseen = [mutant for mutant in unseen if not self._sees(mutant, self._callers(mutant, True), items, functions)]
+        unseen = [mutant for mutant in unseen if not mutant.survives]  # no test elsewhere can see it either
+        self._measure(items if unseen else {})
+        for mutant in unseen:
+            self._sees(mutant, self._callers(mutant, False), items, functions)
         return True
 
     def pytest_internalerror(self, excrepr: object) -> None:
         print(excrepr, file=sys.stderr)  # there is no terminal plugin that would
 
-    def _run(self, items: Sequence[pytest.Item], *, traced: bool, prepare: Callable[[], None]) -> list[dict[str, Any]]:
+    def _run(self, items: Sequence[pytest.Item], *, traced: bool = False, **bug: Any) -> list[dict[str, Any]]:
         source = self.folder / SOURCE if traced else None
-        in_fork(items, lambda: Recorder(self._events, seconds=self.memory.seconds, source=source), prepare)
+        in_fork(items, lambda: Recorder(self._events, seconds=self.calls.seconds, source=source), **bug)
         return [json.loads(line) for line in self._events.read_text().splitlines()]
+
+    def _hinted(self, items: Mapping[str, pytest.Item]) -> dict[str, dict[str, float]]:
+        """Mutant → the tests, with the seconds of each, that saw it last, and that pass without it."""
+        named = {name: [test for test in items if test.partition("[")[0] == hint] for name, hint in self.hints.items()}
+        distinct = sorted({test for tests in named.values() for test in tests})
+        events = self._run([items[test] for test in distinct]) if distinct else []
+        failed = {event["test"] for event in events if event["event"] == "failed"}
+        sound = {e["test"]: e["seconds"] for e in events if e["event"] == "done" and e["test"] not in failed}
+        print(f"{len(sound)} of the {len(distinct)} tests that the table names pass without a bug", flush=True)
+        return {
+            mutant.name: {test: sound[test] for test in named.get(mutant.name, []) if test in sound}
+            for mutant in self.mutants
+        }
 
     def _measure(self, items: Mapping[str, pytest.Item]) -> None:
         by_file: dict[str, list[pytest.Item]] = {}
         for name, item in items.items():
             by_file.setdefault(name.partition("::")[0], []).append(item)
         for name, own in by_file.items():
-            if not self.memory.knows(name, self.folder):
+            if not self.calls.knows(name, self.folder):
                 print(f"what do the tests of {name} call?", flush=True)
-                self.memory.note(name, self._run(own, traced=True, prepare=lambda: None), self.folder)
+                self.calls.note(name, self._run(own, traced=True), self.folder)
 
-    def _try(
+    def _callers(self, mutant: Mutant, own_room: bool) -> dict[str, float]:
+        """The tests, with the seconds of each, that call what a bug changes, of its own room or of the others."""
+        changes = mutant.changes((self.folder / SOURCE / mutant.file).read_text())
+        callers = self.calls.callers({f"{mutant.file}:{old.co_qualname}" for old, _ in changes})
+        return {test: seconds for test, seconds in callers.items() if (_room(test) == mutant.room) == own_room}
+
+    def _sees(
         self,
         mutant: Mutant,
+        tests: Mapping[str, float],
         items: Mapping[str, pytest.Item],
         functions: Mapping[tuple[str, str, int], list[FunctionType]],
-    ) -> dict[str, Any]:
+    ) -> bool:
+        """Whether one of the tests sees a bug; quick ones are run first."""
         path = self.folder / SOURCE / mutant.file
-        source, before = path.read_text(), self.memory.results.get(mutant.name, {})
-        changes = mutant.changes(source)
-        callers = self.memory.callers({f"{mutant.file}:{old.co_qualname}" for old, _ in changes})
-        callers = {test: seconds for test, seconds in callers.items() if test in items}
-        files = sorted({test.partition("::")[0] for test in callers})
-        digest = _digest(source, *asdict(mutant).values(), *(self.memory.files[name]["digest"] for name in files))
-        if before.get("digest") == digest and not self.again:
-            return before
-
-        keyed = [((mutant.file, old.co_qualname, old.co_firstlineno), new) for old, new in changes]
+        source = path.read_text()
+        keyed = [((mutant.file, old.co_qualname, old.co_firstlineno), new) for old, new in mutant.changes(source)]
         live = [(function, new) for key, new in keyed for function in functions[key]]
 
         def bug() -> None:
             for function, new in live:
                 function.__code__ = new
 
-        def order(test: str) -> tuple[bool, bool, float]:
-            own_room = test.startswith(f"tests/{mutant.room}/")
-            return test != before.get("seen_by"), not own_room, callers[test]
-
         started = time.perf_counter()
+        ordered = [items[test] for test in sorted(tests, key=tests.__getitem__) if test in items]
         with _written(path, mutant.apply(source)):  # for processes that a test starts
-            tests = [items[test] for test in sorted(callers, key=order)]
-            events = self._run(tests, traced=False, prepare=bug) if tests else []
+            events = self._run(ordered, prepare=bug) if ordered else []
         ended = sum(event["event"] == "done" for event in events)
         failed = [event["test"] for event in events if event["event"] == "failed"]
         hanging = [event["test"] for event in events[-1:] if event["event"] == "start"]
-        assert failed or hanging or ended == len(tests), f"the fork of mutant {mutant.name} ended by itself"
-        result = {
-            "digest": digest,
-            "seen_by": next(iter(failed + hanging), ""),
-            "seconds": round(time.perf_counter() - started, 1),
-            "hangs": bool(hanging) and not failed,
-        }
-        self.memory.results[mutant.name] = result
-        self.memory.save()
-        return result
+        assert failed or hanging or ended == len(ordered), f"the fork of mutant {mutant.name} ended by itself"
+        result = self.results[mutant.name]
+        result.seen_by, result.hangs = next(iter(failed + hanging), ""), bool(hanging) and not failed
+        result.seconds += time.perf_counter() - started
+        said = f"seen by {result.seen_by}" if result.seen_by else f"none of {len(ordered)} tests sees it"
+        print(f"{mutant.name}: {said} ({result.seconds:.1f} s)", flush=True)
+        return bool(result.seen_by)
+
+
+def _room(test: str) -> str:
+    return test.split("/")[1]
 
 
 def _live_functions(source: Path) -> dict[tuple[str, str, int], list[FunctionType]]:
@@ -416,8 +446,10 @@ def enter(folder: Path) -> None:
     os.chdir(folder)
 
 
-def try_all(mutants: Sequence[Mutant], memory: Memory, tests: Sequence[str], *, root: Path, again: bool) -> None:
-    """Try bugs on a copy of a repository; `memory` takes in the results."""
+def try_all(
+    mutants: Sequence[Mutant], calls: Calls, tests: Sequence[str], hints: Mapping[str, str], *, root: Path
+) -> dict[str, Result]:
+    """Try bugs on a copy of a repository."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent).resolve() / "copy"
         copy_repository(root, folder)
@@ -425,23 +457,25 @@ def try_all(mutants: Sequence[Mutant], memory: Memory, tests: Sequence[str], *, 
         options = ["-o", "addopts=--import-mode=importlib", "-m", FAST]  # not -q, which the terminal takes
         options += [part for plugin in ("terminal", "cacheprovider", "xdist") for part in ("-p", f"no:{plugin}")]
         options += ["--basetemp", str(folder.parent / "tmp"), *tests]
-        code = pytest.main(options, plugins=[Trials(folder, mutants, memory, again=again)])
+        trials = Trials(folder, mutants, calls, hints)
+        code = pytest.main(options, plugins=[trials])
         os.chdir(root)
     if code:
         raise SystemExit(f"pytest ended with code {int(code)}: some test cannot be collected; run it by itself")
+    return trials.results
 
 
-def table(mutants: Sequence[Mutant], results: Mapping[str, Mapping[str, Any]]) -> str:
+def table(mutants: Sequence[Mutant], results: Mapping[str, Result]) -> str:
     """The results, in Markdown."""
     lines = ["| Bug | File | Why somebody writes it | Seen by | Seconds |", "|---|---|---|---|---|"]
     for mutant in mutants:
         result = results[mutant.name]
-        file, _, test = result["seen_by"].removeprefix("tests/").partition("::")
-        seen = f"`{file}`: `{test.partition('[')[0]}`{', which hangs' * result['hangs']}" if test else "none"
+        file, _, test = result.seen_by.removeprefix("tests/").partition("::")
+        seen = f"`{file}`: `{test.partition('[')[0]}`{', which hangs' * result.hangs}" if test else "none"
         where = f"`{mutant.file}`"
-        lines.append(f"| {mutant.name} | {where} | {mutant.why} | {seen} | {result['seconds']:.1f} |")
+        lines.append(f"| {mutant.name} | {where} | {mutant.why} | {seen} | {result.seconds:.1f} |")
     survivors = [f"- {mutant.name}: {mutant.survives}." for mutant in mutants if mutant.survives]
-    count = sum(bool(results[mutant.name]["seen_by"]) for mutant in mutants)
+    count = sum(bool(results[mutant.name].seen_by) for mutant in mutants)
     head = [f"{count} of {len(mutants)} bugs are seen." + (" The others:" if survivors else ""), "", *survivors]
     return "\n".join([*head, *([""] if survivors else []), *lines]) + "\n"
 
@@ -449,20 +483,26 @@ def table(mutants: Sequence[Mutant], results: Mapping[str, Mapping[str, Any]]) -
 def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="Which fast test sees each bug?")
     parser.add_argument("tests", nargs="*", default=["tests"], help="files or folders of tests")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="try these, whatever is known of them")
-    parser.add_argument("--json", type=Path, default=Path("runs/mutants.json"), help="what earlier runs found out")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="try these alone")
+    parser.add_argument("--json", type=Path, default=Path("runs/mutants.json"), help="keeps what each test calls")
     parser.add_argument("--page", type=Path, default=Path("docs/mutants.md"), help="ends with the table of results")
     options = parser.parse_args(arguments)
-    mutants, memory = read_mutants(root / "tools" / "mutants.yaml"), Memory.load(root / options.json)
+    mutants, calls = read_mutants(root / "tools" / "mutants.yaml"), Calls.load(root / options.json)
     if unknown := sorted(set(options.only) - {mutant.name for mutant in mutants}):
         parser.error(f"there is no mutant {', '.join(unknown)}")
     chosen = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
-    try_all(chosen, memory, options.tests, root=root, again=bool(options.only))
+    page = root / options.page
+    text, _, before = page.read_text().partition(MARK)
+    rows = (ROW.fullmatch(line) for line in before.splitlines())
+    hints = {row[1]: f"tests/{row[2]}::{row[3]}" for row in rows if row}
+    started = time.perf_counter()
+    hints = {mutant.name: hints[mutant.name] for mutant in chosen if mutant.name in hints}
+    results = try_all(chosen, calls, options.tests, hints, root=root)
     if not options.only:
-        page = root / options.page
-        page.write_text(page.read_text().partition(MARK)[0] + MARK + "\n\n" + table(mutants, memory.results))
-    wrong = [mutant.name for mutant in chosen if bool(memory.results[mutant.name]["seen_by"]) == bool(mutant.survives)]
-    if wrong:
+        page.write_text(f"{text}{MARK}\n\n{table(mutants, results)}")
+    seen = sum(bool(result.seen_by) for result in results.values())
+    print(f"{seen} of {len(chosen)} are seen, in {(time.perf_counter() - started) / 60:.1f} minutes")
+    if wrong := [m.name for m in chosen if bool(results[m.name].seen_by) == bool(m.survives)]:
         sys.exit(f"survives without a reason, or is seen and has one: {', '.join(wrong)}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +28,11 @@ FILES = {
         "- {name: undivided, file: sums.py, old: ' / len(numbers)', new: '', why: the sum is enough}\n"
         "- {name: forever, file: sums.py, old: '    return result', new: '        numbers.append(1)', why: an indent}\n"
     ),
-    "docs/page.md": "# Bugs\n\n<!-- What follows is written by tools/mutants.py. -->\n\nold\n",
+    "tests/sums/test_broken.py": "def test_nothing():\n    assert False\n",
+    "docs/page.md": (
+        "# Bugs\n\n<!-- What follows is written by tools/mutants.py. -->\n\nold\n"
+        "| minus | `sums.py` | it fails without it too | `sums/test_broken.py`: `test_nothing` | 1.0 |\n"
+    ),
 }
 
 
@@ -62,23 +66,22 @@ def test_it_says_which_test_sees_which_bug(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     code = "import sys; from pathlib import Path; from tools import mutants; mutants.PATIENCE = 2.0\n"
-    code += "mutants.main(['--json', 'known.json', '--page', 'docs/page.md'], root=Path(sys.argv[1]))"
+    code += "mutants.main(['--json', 'calls.json', '--page', 'docs/page.md'], root=Path(sys.argv[1]))"
     command = [sys.executable, "-c", code, str(tmp_path)]
-    for _ in range(2):  # the second time all is known
+    said = []
+    for _ in range(2):  # the second time the table says which test to begin with
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert (run.returncode, run.stderr) == (1, "survives without a reason, or is seen and has one: undivided\n")
-        known = json.loads((tmp_path / "known.json").read_text())["results"]
-        assert known["minus"]["seen_by"] == "tests/sums/test_sums.py::test_total"
-        assert {name: bool(result["seen_by"]) for name, result in known.items()} == {
-            "minus": True,
-            "undivided": False,
-            "forever": True,
-        }
-        assert [name for name, result in known.items() if result["hangs"]] == ["forever"]
         page = (tmp_path / "docs" / "page.md").read_text()
         assert page.startswith("# Bugs\n\n<!--")
         assert "2 of 3 bugs are seen." in page
         assert "| minus | `sums.py` | a sign | `sums/test_sums.py`: `test_total` |" in page
+        assert re.search(r"\| forever \| .* \| `sums/test_sums.py`: `test_(total|mean)`, which hangs \|", page)
+        assert "| undivided | `sums.py` | the sum is enough | none |" in page
         assert "old" not in page
-    assert "what do the tests" not in run.stdout
+        said.append(run.stdout)
+    assert "0 of the 1 tests that the table names pass" in said[0]
+    assert "what do the tests of tests/sums/test_sums.py call?" in said[0]
+    assert re.search("(1 of the 1|2 of the 2) tests that the table names pass", said[1])
+    assert "what do the tests" not in said[1]
     assert (tmp_path / "src" / "pacorl" / "sums.py").read_text() == FILES["src/pacorl/sums.py"]
