@@ -79,6 +79,7 @@ FAULTS = [
     (["sampling.step=3"], "sampling.step: unknown key, did you mean 'steps'?"),
     (["optimizer.zzz=3"], "optimizer.zzz: unknown key"),
     (["epochs=many"], "epochs: Input should be a valid integer, unable to parse string as an integer (got 'many')"),
+    (["epochs=true"], "epochs: a switch is no number; give one (got True)"),
     (["epochs=0"], "epochs: Input should be greater than 0 (got 0)"),
     (["group_size=1"], "group_size: Input should be greater than or equal to 2 (got 1)"),
     ([f"sampling.steps={10**30}"], f"sampling.steps: Input should be less than or equal to 1000 (got {10**30})"),

@@ -251,9 +251,10 @@ def test_an_unknown_key_is_refused_and_in_foreign_records_a_misspelt_one() -> No
 
 
 def test_a_document_of_another_type_is_named_by_its_keys() -> None:
-    assert typed({"a": ["1.5"]}, dict[str, list[float]]) == {"a": [1.5]}
-    with pytest.raises(ValueError, match=r"^a\.0: Input should be a valid number"):
-        typed({"a": [[]]}, dict[str, list[float]])
+    assert typed({"a": [1.5, 2]}, dict[str, tuple[float, ...]]) == {"a": (1.5, 2.0)}
+    for value in ([], "1.5", True):
+        with pytest.raises(ValueError, match=r"^a\.0: Input should be a valid number"):
+            typed({"a": [value]}, dict[str, list[float]])
 
 
 # --- the journal -----------------------------------------------------------------------------------------------

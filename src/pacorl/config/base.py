@@ -16,7 +16,15 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST
@@ -48,6 +56,14 @@ class Section(BaseModel):
 
     # Extra keys are refused: a typo must not silently mean a default. A bound that is NaN is passed by every value.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        taken = validate(value)
+        if isinstance(value, bool) and type(taken) in (int, float):  # pydantic would train `epochs: true` for one
+            raise ValueError("a switch is no number; give one")
+        return taken
 
 
 Run = TypeVar("Run", bound=Section)

@@ -146,10 +146,11 @@ def typed(document: Any, kind: type[Item]) -> Item:
     """The document as a type that pydantic knows: a model, a dataclass, `dict[str, float]`.
 
     Raises:
-        ValueError: it is none; the message names the keys.
+        ValueError: it is none, and neither `true` nor "0.5" is a number; the message names the keys.
     """
     try:
-        return cast(Item, _adapter(kind).validate_python(document))  # type: ignore[arg-type]
+        # As JSON, of which strict validation still makes tuples and paths.
+        return cast(Item, _adapter(kind).validate_json(json.dumps(document), strict=True))  # type: ignore[arg-type]
     except ValidationError as error:
         raise ValueError(faults_of(error)) from None
 
