@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from pacorl.io import hub
-from pacorl.io.hub import check_hub
+from pacorl.io.hub import check_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_hub_without_network_is_one_line_in_seconds() -> None:
     started = time.monotonic()
     with pytest.raises(ValueError, match=r"^nobody/model is not on this machine.*`hf download nobody/model`") as error:
-        check_hub("nobody/model", "config.json")
+        check_checkpoint("nobody/model", "config.json")
     assert time.monotonic() - started < hub.SECONDS
     assert "\n" not in str(error.value)
 
@@ -59,12 +59,12 @@ def test_a_hub_without_network_is_one_line_in_seconds() -> None:
 def test_offline_by_wish_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
-        check_hub("nobody/model", "config.json")
+        check_checkpoint("nobody/model", "config.json")
 
 
 @pytest.mark.usefixtures("answering")
 def test_a_hub_that_answers_anything_is_left_to_the_libraries() -> None:
-    check_hub("nobody/model", "config.json")
+    check_checkpoint("nobody/model", "config.json")
     assert constants.HF_HUB_OFFLINE is False
 
 
@@ -74,15 +74,25 @@ def test_what_lies_in_the_cache_is_used_without_asking_for_each_file(tmp_path: P
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("abc")
     (repo / "snapshots" / "abc" / "config.json").write_text("{}")
-    check_hub("nobody/model", "adapter_config.json", "config.json")
+    check_checkpoint("nobody/model", "adapter_config.json", "config.json")
     assert constants.HF_HUB_OFFLINE is True
 
 
-def test_folders_and_other_names_are_not_the_hub_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_not_the_hub_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some" / "folder").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    for source in ("tiny", "some/folder", str(tmp_path / "absent"), "http://server/v1"):
-        check_hub(source, "config.json")
+    with pytest.raises(
+        ValueError, match=r"^some/folder is no checkpoint: it holds no config\.json and no other\.json$"
+    ):
+        check_checkpoint("some/folder", "config.json", "other.json")
+    (tmp_path / "some" / "folder" / "other.json").write_text("{}")
+    check_checkpoint("some/folder", "config.json", "other.json")
+
+
+@pytest.mark.parametrize("source", ["absent", "some/where/deep", "/absent/folder", "http://server/v1"])
+def test_what_is_no_folder_and_no_name_of_the_hub_is_said_to_be_neither(source: str) -> None:
+    with pytest.raises(ValueError, match=f"^there is no {source}: name a folder, or a checkpoint of the hub"):
+        check_checkpoint(source, "config.json")
 
 
 def test_every_loader_asks_first() -> None:

@@ -43,6 +43,10 @@ class AdaptedGenerator(GeneratorOptions):
 
     lora_scale: float = option(1.0, "The adapter's strength: 1 as it was trained, 0 the base.", least=0)
 
+    def __post_init__(self) -> None:
+        if self.lora_scale != 1 and not self.adapter:
+            raise ValueError(f"--lora-scale {self.lora_scale:g} has no LoRA to act on; name one with --adapter")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceOptions(FrugalJudge):
@@ -97,6 +101,8 @@ def generate(
     judge = _judge_source(choice, generator.model)
     if requested.board:
         _check_storyboard(choice)
+    _check_output(output)
+    _check_models(generator, choice, judge, requested.prompts)
     from pacorl.engine.cores import use_cores
     from pacorl.generate.sets import generate_sets
     from pacorl.generate.storyboard import generate_storyboard
@@ -203,6 +209,27 @@ def _check_storyboard(choice: ChoiceOptions) -> None:
         raise ValueError("--keep-all and --storyboard do not go together: a later page depends on the choice before it")
     if choice.count > 1:
         raise ValueError(f"--count {choice.count} and --storyboard do not go together; give another --seed instead")
+
+
+def _check_output(output: OutputOptions) -> None:
+    from pacorl.io.files import check_writable
+
+    check_writable(output.out, folder=True)
+    for path in filter(None, (output.report, output.pdf)):
+        check_writable(path)
+
+
+def _check_models(options: GeneratorOptions, choice: ChoiceOptions, judge: str, prompts: Sequence[Prompt]) -> None:
+    """Says what is wrong with the generator, the judge or the size before diffusers and transformers are imported."""
+    from pacorl.judges import check_judge
+    from pacorl.policies import POLICIES, check_sources, kind_of
+
+    spec = POLICIES.named(options.kind or kind_of(options.model, edits=any(prompt.sources for prompt in prompts)))
+    for prompt in prompts:
+        check_sources(spec, prompt, options.model)
+    spec.check_source(options.model, adapter=options.adapter, size=options.size)
+    if judge:
+        check_judge(judge, adapter=choice.judge_adapter)
 
 
 # --- generating ------------------------------------------------------------------------------------------------

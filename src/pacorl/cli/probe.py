@@ -10,6 +10,7 @@ from typing import TypeVar
 import typer
 
 from pacorl.cli.shared import echo_errors, print_json, progress
+from pacorl.cli.train import check_run
 from pacorl.config.options import option
 from pacorl.types import Size
 
@@ -67,17 +68,22 @@ def probe(
     from pacorl.config.policy_run import PolicyConfig
     from pacorl.engine.cores import use_cores
     from pacorl.io.documents import write_json
-    from pacorl.io.files import write_atomic
+    from pacorl.io.files import check_writable, write_atomic
     from pacorl.io.quiet import quiet_loading
-    from pacorl.probe import show
     from pacorl.probe.design import ProbeOptions
-    from pacorl.probe.run import probe as run_probe
 
+    run = load(PolicyConfig, config, overrides or [])
+    if flags.out:
+        check_writable(flags.out, folder=True)
+    check_run(run)
     use_cores()
     quiet_loading()
+    from pacorl.probe import show
+    from pacorl.probe.run import probe as run_probe
+
     options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
     with progress("drawing", shown=not flags.as_json) as advance:
-        findings = run_probe(load(PolicyConfig, config, overrides or []), options, advance=advance)
+        findings = run_probe(run, options, advance=advance)
     document = show.to_dict(findings)
     print_json(document) if flags.as_json else show.print_findings(findings)
     if flags.out:

@@ -21,6 +21,10 @@ class ScoreJudge(OnlyJudge, FrugalJudge):
 
     temperature: float = option(1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.")
 
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"--temperature {self.temperature:g}: it divides the judge's logit, and must be above 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
@@ -62,10 +66,14 @@ def score(
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.core.grid import parse_layout
     from pacorl.engine.cores import use_cores
+    from pacorl.io.files import check_writable
+    from pacorl.judges import check_judge
     from pacorl.score import scores as scoring
     from pacorl.score.page import table, write_page
     from pacorl.score.reward import PacoReward
 
+    if output.report:
+        check_writable(output.report)
     use_cores()
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
     names, opened, refused = scoring.open_images(images, keep_going=output.keep_going)
@@ -75,6 +83,7 @@ def score(
         names, opened = scoring.panels_of(names[0], opened[0], parse_layout(ask.grid))
     # Before a judge is loaded, which takes minutes.
     scoring.check_count(len(opened), ranking=ask.rank)
+    check_judge(judge.judge, adapter=judge.judge_adapter)
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
         echo_errors(note)  # before any number: it says for which images the judge's numbers mean something

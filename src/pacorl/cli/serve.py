@@ -96,16 +96,19 @@ def _key_of(description: Endpoints) -> str:
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
     from pacorl.engine.cores import use_cores
+    from pacorl.judges import check_judge
 
-    with needing("serve", what="the built-in server"):
-        from pacorl.judges.http.client import DECLINE_HEADER
-        from pacorl.serve.builtin import Limits, load_judges, run_builtin
     if extra:
         raise ValueError(f"{' '.join(extra)} would be for vLLM; the built-in server takes no further arguments")
     if len(servers) != 1:
         raise ValueError(f"the built-in server is one process at one address, {len(servers)} are described; use vllm")
-    use_cores()
     (server,) = servers
+    for adapter in server.adapters.values() or [""]:
+        check_judge(server.checkpoint, adapter=adapter)
+    with needing("serve", what="the built-in server"):
+        from pacorl.judges.http.client import DECLINE_HEADER
+        from pacorl.serve.builtin import Limits, load_judges, run_builtin
+    use_cores()
     judges = load_judges(server, dtype=options.dtype)
     _announce(servers)
     # Said before the server takes over this thread.
@@ -134,6 +137,8 @@ def studio(
     open_page: bool = typer.Option(False, "--open", help="Open the page in your browser."),
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
+    folder = None if history == "none" else Path(history)
+    _check_studio(models, folder)
     with needing("serve", what="the studio"):
         from pacorl.judges.http.endpoints import is_loopback
         from pacorl.studio.server import serve as serve_page
@@ -148,6 +153,17 @@ def studio(
             # The line is `studio: URL`.
             webbrowser.open(line.partition(" ")[2])
 
-    folder = None if history == "none" else Path(history)
     config = Path(recipe) if recipe else None
     serve_page(models, history=folder, recipe=config, host=host, port=port, announce=announce)
+
+
+def _check_studio(models: StudioModels, history: Path | None) -> None:
+    # The page would be there at once, and say half a minute later that its models are not.
+    from pacorl.io.files import check_writable
+    from pacorl.judges import check_judge
+    from pacorl.policies import POLICIES, kind_of
+
+    if history:
+        check_writable(history, folder=True)
+    POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
+    check_judge(models.judge, adapter=models.judge_adapter)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
 from pacorl.config.options import inherited, option
+
+if TYPE_CHECKING:
+    from pacorl.config.policy_run import PolicyConfig
 
 RESUME, AUTO = "--resume", "auto"
 OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
@@ -79,6 +82,8 @@ def train_policy(
         # Rich prints the plan itself; JSON must not be wrapped at a terminal's width.
         print(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
+    with config_errors(config, run):
+        check_run(run)
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
@@ -99,6 +104,28 @@ def train_policy(
         typer.echo(f"done: {write_report(folder)}")
 
 
+def check_run(run: PolicyConfig) -> None:
+    """Say what is wrong with a run's folder, rewards and models before what trains is imported, which takes seconds.
+
+    Raises:
+        ValueError: A checkpoint or adapter is not there or does not fit, or a reward is not what the config calls it.
+        OSError: The folder cannot be written.
+    """
+    from pacorl.io.files import check_writable
+    from pacorl.judges import JUDGES
+    from pacorl.rewards import asks_judge, check_rewards
+    from pacorl.types import Size
+
+    check_writable(run.out, folder=True)
+    for key, rewards in (("rewards", run.rewards), ("evaluation.rewards", run.evaluation.rewards)):
+        check_rewards(rewards, key=key, run=False)
+    for size in (run.sampling.size, run.evaluation.size):
+        run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start, size=Size(*size))
+    # A judge that nothing asks is never loaded, so it may be absent.
+    if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
+        JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
+
+
 def train_reward(
     config: Path = typer.Argument(help="A YAML file, such as configs/reward/tiny.yaml."),
     overrides: list[str] = OVERRIDES,
@@ -106,19 +133,22 @@ def train_reward(
     options: JudgeRunOptions,
 ) -> None:
     """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
-    from transformers.utils import logging
-
     from pacorl.config.base import config_errors, load
     from pacorl.config.judge_run import JudgeConfig
-    from pacorl.engine.cores import use_cores
+    from pacorl.io.files import check_writable
 
     if options.resume not in {"", AUTO}:
         raise ValueError(
             f"--resume {options.resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
         )
     run = load(JudgeConfig, config, overrides or [])
+    check_writable(run.out, folder=True)
+    from transformers.utils.logging import disable_progress_bar
+
+    from pacorl.engine.cores import use_cores
+
     use_cores()
-    logging.disable_progress_bar()  # of loading weights; training has its own
+    disable_progress_bar()  # of loading weights; training has its own
     if options.dry_run:
         from pacorl.plan.judge_plan import plan_reward
 

@@ -18,7 +18,7 @@ from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import sample_images
 from pacorl.engine.turns import Turns
 from pacorl.lora.adapters import adapter_off, load_lora, lora_scaled
-from pacorl.policies import DEFAULT_KIND, POLICIES, kind_of
+from pacorl.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of
 from pacorl.quantize import NONE
 from pacorl.types import TINY, Prompt, Size
 
@@ -99,6 +99,7 @@ class Generator:
             ValueError: if the kind is unknown or takes no such option, or the adapter does not fit.
         """
         spec = POLICIES.named(kind or kind_of(model))
+        spec.check_source(model, adapter=adapter)
         device = device or available_device()
         dtype = best_dtype(model, device) if dtype == "auto" else dtype
         low = memory == "low"
@@ -151,13 +152,7 @@ class Generator:
         if lora_scale != 1 and not self.adapter:
             raise ValueError(f"LoRA strength {lora_scale:g} has no LoRA to act on; name one with --adapter")
         for prompt in prompts:
-            if not self.sets and not prompt.sources:
-                raise ValueError(f"{self.model} edits images, and there is none; give one with --image")
-            if prompt.sources and not self.edits:
-                editor = next(spec for spec in POLICIES.values() if spec.edits).published
-                raise ValueError(
-                    f"{self.model} generates sets and edits no images; name an editor with --model, e.g. {editor}"
-                )
+            check_sources(POLICIES[self.kind], prompt, self.model)
             self.size_of(prompt, size)
 
     def sample(

@@ -61,6 +61,22 @@ def read_bytes(path: Path, *, limit: int | None = None) -> bytes:
         return handle.read()
 
 
+def check_writable(path: Path, *, folder: bool = False) -> None:
+    """Check that a file, or files in a folder, can be written there, before hours of work end with it.
+
+    Raises:
+        OSError: A part of the path is no folder or may not be written, or the path is a folder and should be a file.
+    """
+    if path.exists() and path.is_dir() != folder:
+        code = errno.ENOTDIR if folder else errno.EISDIR
+        raise OSError(code, os.strerror(code), str(path))
+    above = next(part for part in (*([path] if folder else []), *path.parents) if part.exists())
+    if not above.is_dir():
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(above))
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file whole: readers see the old one or the new one, and so does the machine after a power cut."""
     try:

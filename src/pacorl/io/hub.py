@@ -1,5 +1,8 @@
-"""The hub of models, before its libraries ask it: without a network they try every file of a checkpoint five times, for
-minutes, and then say that a file is missing."""
+"""Where checkpoints are, before the libraries that load them are imported: in a folder, or under a name on the hub.
+
+Those libraries take seconds to import. Without a network they try every file of a checkpoint five times, for minutes,
+and then say that a file is missing.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,47 @@ SECONDS = 5.0
 """How long the hub may take to answer at all."""
 
 
-def check_hub(source: str, *files: str) -> None:
-    """Check that a checkpoint can be had, if `source` names one of the hub's.
+def check_checkpoint(source: str, *files: str) -> None:
+    """Check that a checkpoint can be had.
 
-    One that lies in the cache is used as it is if the hub does not answer.
+    One that lies in the hub's cache is used as it is if the hub does not answer.
 
     Args:
-        files: Names in the repository; one of them is in the cache if the checkpoint is.
+        source: A folder, ORG/NAME on the hub, or ORG/NAME:PATH for a file or folder in it.
+        files: Names in the folder or repository; one of them is there if the checkpoint is.
 
     Raises:
-        ValueError: It is not on this machine, and the hub cannot be asked.
+        ValueError: It is no folder with such a file and no name of the hub; or it is not on this machine, and the hub
+            cannot be asked.
     """
-    if not HUB_NAME.fullmatch(source) or Path(source).exists():
+    if Path(source).exists():
+        if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in files):
+            raise ValueError(f"{source} is no checkpoint: it holds no {' and no '.join(files)}")
         return
-    from huggingface_hub import constants, try_to_load_from_cache
+    if not HUB_NAME.fullmatch(source.partition(":")[0]):
+        raise ValueError(f"there is no {source}: name a folder, or a checkpoint of the hub as ORG/NAME")
+    if ":" in source:
+        return
+    from huggingface_hub import constants
 
     if not (fault := "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _silence(constants.ENDPOINT)):
         return
-    if not any(isinstance(try_to_load_from_cache(source, file), str) for file in files):
+    if not any(local_file(source, file) for file in files):
         raise ValueError(
             f"{source} is not on this machine, and the hub cannot be asked for it ({fault}): name a folder, or run "
             f"`hf download {source}` with a network (HF_ENDPOINT names a mirror)"
         )
     constants.HF_HUB_OFFLINE = True  # or every cached file would be asked for, in vain
+
+
+def local_file(source: str, name: str) -> Path | None:
+    """A file of a checkpoint that is on this machine, in its folder or in the hub's cache; None if it is not."""
+    if Path(source).exists() or not HUB_NAME.fullmatch(source):
+        return path if (path := Path(source) / name).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(source, name)
+    return Path(cached) if isinstance(cached, str) else None
 
 
 @cache

@@ -49,8 +49,22 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
 
     Returns:
         The judge and what to call it.
+
+    Raises:
+        ValueError: There is none, or it cannot be what was asked for.
     """
+    if (temperature := access.get("temperature", 1.0)) <= 0:
+        raise ValueError(f"temperature {temperature:g}: it divides the judge's logit, and must be above 0")
     return JUDGES[backend_of(source)].from_source(source, **access)
+
+
+def check_judge(source: str, *, adapter: str = "") -> None:
+    """Check what can be known of a judge that a person names in one word, before anything heavy is imported.
+
+    Raises:
+        ValueError: There is no such checkpoint or adapter, or they do not fit.
+    """
+    JUDGES[backend_of(source)].check(source, adapter)
 
 
 def backend_of(source: str) -> str:

@@ -6,7 +6,6 @@ Adapters trained with transformers before 4.52 name the language model `model.la
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +18,6 @@ from pacorl.io.files import safetensors_errors
 from pacorl.io.hub import HUB_NAME
 from pacorl.io.net import MALFORMED
 from pacorl.lora.formats import HUB_PATH, PEFT_CONFIG, PEFT_PREFIX, adapter_file, check_finite
-
-logger = logging.getLogger(__name__)
 
 OLD_SPELLINGS = {
     "model.layers.": "model.language_model.layers.",
@@ -57,20 +54,19 @@ def base_and_adapter(checkpoint: str, adapter: str = "") -> tuple[str, str]:
             f"{checkpoint} is a LoRA adapter {unknown}; name both: --judge BASE --adapter {checkpoint} (in Python "
             "adapter=, in a config judge.checkpoint and judge.adapter)"
         )
-    logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, base)
     return base, checkpoint
 
 
 def lora_config(checkpoint: str) -> dict[str, Any] | None:
     """The adapter_config.json of a folder or hub name that is a LoRA and no model; None of anything else."""
-    from transformers.utils import cached_file
-
     if HUB_PATH.fullmatch(checkpoint) and not Path(checkpoint).exists():
         path: Path | None = adapter_file(checkpoint).parent / PEFT_CONFIG
     elif Path(checkpoint).exists():
         folder = Path(checkpoint) if Path(checkpoint).is_dir() else Path(checkpoint).parent
         path = None if (folder / "config.json").is_file() else folder / PEFT_CONFIG
     else:
+        from transformers.utils import cached_file  # not above: it takes seconds, and a folder needs it not
+
         # Of a hub name the config.json decides, which is in the cache if the model is.
         silent = {"_raise_exceptions_for_missing_entries": False}
         is_model = cached_file(checkpoint, "config.json", **silent)
@@ -137,7 +133,7 @@ def read_adapter(model: Any, adapter: str) -> tuple[Any, dict[str, Tensor]]:
     families = [family for family, spelling in FAMILY_NAMES.items() if spelling in base.lower()]
     if families and kind in FAMILY_NAMES and kind not in families:
         raise ValueError(f"adapter {adapter} was trained on {base}, and this judge is a {kind} model")
-    state = {PEFT_PREFIX + _today(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in weights.items()}
+    state = {PEFT_PREFIX + today(key.removeprefix(PEFT_PREFIX)): tensor for key, tensor in weights.items()}
     # The modules that the file holds, whatever its config calls them: a suffix could match more.
     config.target_modules = _targets(model, state, f"adapter {adapter}", base=base)
     return config, state
@@ -147,7 +143,7 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _today(key: str) -> str:
+def today(key: str) -> str:
     """A module's name without PEFT's prefix, as transformers spells it today."""
     return next((new + key[len(old) :] for old, new in OLD_SPELLINGS.items() if key.startswith(old)), key)
 

@@ -189,6 +189,8 @@ class JudgeSpec:
     from_source: Callable[..., tuple[Judge, str]]
     """(source, *, adapter, model, api_key_env, temperature, variants, decline, quantize) → the judge that a person
     names in one word, and what to call it. A backend ignores what says nothing to it."""
+    check: Callable[[str, str], object] = lambda source, adapter: None
+    """(source, adapter) → says what can be known to be wrong with them at once; a server says it when it is reached."""
     claims: Callable[[str], bool] = lambda source: False
     """Whether a source is one of this backend's; the table's default takes what nobody claims."""
     remedy: Callable[[Any], str] = lambda options: ""

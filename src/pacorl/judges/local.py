@@ -8,6 +8,7 @@ Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from pacorl.core.devices import available_device, best_dtype, check_dtype
 from pacorl.core.questions import text_fault
+from pacorl.io.files import safetensors_errors
+from pacorl.io.hub import check_checkpoint
 from pacorl.io.net import is_url, shown_url
 from pacorl.judges.domain import Domain
 from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
@@ -28,6 +31,8 @@ from pacorl.judges.sharing import SharedForward, can_share, packed
 from pacorl.quantize import NONE
 from pacorl.quantize.linear import check_quantization, quantize_model
 from pacorl.types import Question, Verdict
+
+logger = logging.getLogger(__name__)
 
 TINY_JUDGE = Path(__file__).parents[1] / "checkpoints" / "judge"
 HEAD_ROWS = 256
@@ -121,27 +126,24 @@ class LocalJudge:
         Raises:
             ValueError: if the adapter belongs to another base, its base is unknown, or weights are damaged.
         """
-        from transformers import AutoModelForImageTextToText
-
-        from pacorl.io.files import safetensors_errors
-        from pacorl.io.hub import check_hub
-        from pacorl.io.processor import load_processor
-        from pacorl.judges.adapter import base_and_adapter, merge_adapter
-        from pacorl.lora.formats import PEFT_CONFIG
-
         check_quantization(quantize)
         for key, name in (("judge.dtype", dtype), ("judge.quantize", quantize)):
             check_dtype(name, device, key=key)
-        check_hub(str(checkpoint), "config.json", PEFT_CONFIG)
-        source, adapter = base_and_adapter(str(TINY_JUDGE if str(checkpoint) == "tiny" else checkpoint), adapter)
-        check_hub(source, "config.json")
+        source, merged = check_local(str(checkpoint), adapter)
+        if merged != adapter:
+            logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)
+        from transformers import AutoModelForImageTextToText
+
+        from pacorl.io.processor import load_processor
+        from pacorl.judges.adapter import merge_adapter
+
         with safetensors_errors(source):
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
-        if adapter:
-            model = merge_adapter(model, adapter)
+        if merged:
+            model = merge_adapter(model, merged)
         quantize_model(model, quantize, device=device)
         # An adapter may have learned more than its base, so its own domain counts.
-        domain = Domain.load(adapter or source) if decline else None
+        domain = Domain.load(merged or source) if decline else None
         return cls(model.to(device), load_processor(source), domain=domain, **options)
 
     def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
@@ -222,6 +224,27 @@ class LocalJudge:
         return torch.stack([rows[number] for number in range(len(encoded))])
 
 
+def check_local(checkpoint: str, adapter: str = "") -> tuple[str, str]:
+    """Check what can be known of a judge of this process before transformers is imported, which takes seconds.
+
+    Returns:
+        Its base, a folder or hub name, and the adapter on it.
+
+    Raises:
+        ValueError: There is no such checkpoint or adapter, or the adapter has layers that the checkpoint has not.
+    """
+    from pacorl.judges.adapter import base_and_adapter, today
+    from pacorl.lora.formats import PEFT_CONFIG, check_layers
+
+    source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
+    check_checkpoint(source, "config.json", PEFT_CONFIG)
+    base, adapter = base_and_adapter(source, adapter)
+    check_checkpoint(base, "config.json")
+    if adapter:
+        check_layers(adapter, base, name_of=today)
+    return base, adapter
+
+
 def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
     """The `dtype` and `device` for `LocalJudge.from_pretrained`.
 
@@ -241,9 +264,9 @@ def from_source(
     source: str, *, adapter: str = "", model: str = "", api_key_env: str = "", **options: Any
 ) -> tuple[LocalJudge, str]:
     """A judge of this process by its checkpoint, at its best place; `model` and `api_key_env` mean nothing to it."""
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar
 
-    logging.disable_progress_bar()  # one would be drawn for the weights, between a command's own lines
+    disable_progress_bar()  # one would be drawn for the weights, between a command's own lines
     judge = LocalJudge.from_pretrained(source, adapter=adapter, **options, **placement(source))
     return judge, f"{source} + {adapter}" if adapter else source
 
@@ -252,6 +275,7 @@ SPEC = JudgeSpec(
     options=LocalOptions,
     open=open_local,
     from_source=from_source,
+    check=check_local,
     base="Qwen2.5-VL-7B",
     architecture=Path(__file__).with_name("qwen2_5_vl_7b.json"),
     tiny=TINY_JUDGE,

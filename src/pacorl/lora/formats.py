@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from pacorl.io.documents import blamed_on, parse_json, parse_object, read_object, typed, write_json
 from pacorl.io.files import safetensors_errors
-from pacorl.io.hub import HUB_NAME, check_hub
+from pacorl.io.hub import HUB_NAME, check_checkpoint, local_file
 
 PEFT_PREFIX = "base_model.model."
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -127,8 +127,51 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
         repo, path, usual = source, Path(), (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
         files = [*usual, *(f"lora/{name}" for name in usual)]
     if fetch:
-        check_hub(repo, *files, *(f"{path}/{name}" for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)))
+        check_checkpoint(repo, *files, *(f"{path}/{name}" for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)))
     return Path(snapshot_download(repo, allow_patterns=files, local_files_only=not fetch)) / path
+
+
+def check_layers(
+    source: str, checkpoint: str, *, component: str = "", name_of: Callable[[str], str] = lambda name: name
+) -> None:
+    """Check, by names and shapes in files' headers alone, that an adapter's layers are those of a checkpoint.
+
+    Nothing is checked of what is not on this machine, and of files in names of others, which must be converted first.
+
+    Args:
+        source: An adapter, as `adapter_file` takes it.
+        checkpoint: A folder or hub name.
+        component: The folder within it that has the weights.
+        name_of: What today's code calls a layer of either file.
+
+    Raises:
+        ValueError: There is no adapter, or one of its layers is not in the checkpoint, or has another shape there.
+    """
+    file = adapter_file(source)
+    index = local_file(checkpoint, f"{component}/config.json".lstrip("/"))
+    shapes = {name.removeprefix(PEFT_PREFIX): shape for name, shape in _shapes(file).items()}
+    if index is None or any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in shapes):
+        return
+    weights = [_shapes(path) for path in index.parent.glob("*.safetensors")]
+    layers = {name_of(name): shape for state in weights for name, shape in state.items()}
+    for name, shape in shapes.items() if layers else ():
+        plain = name.removeprefix("transformer.").removeprefix("diffusion_model.")
+        if not (weight := WEIGHT.fullmatch(plain)) or len(shape) != 2:
+            continue  # `read_lora` says what is wrong with it, or may not mind
+        layer = layers.get(f"{name_of(weight['module'])}.weight")
+        if layer is None:
+            raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {weight['module']}")
+        side = 1 if SIDES[weight["side"]] == "A" else 0
+        if len(layer) == 2 and shape[side] != layer[side]:
+            raise ValueError(
+                f"{source} does not fit {checkpoint}: it has {shape[side]} where {weight['module']} has {layer[side]}; "
+                "it belongs to a base of another size"
+            )
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    with safetensors_errors(file), safe_open(file, framework="pt") as opened:
+        return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
 
 
 def read_lora(source: str | Path) -> Lora:

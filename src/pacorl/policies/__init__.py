@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from pacorl.policies.policy import Policy, PolicyOptions, PolicySpec
+    from pacorl.types import Prompt
 
 POLICIES: Table[PolicySpec] = Table(
     "kind of generator",
@@ -45,6 +46,21 @@ def default_options() -> PolicyOptions:
 def tiny_spec(*, edits: bool) -> PolicySpec:
     """The kind whose committed checkpoint `tiny` names: one makes sets, one edits."""
     return next(spec for spec in POLICIES.values() if spec.tiny and spec.edits == edits)
+
+
+def check_sources(spec: PolicySpec, prompt: Prompt, model: str) -> None:
+    """Check that a prompt has as many sources as a kind takes; `model` is what the user called the generator.
+
+    Raises:
+        ValueError: It is an edit and the kind makes sets, or the other way round, or has a source too many.
+    """
+    if not prompt.sources and not spec.sets:
+        raise ValueError(f"{model} edits images, and there is none; give one with --image")
+    if prompt.sources and not spec.edits:
+        editor = next(other for other in POLICIES.values() if other.edits).published
+        raise ValueError(f"{model} generates sets and edits no images; name an editor with --model, e.g. {editor}")
+    if (count := len(prompt.sources)) > spec.policy.references:
+        raise ValueError(f"{count} images are given, and {model} edits at most {spec.policy.references} at once")
 
 
 def kind_of(checkpoint: str, *, edits: bool = False) -> str:

@@ -290,24 +290,14 @@ class PolicySpec:
             ValueError: The checkpoint is another pipeline, or what `quantize` needs is not installed.
             OSError: There is no checkpoint.
         """
-        import diffusers
         import torch
 
-        from pacorl.io.hub import check_hub
         from pacorl.quantize.linear import check_quantization
 
         check_quantization(options.quantize)
         for key in ("dtype", "quantize"):
             check_dtype(getattr(options, key), device, key=f"model.{key}")
-        source = str(self.committed.folder) if options.checkpoint == TINY else options.checkpoint
-        check_hub(source, "model_index.json")
-        pipeline_class = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
-        # FLUX.1-Kontext and FLUX.1-dev have one architecture, so the wrong weights would load without a word.
-        if pipeline_class != self.pipeline:
-            raise ValueError(
-                f"model.checkpoint {source} is a {pipeline_class}, and this model.kind needs a {self.pipeline} such as "
-                f"{self.published}"
-            )
+        source = self.check_source(options.checkpoint)
         components = self.policy.components_from(source)
         # diffusers would note that a component of ours is of another class than its index says.
         with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
@@ -317,6 +307,49 @@ class PolicySpec:
         if not staged:
             policy.place_transformer(device)
         return policy
+
+    def check_source(self, checkpoint: str, *, adapter: str = "", size: Size | None = None) -> str:
+        """Check what can be known of a checkpoint before diffusers is imported, which takes seconds.
+
+        Args:
+            checkpoint: A folder, a hub name or `tiny`.
+            adapter: A LoRA that is to be put on it; empty for none.
+            size: Of the images that are to be generated; None for one that surely fits.
+
+        Returns:
+            The folder or hub name.
+
+        Raises:
+            ValueError: There is none, it is another pipeline, the adapter does not fit it, or the size does not.
+        """
+        from pacorl.io.hub import check_checkpoint, local_file
+
+        source = str(self.committed.folder) if checkpoint == TINY else checkpoint
+        check_checkpoint(source, "model_index.json")
+        if index := local_file(source, "model_index.json"):
+            pipeline_class = read_object(index).get("_class_name")
+        else:
+            import diffusers
+
+            pipeline_class = diffusers.DiffusionPipeline.load_config(source).get("_class_name")
+        # FLUX.1-Kontext and FLUX.1-dev have one architecture, so the wrong weights would load without a word.
+        if pipeline_class != self.pipeline:
+            raise ValueError(
+                f"model.checkpoint {source} is a {pipeline_class}, and this model.kind needs a {self.pipeline} such as "
+                f"{self.published}"
+            )
+        if adapter:
+            from pacorl.lora.formats import check_layers
+
+            check_layers(adapter, source, component="transformer")
+        if size and self.sets:
+            from pacorl.policies.pipeline import check_multiple
+
+            config = local_file(source, "vae/config.json")
+            channels = (read_object(config) if config else self.parts["vae"]).get("block_out_channels") or ()
+            # Each further level of the VAE halves the sides, and so does a token.
+            check_multiple(size, step=2 ** len(channels))
+        return source
 
     def from_pretrained(
         self,

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from pacorl import twins
 from pacorl.io.images import open_image, upright_size
-from pacorl.io.processor import image_text_processor, image_tokens, load_processor
 from pacorl.policies.pipeline import JOINT_ATTENTION, PipelinePolicy, check_alike, check_area, guided, pack
 from pacorl.policies.policy import Parts, PolicySpec, TrueGuidance
 from pacorl.types import Conditioning, Prompt, Size
@@ -84,6 +83,8 @@ class QwenEditPolicy(PipelinePolicy):
     @classmethod
     def components_from(cls, source: str) -> dict[str, Any]:
         """The image processor: the checkpoint's own wants torchvision, for videos that no edit has."""
+        from pacorl.io.processor import load_processor
+
         return {"processor": load_processor(source, subfolder="processor")}
 
     @classmethod
@@ -204,6 +205,8 @@ class QwenEditPolicy(PipelinePolicy):
 
     def _text_length(self, size: Size) -> int:
         side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
+        from pacorl.io.processor import image_tokens
+
         options = self.pipeline.processor.to_dict()
         return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
 
@@ -257,6 +260,8 @@ EDIT_TEMPLATE_WORDS = 8 * (
 def tiny_qwen_edit(texts: Sequence[str], *, plus: bool = False) -> Any:
     """A whole Qwen-Image-Edit pipeline in small, or its Plus variant; the tokenizer knows the words of `texts`."""
     import diffusers
+
+    from pacorl.io.processor import image_text_processor  # which imports transformers, for seconds
 
     processor = image_text_processor(
         tokenizer=twins.qwen_tokenizer_of([*texts, *EDIT_TEMPLATE_WORDS]),

@@ -17,7 +17,7 @@ from transformers.utils import cached_file
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.documents import read_object, write_json
 from pacorl.io.files import safetensors_errors, write_atomic
-from pacorl.io.hub import check_hub
+from pacorl.io.hub import check_checkpoint
 from pacorl.io.processor import load_processor
 from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter, with_lora
 from pacorl.judges.local import TINY_JUDGE
@@ -37,7 +37,7 @@ def source_of(checkpoint: str) -> str:
         ValueError: it is an adapter, or a model of another family.
     """
     source = str(TINY_JUDGE) if checkpoint == "tiny" else checkpoint
-    check_hub(source, "config.json", PEFT_CONFIG)
+    check_checkpoint(source, "config.json", PEFT_CONFIG)
     if lora := lora_config(source):
         base = lora.get("base_model_name_or_path") or "BASE"
         raise ValueError(f"{checkpoint} is a LoRA adapter; set model.checkpoint={base} tuning.start={checkpoint}")
