@@ -2,6 +2,7 @@
 
 import gc
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +81,24 @@ def test_a_key_that_is_looked_at_after_the_config_was_read_has_its_file(
 )
 def test_a_bare_resume_means_auto(given: list[str], meant: list[str]) -> None:
     assert spelled_out(given) == meant
+
+
+def test_the_end_of_standard_input_is_a_signal_to_stop() -> None:
+    code = (
+        "import signal, sys, time\n"
+        "from pacorl.cli.train import stop_with_stdin\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "stop_with_stdin()\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.write(b"not the end")
+        process.stdin.flush()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.stdin.close()
+        assert process.wait(30) == 75

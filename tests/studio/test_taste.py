@@ -205,3 +205,31 @@ def test_a_studio_that_is_told_to_end_leaves_nothing_behind(tmp_path):
     process.stdout.close()
     # `close` ran, which ends a trainer too.
     assert list(tmp_path.glob("pacorl-*")) == []
+
+
+TEACHES = """
+import sys
+from pathlib import Path
+from pacorl.config.options import StudioModels
+from pacorl.studio.models import taste_example
+from pacorl.studio.taste import TasteRequest, TasteRuns
+models = StudioModels()
+runs = TasteRuns(Path(sys.argv[1]), models)
+runs.create(TasteRequest(name="mine", prompts=tuple(taste_example(models, 3)), rounds=2, groups=2, group_size=4))
+runs.announce("mine")
+runs.launch("mine")
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_stops_and_saves_if_its_studio_is_killed(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", TEACHES, str(tmp_path)], stdin=subprocess.PIPE) as studio:
+        deadline = time.monotonic() + 240
+        while not human.asked_groups(tmp_path / "mine/rankings"):  # it waits for a person from now on
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        studio.kill()
+    while "pacorl: stopped after epoch 0, and saved" not in (tmp_path / "mine/log.txt").read_text():
+        assert time.monotonic() < deadline, "the trainer outlived its studio"
+        time.sleep(0.1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +54,9 @@ class RunOptions:
     allow_changes: bool = option(
         False, "With --resume: let the config differ from the one that the run had; the log says what changed."
     )
+    stop_with_stdin: bool = option(
+        False, "Stop as by SIGTERM when standard input ends: whoever started this, and held its other end, is gone."
+    )
     dry_run: bool = option(False, "Check everything and print what it would need. Exit code 2: something is absent.")
     as_json: bool = option(False, "With --dry-run: print the plan as JSON.", flags=("--json",))
 
@@ -74,6 +81,8 @@ def train_policy(
     from pacorl.config.policy_run import PolicyConfig
 
     run = load(PolicyConfig, config, overrides or [])
+    if options.stop_with_stdin:
+        stop_with_stdin()
     if options.dry_run:
         from pacorl.plan.plan import plan_policy, print_plan
 
@@ -102,6 +111,17 @@ def train_policy(
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say
         typer.echo(f"done: {write_report(folder)}")
+
+
+def stop_with_stdin() -> None:
+    """From now on the end of standard input is a SIGTERM to this process."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):  # what is written is of no interest
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def check_run(run: PolicyConfig) -> None:
@@ -142,6 +162,8 @@ def train_reward(
             f"--resume {options.resume}: a judge's training goes on from its run's newest checkpoint: --resume auto"
         )
     run = load(JudgeConfig, config, overrides or [])
+    if options.stop_with_stdin:
+        stop_with_stdin()
     check_writable(run.out, folder=True)
     from transformers.utils.logging import disable_progress_bar
 

@@ -189,9 +189,12 @@ class TasteRuns:
         """Start a run's trainer, or let it go on from its last round."""
         folder = self._folder(name)
         command = [sys.executable, "-m", "pacorl", "train-policy", str(folder / "config.yaml"), "--resume", "auto"]
+        command.append("--stop-with-stdin")  # a studio that is killed cannot end it
         with self._lock, (folder / "log.txt").open("wb") as log:
             if self._announced == name:  # else it was stopped while it waited for the studio's jobs
-                self._name, self._process = name, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+                self._let_go()
+                pipes: Any = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
+                self._name, self._process = name, subprocess.Popen(command, **pipes)
                 self._announced = ""  # last: between the two it would seem to be stopped
 
     def check_idle(self) -> None:
@@ -220,6 +223,12 @@ class TasteRuns:
                 except subprocess.TimeoutExpired:  # it still loads, or learns
                     self._process.kill()
                     self._process.wait()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the pipe of a trainer that has ended."""
+        if self._process and self._process.stdin:
+            self._process.stdin.close()
 
     def names_of_runs(self) -> list[str]:
         return sorted(path.parent.name for path in self.folder.glob("*/request.json"))
