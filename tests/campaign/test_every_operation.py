@@ -153,12 +153,15 @@ def test_a_power_cut(forks: Forks, tmp_path: Path, story: str, cuts: int, measur
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("story", [*RESUMED, "generate", "score"])
-def test_a_power_cut_after_the_end_takes_nothing(forks: Forks, tmp_path: Path, story: str) -> None:
+def test_a_power_cut_after_the_end_takes_nothing(
+    forks: Forks, tmp_path: Path, story: str, measured: Callable[[str], None]
+) -> None:
     _, whole = whole_run(forks, story, tmp_path)
     for seed in range(5):
         forks.run(story, tmp_path / str(seed), Fault(AT_THE_END, cut=seed))
         # What was deleted may be back.
         assert [name for name in differences(outputs(tmp_path / str(seed) / RUN), whole) if name in whole] == []
+    measured(f"{story}: 5 power cuts after its end, nothing is gone")
 
 
 @pytest.mark.parametrize("story", [*RESUMED, "generate", "score"])
