@@ -6,8 +6,10 @@
 Each person starts a run in a studio of their own and ranks its groups over HTTP, as the page does: they look at the
 images, judge them by their taste with some noise, and call images equal that differ by less than they notice. The
 LoRA then generates held-out prompts beside the base, from equal seeds. *Agreement* is the share of these prompts on
-which the person prefers the LoRA's image, a tie counting one half; .5 is none. *Prompt match* is the oracle's share of
-attributes that are as the prompt asked: what the taste costs. Intervals are 95 % bootstrap intervals over prompts.
+which the person prefers the LoRA's image, a tie counting one half; .5 is none. Their *rise* is how much more they like
+it, in standard deviations of the base's images. *Prompt match* is the oracle's share of attributes that are as the
+prompt asked: what the taste costs. Intervals are 95 % bootstrap intervals over prompts. A person whose run is finished
+does not rank again; their LoRA is measured.
 """
 
 from __future__ import annotations
@@ -95,9 +97,12 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     results = [teach(name, options) for name in options.people]
     # Together, with whole prompts drawn: people whose LoRAs were asked for the same prompt do not vary by themselves.
-    wins = [win for result in results for win in result.pop("wins")]
-    pooled = interval(wins, list(range(options.prompts)) * len(results))
-    summary = {"rounds": options.rounds, "people": results, "agreement": pooled}
+    prompts = list(range(options.prompts)) * len(results)
+    pooled = {
+        key: interval([value for result in results for value in result.pop(values)], prompts)
+        for key, values in (("agreement", "wins"), ("rise", "rises"))
+    }
+    summary = {"rounds": options.rounds, "people": results, **pooled}
     (options.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(json.dumps(summary, indent=2) if options.json else table(summary))
 
@@ -119,7 +124,8 @@ def teach(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One person's run and what it came to; a finished one is not run again."""
     file = options.out / f"{name}.json"
     if file.exists():
-        return json.loads(file.read_text())
+        ranked_before = json.loads(file.read_text())
+        return ranked_before | held_out(name, str(options.out / name / "taste" / name / "run/adapter"), options.prompts)
     began = time.monotonic()
     with Studio(options.out / name) as studio:
         lines = studio.ask("/api/taste")["example"]
@@ -140,9 +146,9 @@ def teach(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 state = studio.ask("/api/taste")["current"]
         if state["status"] != "done":
             raise SystemExit(f"{name}: {state['status']}: {state['error']}")
-    result = {"person": name, "rankings": state["ranked"], "seconds": round(time.monotonic() - began)}
-    result |= held_out(name, state["adapter"], options.prompts)
+    result: dict[str, Any] = {"person": name, "rankings": state["ranked"], "seconds": round(time.monotonic() - began)}
     file.write_text(json.dumps(result) + "\n")
+    result |= held_out(name, state["adapter"], options.prompts)
     print(f"{name}: {row(result)}", file=sys.stderr, flush=True)
     return result
 
@@ -171,11 +177,14 @@ def held_out(name: str, adapter: str, count: int) -> dict[str, Any]:
         [[TASTES[name](image, p.grid) for image, p in zip(images, prompts, strict=True)] for images in (before, after)]
     )
     wins = [0.5 + 0.5 * float(np.sign(change)) for change in liking[1] - liking[0]]
+    rises = ((liking[1] - liking[0]) / liking[0].std()).tolist()
     return {
         "agreement": interval(wins, list(range(count))),
+        "rise": interval(rises, list(range(count))),
         "taste": [round(float(values.mean()), 4) for values in liking],
         "prompt_match": [round(match(prompts, images), 4) for images in (before, after)],
         "wins": wins,
+        "rises": rises,
     }
 
 
@@ -193,18 +202,21 @@ def match(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> float:
 
 
 def row(result: dict[str, Any]) -> str:
-    mean, low, high = result["agreement"]
     taste, prompt = (" → ".join(f"{value:.2f}" for value in result[key]) for key in ("taste", "prompt_match"))
     return (
-        f"prefers the LoRA's image on {mean:.2f} of held-out prompts ({low:.2f} to {high:.2f}); taste {taste}, "
-        f"prompt match {prompt}; {result['rankings']} rankings, {result['seconds']} s"
+        f"{preference(result)}; taste {taste}, prompt match {prompt}; {result['rankings']} rankings, "
+        f"{result['seconds']} s"
     )
 
 
+def preference(result: dict[str, Any]) -> str:
+    agreement, rise = ("{:.2f} ({:.2f} to {:.2f})".format(*result[key]) for key in ("agreement", "rise"))
+    return f"prefers the LoRA's image on {agreement} of held-out prompts and likes it {rise} standard deviations more"
+
+
 def table(summary: dict[str, Any]) -> str:
-    mean, low, high = summary["agreement"]
     lines = [f"{result['person']:8} {row(result)}" for result in summary["people"]]
-    return "\n".join([*lines, f"all      {mean:.2f} ({low:.2f} to {high:.2f})"])
+    return "\n".join([*lines, f"all      {preference(summary)}"])
 
 
 if __name__ == "__main__":
