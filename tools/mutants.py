@@ -7,8 +7,8 @@ Tools that change operators (mutmut, cosmic-ray) make thousands of mutants, most
 no list. These bugs are chosen: each is one that somebody writes.
 
 All of it is one pytest session, which collects the fast tests and runs none itself. A bug is put into the functions
-that it changes, in a fork of that session, which then runs the test that the table names, after one fork in which all
-of these pass without a bug. Only a bug that its test sees no more, or that has none yet, is tried on every test that
+that it changes, in a fork of that session, which then runs the test that the table names; another fork has shown that
+this test passes without a bug. Only a bug that its test sees no more, or that has none yet, is tried on every test that
 calls one of its functions: those of its own room first, and quick ones before slow ones. What each test calls is noted
 once, with no bug; to find that out takes twice as long as the tests themselves.
 """
@@ -187,7 +187,7 @@ class Recorder:
 def in_fork(
     items: Sequence[pytest.Item], recorder: Callable[[], Recorder], prepare: Callable[[], None] | None = None
 ) -> None:
-    """Run tests in a fork: all of them, or after `prepare` until the first that fails."""
+    """Run tests in a fork: all of them, or with `prepare` before them until the first that fails."""
     if child := os.fork():
         os.waitpid(child, 0)
         with suppress(ProcessLookupError):
@@ -309,11 +309,11 @@ class Trials:
         hinted = self._hinted(items)
         unseen = [mutant for mutant in self.mutants if not self._sees(mutant, hinted[mutant.name], items, functions)]
         self._measure({name: item for name, item in items.items() if _room(name) in {mutant.room for mutant in unseen}})
-        unseen = [mutant for mutant in unseen if not self._sees(mutant, self._callers(mutant, True), items, functions)]
+        unseen = [mutant for mutant in unseen if not self._sees(mutant, self._callers(mutant), items, functions)]
         unseen = [mutant for mutant in unseen if not mutant.survives]  # no test elsewhere can see it either
         self._measure(items if unseen else {})
         for mutant in unseen:
-            self._sees(mutant, self._callers(mutant, False), items, functions)
+            self._sees(mutant, self._callers(mutant, elsewhere=True), items, functions)
         return True
 
     def pytest_internalerror(self, excrepr: object) -> None:
@@ -325,15 +325,17 @@ class Trials:
         return [json.loads(line) for line in self._events.read_text().splitlines()]
 
     def _hinted(self, items: Mapping[str, pytest.Item]) -> dict[str, dict[str, float]]:
-        """Mutant → the tests, with the seconds of each, that saw it last, and that pass without it."""
-        named = {name: [test for test in items if test.partition("[")[0] == hint] for name, hint in self.hints.items()}
-        distinct = sorted({test for tests in named.values() for test in tests})
-        events = self._run([items[test] for test in distinct]) if distinct else []
-        failed = {event["test"] for event in events if event["event"] == "failed"}
-        sound = {e["test"]: e["seconds"] for e in events if e["event"] == "done" and e["test"] not in failed}
+        """Mutant → the tests, with the seconds of each, that saw it last, and that pass without it, each by itself."""
+        variants = {name: [t for t in items if t.partition("[")[0] == hint] for name, hint in self.hints.items()}
+        distinct, sound = sorted({test for tests in variants.values() for test in tests}), dict[str, float]()
+        for test in distinct:
+            # In a fork of its own, as with the bug: one that needs an earlier test would else fail by that alone.
+            events = self._run([items[test]])
+            if [event["event"] for event in events] == ["start", "done"]:
+                sound[test] = events[-1]["seconds"]
         print(f"{len(sound)} of the {len(distinct)} tests that the table names pass without a bug", flush=True)
         return {
-            mutant.name: {test: sound[test] for test in named.get(mutant.name, []) if test in sound}
+            mutant.name: {test: sound[test] for test in variants.get(mutant.name, []) if test in sound}
             for mutant in self.mutants
         }
 
@@ -346,11 +348,11 @@ class Trials:
                 print(f"what do the tests of {name} call?", flush=True)
                 self.calls.note(name, self._run(own, traced=True), self.folder)
 
-    def _callers(self, mutant: Mutant, own_room: bool) -> dict[str, float]:
-        """The tests, with the seconds of each, that call what a bug changes, of its own room or of the others."""
+    def _callers(self, mutant: Mutant, *, elsewhere: bool = False) -> dict[str, float]:
+        """The tests, with the seconds of each, that call what a bug changes, of its own room or of all others."""
         changes = mutant.changes((self.folder / SOURCE / mutant.file).read_text())
         callers = self.calls.callers({f"{mutant.file}:{old.co_qualname}" for old, _ in changes})
-        return {test: seconds for test, seconds in callers.items() if (_room(test) == mutant.room) == own_room}
+        return {test: seconds for test, seconds in callers.items() if (_room(test) != mutant.room) == elsewhere}
 
     def _sees(
         self,
@@ -380,8 +382,8 @@ class Trials:
         result = self.results[mutant.name]
         result.seen_by, result.hangs = next(iter(failed + hanging), ""), bool(hanging) and not failed
         result.seconds += time.perf_counter() - started
-        said = f"seen by {result.seen_by}" if result.seen_by else f"none of {len(ordered)} tests sees it"
-        print(f"{mutant.name}: {said} ({result.seconds:.1f} s)", flush=True)
+        outcome = f"seen by {result.seen_by}" if result.seen_by else f"none of {len(ordered)} tests sees it"
+        print(f"{mutant.name}: {outcome} ({result.seconds:.1f} s)", flush=True)
         return bool(result.seen_by)
 
 
