@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -91,7 +92,10 @@ def test_a_step_that_the_sde_or_the_suffix_refuses_is_left_out_with_its_reason(t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "budget of 0 samples; give --epochs above 0 .an epoch has 160."),
+        ({"epochs": 0}, "budget of 0 samples; give --epochs .each has 160. or --samples for 1 to 1,000,000"),
+        ({"epochs": math.inf}, "budget of inf samples"),
+        ({"epochs": math.nan}, "budget of nan samples"),
+        ({"samples": 10**30}, r"budget of 1e\+30 samples"),
         ({"samples": -3}, "budget of -3 samples"),
         ({"samples": 3}, "3 samples is too small for 1 candidates .* give --samples 4 or more"),
         ({"samples": 10, "steps": (0, 2)}, "give --samples 12 or more, or fewer candidates"),

@@ -248,7 +248,7 @@ def annotate(
     adjudicators: str = typer.Option("", help="Names of those who decide what the annotators disagree on."),
     host: str = typer.Option("127.0.0.1", help="Where to listen; another address opens the page to the network."),
     port: int = typer.Option(8765, min=0, max=65_535, help="0 for any free one."),
-    days: float = typer.Option(30, help="How long a link is good for."),
+    days: float = typer.Option(30, min=0, max=3650, help="How long a link is good for."),
     renew: str = typer.Option("", help="Make new links for these names ('admin' for the administrator)."),
     share: SharingOptions,
     step: StepOptions,

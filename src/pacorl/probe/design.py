@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from pacorl.config.options import LARGEST
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler, Tree
@@ -148,12 +149,13 @@ def plan_design(
 
 def _budget(config: PolicyConfig, options: ProbeOptions) -> int:
     epoch = config.prompts_per_epoch * config.group_size
-    budget = int(options.epochs * epoch) if options.samples is None else options.samples
-    if budget <= 0:
+    budget = options.epochs * epoch if options.samples is None else options.samples
+    if not 1 <= budget <= LARGEST:
         raise ValueError(
-            f"the probe has a budget of {budget} samples; give --epochs above 0 (an epoch has {epoch}) or --samples"
+            f"the probe has a budget of {budget:g} samples; give --epochs (each has {epoch}) or --samples for 1 to "
+            f"{LARGEST:,}"
         )
-    return budget
+    return int(budget)
 
 
 def _cost(candidates: Sequence[Candidate]) -> float:
