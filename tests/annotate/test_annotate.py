@@ -161,6 +161,23 @@ def test_sent_again_it_is_counted_once(store):
         store.rank(ANN, key(store), [0, 1, 2, 3], request="request-1")
 
 
+def test_no_ranking_reads_a_table_from_end_to_end(store):
+    """At 40,000 rankings a table that is read whole takes longer than all else."""
+    asked = []
+    for connection in (store._db, store._reader):
+        connection.set_trace_callback(asked.append)
+    store.rank(ANN, key(store), [0, 1, 2, 3], request="request-1")
+    store.undo(ANN, request="request-2")
+    store.next_tasks("ann", limit=2)
+    store.progress("ann")
+    selects = [text for text in asked if "SELECT" in text]
+    assert len(selects) > 8
+    plans = {text: [row[3] for row in store._reader.execute(f"EXPLAIN QUERY PLAN {text}")] for text in selects}
+    assert [text for text, plan in plans.items() if any(step.startswith("SCAN") for step in plan)] == []
+    (following,) = {tuple(plan) for text, plan in plans.items() if "a.is_open" in text}
+    assert "open_assignments" in following[0]
+
+
 def test_undo_shows_the_last_again_as_it_was(store):
     order = [store.next_tasks("ann", limit=9)[n].instance.id for n in range(6)]
     store.rank(ANN, key(store), [1, 0, 2, 3], request="request-1")

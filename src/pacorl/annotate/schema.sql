@@ -18,3 +18,5 @@ CREATE INDEX IF NOT EXISTS answers_in_order ON answers (person, number);
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY AUTOINCREMENT, request TEXT UNIQUE NOT NULL, person TEXT NOT NULL,
     kind TEXT NOT NULL, instance TEXT NOT NULL, content TEXT, at REAL NOT NULL);
+-- Each task looks at what its person did with it last: of 40,000 events that took 2 ms without.
+CREATE INDEX IF NOT EXISTS events_of ON events (person, instance);

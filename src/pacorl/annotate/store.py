@@ -217,7 +217,8 @@ class Store:
     def next_tasks(self, person: str, *, limit: int = 1) -> list[Task]:
         """The first unanswered instances, none if all are answered. After an undo, the undone one is first."""
         sql = (
-            "SELECT i.content FROM assignments a JOIN instances i ON i.id = a.instance "
+            # By itself SQLite takes the primary key, and with it all that is answered.
+            "SELECT i.content FROM assignments a INDEXED BY open_assignments JOIN instances i ON i.id = a.instance "
             "WHERE a.person = ? AND a.is_open ORDER BY a.place LIMIT ?"
         )
         return [self.task(person, stored_instance(content)) for (content,) in self._all(sql, person, limit)]
