@@ -13,7 +13,7 @@ from pacorl.plan.components import PHASES
 from pacorl.plan.plan import Plan, plan_policy
 
 ROOT = Path(__file__).parents[1]
-LAUNCHED = "8 GPUs, a process of the seven"
+LAUNCHED = "8 GPUs, 7 of them train"
 RECIPES = {
     "flux_t2is": LAUNCHED,
     "flux_t2is_fast": LAUNCHED,
@@ -37,7 +37,8 @@ INTRODUCTION = """# Hardware
 
 After this page you know which card a recipe needs. Nothing here was measured on a card: a row is what
 `pacorl train-policy RECIPE --dry-run` plans from the published shapes, on meta tensors. The smallest card has room for
-the largest phase and 1 GiB of CUDA's own. `pacorl doctor RECIPE` holds your own changes against your card.
+the largest phase and 1 GiB of CUDA's own; of eight GPUs each of the seven that train. `pacorl doctor RECIPE` holds your
+own changes against your card.
 
 This page is made by `python -m tools.hardware > docs/hardware.md`.
 

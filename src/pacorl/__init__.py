@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from pacorl.score.reward import PacoReward
     from pacorl.train.trainer import PolicyTrainer
     from pacorl.train_judge.run import JudgeTrainer
+    from pacorl.types import Grid, Prompt, Question, Size
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Generator",
+    "Grid",
     "HttpJudge",
     "JudgeConfig",
     "JudgeTrainer",
@@ -37,6 +39,9 @@ __all__ = [
     "PacoReward",
     "PolicyConfig",
     "PolicyTrainer",
+    "Prompt",
+    "Question",
+    "Size",
     "__version__",
     "generate_sets",
     "load_prompts",
@@ -45,6 +50,7 @@ __all__ = [
 
 _HOMES = {
     "Generator": "pacorl.engine.generator",
+    "Grid": "pacorl.types",
     "HttpJudge": "pacorl.judges.http.judge",
     "JudgeConfig": "pacorl.config.judge_run",
     "JudgeTrainer": "pacorl.train_judge.run",
@@ -52,6 +58,9 @@ _HOMES = {
     "PacoReward": "pacorl.score.reward",
     "PolicyConfig": "pacorl.config.policy_run",
     "PolicyTrainer": "pacorl.train.trainer",
+    "Prompt": "pacorl.types",
+    "Question": "pacorl.types",
+    "Size": "pacorl.types",
     "generate_sets": "pacorl.generate.sets",
     "load_prompts": "pacorl.data.records",
     "prompt_from": "pacorl.generate.compose",

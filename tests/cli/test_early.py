@@ -22,6 +22,7 @@ SET += ["--panel", "standing, tree", "--panel", "waving, lamp"]
 EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
 SCORE, TRAIN = ["score", "a.png", "b.png"], ["train-policy", str(RECIPE), "out=run"]
 MISTAKES = [
+    (["score", "empty"], "empty is a folder; name its images, as in empty/*.png"),
     ([*SCORE, "--judge", "nothere"], "there is no nothere"),
     ([*SCORE, "--judge", "empty"], "empty is no checkpoint"),
     ([*SCORE, "--adapter", "nothere"], "no adapter in nothere"),

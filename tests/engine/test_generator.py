@@ -69,3 +69,10 @@ def test_the_strength_of_the_adapter_scales_its_change_and_ends_with_the_call(ge
     made()  # whose strength of 1 takes no adapter
     with pytest.raises(ValueError, match=r"LoRA strength 0\.5 has no LoRA to act on"):
         made(lora_scale=0.5)
+
+
+def test_a_size_may_be_a_pair_and_a_generator_says_what_it_is(generator: Generator) -> None:
+    by_pair, by_size = (generator.sample(PROMPTS[:1], [5], steps=2, size=size) for size in ((32, 16), Size(32, 16)))
+    assert by_pair[0].size == (16, 32)
+    assert by_pair[0].tobytes() == by_size[0].tobytes()
+    assert repr(generator) == "Generator('toy', kind='flux', adapter='its own')"

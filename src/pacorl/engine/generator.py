@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SIZE = Size(1024, 1024)
 
+AnySize = Size | tuple[int, int] | None
+"""A size in pixels, or its height and width; None for the default."""
 Step = Callable[[int], None]
 """Called with the number of images that took one denoising step; may raise to stop."""
 
@@ -133,16 +135,22 @@ class Generator:
         scale = float(getattr(self.policy.options, "true_cfg_scale", 1.0))
         return scale if scale != 1 else None
 
-    def size_of(self, prompt: Prompt, size: Size | None = None) -> Size:
+    def __repr__(self) -> str:
+        adapter = f", adapter={self.adapter!r}" if self.adapter else ""
+        return f"Generator({self.model!r}, kind={self.kind!r}{adapter})"
+
+    def size_of(self, prompt: Prompt, size: AnySize = None) -> Size:
         """The size of a prompt's image: for a set what is asked for, for an edit that area in its source's shape."""
         requested = self._requested_size(prompt, size)
         self.policy.check_size(requested)
         return self.policy.size_of(prompt, requested)
 
-    def _requested_size(self, prompt: Prompt, size: Size | None) -> Size:
+    def _requested_size(self, prompt: Prompt, size: AnySize) -> Size:
+        if isinstance(size, tuple):
+            return Size(*size)
         return size or (self._tiny.size if self._tiny else prompt.size) or SIZE
 
-    def check(self, prompts: Sequence[Prompt], size: Size | None = None, *, lora_scale: float = 1.0) -> None:
+    def check(self, prompts: Sequence[Prompt], size: AnySize = None, *, lora_scale: float = 1.0) -> None:
         """Check prompts before anything is generated.
 
         Raises:
@@ -160,7 +168,7 @@ class Generator:
         prompts: Sequence[Prompt],
         seeds: Sequence[int],
         *,
-        size: Size | None = None,
+        size: AnySize = None,
         steps: int | None = None,
         base: bool = False,
         lora_scale: float = 1.0,
@@ -173,7 +181,7 @@ class Generator:
         Args:
             prompts: sets or edits, as the kind does.
             seeds: one per prompt.
-            size: of every prompt; else the tiny checkpoint's, the record's, or 1024 × 1024.
+            size: height and width of every prompt's image; else the tiny checkpoint's, the record's, or 1024 × 1024.
             steps: denoising steps.
             base: whether to leave the adapter off.
             lora_scale: what the adapter's change is multiplied by; 1 as it was trained, 0 the base.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from PIL.Image import Image
 
 from pacorl.core.grid import split
-from pacorl.engine.generator import Generator, Step
+from pacorl.engine.generator import AnySize, Generator, Step
 from pacorl.io.images import open_image
 from pacorl.judges.pairwise import Ask, Matrix, ask_edits, ask_pairs, errors_of, matrix_of, texts_about
 from pacorl.rewards.consistency import Consistency
@@ -114,7 +114,7 @@ def generate_sets(
     judge: Judge | None = None,
     ask: Ask = "theme",
     rank: Rank | None = None,
-    size: Size | None = None,
+    size: AnySize = None,
     steps: int | None = None,
     keep_all: bool = False,
     base: bool = False,
@@ -176,7 +176,7 @@ def _recipe(
     prompt: Prompt,
     seed: int,
     *,
-    size: Size | None,
+    size: AnySize,
     steps: int | None,
     base: bool,
     lora_scale: float,

@@ -86,6 +86,9 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         )
         return cls(judge, name=name)
 
+    def __repr__(self) -> str:
+        return f"PacoReward({self.name!r})"
+
     @property
     def note(self) -> str:
         """What a reader of the scores must know of the judge; empty for most."""

@@ -201,6 +201,9 @@ def open_images(
     for source in map(str, sources):
         # One image may be given twice, and each of the two needs a name of its own.
         numbered = chain([source], (f"{source} ({number})" for number in count(2)))
+        if Path(source).is_dir():
+            refused[source] = f"{source} is a folder; name its images, as in {source.rstrip('/')}/*.png"
+            continue
         try:
             opened[next(name for name in numbered if name not in opened)] = open_source(source)
         except (ImageError, OSError) as error:
