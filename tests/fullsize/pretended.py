@@ -119,7 +119,7 @@ class PretendedCard:
         """Within the block what is asked of the card is also that of one `name`."""
         before = replace(self.now)
         yield
-        self.single[name] = self.now - before
+        self.single[self.stage + name] = self.now - before
         self.now.forwards += name.endswith("forward")
 
     def begin_steps(self) -> None:
@@ -177,6 +177,12 @@ class PretendedCard:
             counts.to_host += 1
         else:
             counts.to_card += 1
+
+    def note_sent(self, weight: Tensor, on_card: Tensor) -> None:
+        """Note what a weight, of a file or parked, is on the card."""
+        _as_weight(on_card)
+        if _is_mapped(weight):
+            self.sent[weight] = weakref.ref(on_card.untyped_storage())
 
     def still_sent(self, weight: Tensor) -> Tensor | None:
         """What a weight of a file is on the card, if it was sent there before and is not gone."""
@@ -256,8 +262,8 @@ class _Books(TorchDispatchMode):
             for shadow, tensor in zip(tree_iter(known), tree_iter(outputs), strict=True):
                 tensor.shadow = shadow
         self._count(func, inputs, list(tensors_in(self._taken(outputs))), flops)
-        if func is aten._to_copy.default and _is_mapped(args[0]):
-            self.card.sent[args[0]] = weakref.ref(outputs.untyped_storage())
+        if func is aten._to_copy.default and _is_weight(args[0]):
+            self.card.note_sent(args[0], outputs)
         return outputs
 
     def _taken(self, outputs: Any) -> Any:
@@ -284,7 +290,7 @@ class _Books(TorchDispatchMode):
             copied: Tensor = args[0].copy_(values)
             return copied
         here: Tensor = self._taken(values.to(kwargs.get("dtype") or source.dtype))
-        return here
+        return _as_weight(here) if _is_weight(source) else here
 
 
 @cache
@@ -314,8 +320,8 @@ def _read(tensor: Tensor) -> Tensor:
     shadow: Tensor | None = getattr(tensor, "shadow", None)
     if shadow is not None:
         return shadow.clone()
-    if tensor.is_floating_point() and tensor.numel() <= DRAWN:
-        # Images that differ, and scores: of equal ones a judge would look at one alone.
+    if tensor.is_floating_point() and tensor.numel() <= DRAWN and not _is_weight(tensor):
+        # Images that differ, and scores: of equal ones a judge would look at one alone. A weight's nobody looks at.
         return torch.rand(tensor.shape, generator=DRAWS, dtype=torch.float32).to(tensor.dtype)
     return torch.full((), tensor.dtype == torch.bool, dtype=tensor.dtype).expand(tensor.shape)
 
@@ -375,8 +381,18 @@ def _masks_as_rows(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return (args[0], rows, *args[2:])
 
 
+def _as_weight(tensor: Tensor, *, mapped: bool = False) -> Tensor:
+    """The tensor, its storage marked as a checkpoint's weight: one of its files, or what came of that."""
+    tensor.untyped_storage().is_mapped_weight = mapped  # type: ignore[attr-defined]
+    return tensor
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return hasattr(tensor.untyped_storage(), "is_mapped_weight")
+
+
 def _is_mapped(tensor: Tensor) -> bool:
-    return not tensor.is_meta and tensor.dim() > 0 and not any(tensor.stride())
+    return getattr(tensor.untyped_storage(), "is_mapped_weight", False)
 
 
 # --- weights in files ------------------------------------------------------------------------------------------
@@ -389,7 +405,9 @@ def mapped(model: nn.Module) -> nn.Module:
     """By what each stands for: what is tied stays so."""
 
     def in_file(like: Tensor) -> Tensor:
-        return files.setdefault(like.dtype, torch.zeros((), dtype=like.dtype)).expand(like.shape)
+        return files.setdefault(like.dtype, _as_weight(torch.zeros((), dtype=like.dtype), mapped=True)).expand(
+            like.shape
+        )
 
     def weight(like: nn.Parameter) -> nn.Parameter:
         if like not in weights:

@@ -45,10 +45,9 @@ def published_depth(spec: PolicySpec) -> Depth:
 
 
 def fewest_blocks(spec: PolicySpec) -> Depth:
-    """One block of each kind, or two of a single kind: of its last one alone, whose text is thrown away, some targets
-    would change nothing, and a run refuses these."""
-    kinds = len(published_depth(spec))
-    return (1,) * kinds if kinds > 1 else (2,)
+    """One block of each kind, and two of the last: the very last block is unlike its kind. What it makes of the text is
+    thrown away, so that some of its layers change no image, or are not computed."""
+    return (*(1 for _ in published_depth(spec)[1:]), 2)
 
 
 def cut(config: Mapping[str, Any], depth: Depth) -> dict[str, Any]:
@@ -84,12 +83,25 @@ def with_token_ids(config: Mapping[str, Any], source: Any) -> dict[str, Any]:
     return {**config, **{f"{name}_token_id": ids(token) for name, token in names.items()}}
 
 
-def write_judge(folder: Path, texts: Sequence[str]) -> Path:
-    """The published 7B judge's folder."""
+QUARTERS = 4
+"""Of the judge's blocks: 7 of its language model, and 8 of its vision tower, the last of which sees the whole image."""
+
+
+def judge_config(quarters: int) -> dict[str, Any]:
+    """The published 7B judge's, with so many quarters of its blocks."""
+    text, vision = (dict(JUDGE_PARTS["model"][name]) for name in ("text_config", "vision_config"))
+    text["num_hidden_layers"] = text["num_hidden_layers"] * quarters // QUARTERS
+    vision["depth"] = vision["depth"] * quarters // QUARTERS
+    vision["fullatt_block_indexes"] = vision["fullatt_block_indexes"][:quarters]
+    return {**JUDGE_PARTS["model"], "text_config": text, "vision_config": vision}
+
+
+def write_judge(folder: Path, texts: Sequence[str], *, quarters: int) -> Path:
+    """The published 7B judge's folder, with so many quarters of its blocks."""
     _, processor = twins.tiny_judge(texts)
     processor.image_processor = type(processor.image_processor)(**JUDGE_PARTS["processor"])
     processor.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(with_token_ids(JUDGE_PARTS["model"], processor)))
+    (folder / "config.json").write_text(json.dumps(with_token_ids(judge_config(quarters), processor)))
     (folder / "model.safetensors").write_bytes(b"")
     return folder
 

@@ -1,4 +1,4 @@
-"""What an image of FLUX.1-dev and the loading of its processes may cost, at the published depth."""
+"""What generators may cost at the published depth: forwards, trained steps, images, and loading."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from budgets import ALONE, FORMS, images_of, page
-from traced import CONFIGS, Deep, Trace, traced_deep
+from budgets import ALONE, FLUX, FORMS, images_of, page, traced_generators
+from traced import CONFIGS, Deep, Trace
 
 from pacorl.config.base import load
 from pacorl.config.policy_run import PolicyConfig
@@ -26,21 +26,22 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture(scope="module")
-def flux(tmp_path_factory: pytest.TempPathFactory) -> Deep:
-    return traced_deep("flux_t2is", tmp_path_factory.mktemp("flux"), overrides=ALONE)
+def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Deep[Trace]]:
+    return traced_generators(tmp_path_factory.mktemp("generators"))
 
 
-def test_the_page_of_budgets_is_of_today(flux: Deep) -> None:
-    assert page(flux) == PAGE.read_text()
+def test_the_page_of_budgets_is_of_today(traced: dict[str, Deep[Trace]]) -> None:
+    assert page(traced) == PAGE.read_text()
 
 
-def test_an_image_takes_what_is_promised(flux: Deep) -> None:
-    for form, value in images_of(flux):
+def test_an_image_takes_what_is_promised(traced: dict[str, Deep[Trace]]) -> None:
+    for form, value in images_of(traced):
         assert value <= FORMS[form][1], form
 
 
-def test_seven_processes_share_what_they_load(flux: Deep) -> None:
+def test_seven_processes_share_what_they_load(traced: dict[str, Deep[Trace]]) -> None:
     """Pages of the files once, and of each process what is its own."""
+    flux = traced[FLUX]
     # Each phase by itself: with a few blocks the encoders are what is largest, with all of them the transformer.
     host = max(flux(partial(loaded, phase=phase)) for phase in ("load", "encode", "place"))
     assert host <= 40 * 2**30

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
@@ -19,8 +19,10 @@ from fake_server import FakeServer
 from PIL import Image
 from pretended import Counts, PretendedCard, pretended
 from published import (
+    QUARTERS,
     Depth,
     fewest_blocks,
+    judge_config,
     published_depth,
     weightless,
     write_clip,
@@ -34,21 +36,28 @@ from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.characters import character_prompts
 from pacorl.engine import generator, rollout, scoring
 from pacorl.engine.conditioning import ConditioningCache
+from pacorl.engine.generator import SIZE, Generator
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.turns import Turns
-from pacorl.plan.components import PHASES
+from pacorl.generate.sets import generate_sets
+from pacorl.judges.judge import InProcessOptions
+from pacorl.plan.components import PHASES, Phase
 from pacorl.plan.plan import Plan, plan_policy
+from pacorl.policies.flux import FLUX
 from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.quantize.linear import weight_bytes
+from pacorl.quantize.linear import quantize_model, weight_bytes
 from pacorl.train import builders, evaluate, trainer
 from pacorl.train.sampling import EpochSampler
 from pacorl.train.trainer import PolicyTrainer
-from pacorl.twins import META
+from pacorl.twins import META, model_on_meta
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SETS = character_prompts("train", 8)
 INSTRUCTION = "Turn the sky to sunset."
 TEXTS = [*(prompt.text for prompt in SETS), INSTRUCTION]
+
+
+Traced = TypeVar("Traced")
 
 
 @contextmanager
@@ -167,14 +176,16 @@ def write_prompts(folder: Path, *, edits: bool) -> Path:
     return path
 
 
-def run_of(recipe: str, folder: Path, *, depth: Depth, url: str, overrides: Sequence[str]) -> PolicyConfig:
+def run_of(
+    recipe: str, folder: Path, *, depth: Depth, quarters: int, url: str, overrides: Sequence[str]
+) -> PolicyConfig:
     """A recipe on checkpoints of this machine: its own settings but for the number of prompts, steps and blocks."""
     path = CONFIGS / f"{recipe}.yaml"
     config = load(PolicyConfig, path, overrides)
     edits = not config.generator.sets or any(reward.name == "edit_consistency" for reward in config.rewards)
     checkpoint = write_generator(folder / "generator", config.generator, TEXTS, depth=depth)
     prompts, clip = write_prompts(folder, edits=edits), write_clip(folder / "clip", TEXTS)
-    judge = write_judge(folder / "judge", TEXTS)
+    judge = write_judge(folder / "judge", TEXTS, quarters=quarters)
     is_http = config.judge is not None and config.judge.backend == "http"
     rewards = [reward.model_dump(mode="json") for reward in config.rewards]
     for reward in rewards:
@@ -184,7 +195,7 @@ def run_of(recipe: str, folder: Path, *, depth: Depth, url: str, overrides: Sequ
         f"model.checkpoint={checkpoint}",
         f"prompts.train={prompts}",
         f"prompts.evaluation={prompts}",
-        "prompts.evaluation_limit=1",
+        "prompts.evaluation_limit=2",  # of whose panels a judge takes as many questions at a time as of more
         "prompts.leaks=off",
         f"out={folder / 'run'}",
         "epochs=1",
@@ -218,12 +229,21 @@ class Trace:
         """Bytes on the device by phase, as the plan has them."""
         return {phase: self.plan.phase_bytes(phase) for phase in PHASES}
 
-    @property
-    def left_out(self) -> int:
-        """Bytes of the blocks that the published transformer has beyond this one."""
+    def left_out(self, phase: Phase) -> int:
+        """Bytes of the blocks that the published transformer and judge have beyond these, if they lie on the device."""
+        published = {"transformer": self._transformer_bytes, "judge": self._judge_bytes}
+        rows = [row for row in self.plan.rows if row.component in published and phase in row.phases]
+        return sum(published[row.component]() - row.bytes for row in rows)
+
+    def _transformer_bytes(self) -> int:
         model = self.config.model.model_copy(update={"checkpoint": self.config.generator.published})
-        (cut,) = [row.bytes for row in self.plan.rows if row.component == "transformer"]
-        return weight_bytes(self.config.generator.on_meta(model).pipeline.transformer) - cut
+        return weight_bytes(self.config.generator.on_meta(model).pipeline.transformer)
+
+    def _judge_bytes(self) -> int:
+        assert isinstance(self.config.judge, InProcessOptions)
+        judge = model_on_meta(judge_config(QUARTERS), dtype=getattr(torch, self.config.judge.dtype))
+        quantize_model(judge, self.config.judge.quantize, device=META)
+        return weight_bytes(judge)
 
     @property
     def peaks(self) -> dict[str, int]:
@@ -245,17 +265,28 @@ OF: dict[str, tuple[str, ...]] = {
 BESIDE = ("sample", "decode", "score")
 
 
-def trace(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] = (), resumes: bool = False) -> Trace:
-    """A recipe's loop with so many blocks: loading, an evaluation, an epoch, a checkpoint, and going on from it."""
+def trace(
+    recipe: str,
+    folder: Path,
+    *,
+    depth: Depth,
+    quarters: int = 1,
+    overrides: Sequence[str] = (),
+    resumes: bool = False,
+) -> Trace:
+    """A recipe's loop with so many blocks: loading, an epoch, an evaluation, a checkpoint, and going on from it.
+
+    A judge of this process has so many `quarters` of its own.
+    """
     with FakeServer().running() as server:
-        config = run_of(recipe, folder, depth=depth, url=server.url, overrides=overrides)
+        config = run_of(recipe, folder, depth=depth, quarters=quarters, url=server.url, overrides=overrides)
         plan = plan_policy(config)
         with weightless(), card_of_processes(), pretended() as card, phases(card):
             run = PolicyTrainer(config)
-            card.stage = "evaluation/"
-            run.evaluate()
-            card.stage = ""
             run.run_epoch()
+            card.stage = "evaluation/"
+            run.evaluate()  # with AdamW's moments beside it, as all but the first
+            card.stage = ""
             run.save()
             run.close()
             if resumes:
@@ -267,33 +298,65 @@ def trace(recipe: str, folder: Path, *, depth: Depth, overrides: Sequence[str] =
     return Trace(dict(card.counts), card.single, card.steps, plan, config)
 
 
+def trace_sets(folder: Path, *, depth: Depth, steps: int = 2) -> dict[str, Counts]:
+    """What generating a set with FLUX.1-dev of so many blocks, by `pacorl generate --memory low`, asks of the card."""
+    prompt = SETS[0]
+    with weightless(), pretended() as card, phases(card):
+        checkpoint = write_generator(folder / "generator", FLUX, TEXTS, depth=depth)
+        with card.during("load"):
+            source, device = str(checkpoint), META.type
+            generator = Generator.from_pretrained(source, kind="flux", dtype="bfloat16", device=device, memory="low")
+        generate_sets(generator, [prompt], size=SIZE, steps=steps)
+    return dict(card.counts)
+
+
 @dataclass(frozen=True, slots=True)
-class Deep:
-    """A recipe at its published depth: what runs with the fewest blocks, and one more of each kind, come to.
+class Deep(Generic[Traced]):
+    """What runs at the published depth, by those with the fewest blocks and with one more of each kind.
 
     Every block of a kind asks for the same, so that this is exact; `make campaign` holds it to a run of all blocks.
     """
 
     fewest: Depth
     full: Depth
-    traces: Sequence[Trace]
+    traces: Sequence[Traced]
     """With the fewest blocks, then with one more of each kind in turn."""
 
-    def __call__(self, read: Callable[[Trace], float]) -> float:
+    @classmethod
+    def of(cls, fewest: Depth, full: Depth, trace_of: Callable[[Depth], Traced]) -> Deep[Traced]:
+        """By what traces so many blocks."""
+        more = [tuple(count + (kind == axis) for kind, count in enumerate(fewest)) for axis in range(len(fewest))]
+        return cls(fewest, full, [trace_of(depth) for depth in (fewest, *more)])
+
+    def __call__(self, read: Callable[[Traced], float]) -> float:
         """A figure at the published depth, by how it is read from a trace."""
         base, *others = map(read, self.traces)
         left_out = (full - few for full, few in zip(self.full, self.fewest, strict=True))
         return base + sum(blocks * (more - base) for blocks, more in zip(left_out, others, strict=True))
 
 
-def traced_deep(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Deep:
-    """A recipe's traces for `Deep`."""
-    spec = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides).generator
-    few = fewest_blocks(spec)
-    depths = [tuple(count + (kind == axis) for kind, count in enumerate(few)) for axis in (-1, *range(len(few)))]
-    traces = []
-    for depth in depths:
-        place = folder / "-".join(map(str, depth))
-        place.mkdir(parents=True)
-        traces.append(trace(recipe, place, depth=depth, overrides=overrides))
-    return Deep(few, published_depth(spec), traces)
+def deep_run(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Deep[Trace]:
+    """A recipe's loop; the quarters of a judge of its process are one more kind of blocks."""
+    config = load(PolicyConfig, CONFIGS / f"{recipe}.yaml", overrides)
+    few, full = fewest_blocks(config.generator), published_depth(config.generator)
+    kinds = len(full)
+    if isinstance(config.judge, InProcessOptions):
+        few, full = (*few, 1), (*full, QUARTERS)
+
+    def trace_of(depth: Depth) -> Trace:
+        quarters = sum(depth[kinds:]) or 1
+        return trace(recipe, new_folder(folder, depth), depth=depth[:kinds], quarters=quarters, overrides=overrides)
+
+    return Deep.of(few, full, trace_of)
+
+
+def deep_sets(folder: Path) -> Deep[dict[str, Counts]]:
+    """A set by FLUX.1-dev with little memory."""
+    full = published_depth(FLUX)
+    return Deep.of(fewest_blocks(FLUX), full, lambda depth: trace_sets(new_folder(folder, depth), depth=depth))
+
+
+def new_folder(folder: Path, depth: Depth) -> Path:
+    run = folder / "-".join(map(str, depth))
+    run.mkdir(parents=True)
+    return run

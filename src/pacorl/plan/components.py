@@ -162,16 +162,18 @@ def generation_rows(
     weights += [replace(row, phases=everywhere if row.parameters and not low else ("score",)) for row in judge]
     encoders = sum(row.bytes for row in weights if row.component in policy.encoders.values())
     turns = [weight_bytes(policy.transformer), encoders, sum(row.bytes for row in judge if row.parameters)]
-    parked = sum(turns) - min(turns[: 2 + bool(judge)]) if low else 0
+    parked = sum(turns) if low else 0  # where turns change, all are in main memory
     files = parameter_count(policy.transformer) * getattr(torch, options.dtype).itemsize
+    # Nobody waits yet while weights are loaded, for which the check of an adapter stands here.
+    loading: tuple[Phase, ...] = ("check",)
     return (
         *weights,
         Row("encoding a prompt", memory.encoding_peak(policy, size=size, prompts=1), phases=("encode",)),
         Row("sampling an image", memory.sampling_peak(policy, size=size, batch=1), phases=("sample",), note=f"{size}"),
         Row("decoding an image", memory.decoding_peak(policy, size=size, batch=1), phases=("decode",), note=f"{size}"),
-        Row("checkpoint's files, mapped", files, place="host", phases=("encode",)),
+        Row("checkpoint's files, mapped", files, place="host", phases=loading),
         Row("process", PROCESS, place="host", note="Python and its libraries"),
-        *([Row("who waits for a turn", parked, place="host", note="memory: low")] if low else []),
+        *([Row("who waits for a turn", parked, place="host", phases=everywhere, note="memory: low")] if low else []),
     )
 
 
@@ -351,7 +353,8 @@ def _parked_rows(device: Sequence[Row], *, world: int) -> Iterator[Row]:
     scoring = sum(row.bytes for row in turns if "score" in row.phases)
     loading_or_scoring: tuple[Phase, ...] = ("check", "score")
     yield Row("generator, parked", world * generator, place="host", phases=loading_or_scoring, note="memory: low")
-    yield Row("models that score, parked", world * scoring, place="host", phases=WITHOUT_SCORES, note="memory: low")
+    # Also while they score: where turns change, all are in main memory.
+    yield Row("models that score, parked", world * scoring, place="host", phases=AFTER_ENCODING, note="memory: low")
 
 
 def _disk_rows(config: PolicyConfig, policy: PipelinePolicy) -> list[Row]:

@@ -239,7 +239,8 @@ def print_components(plan: Plan, console: Console) -> None:
         table.add_section()
     for phase, title in PHASES.items():
         total = plan.phase_bytes(phase)
-        if not any(phase in row.phases and row.phases != tuple(PHASES) for row in plan.rows):
+        device = [row for row in plan.rows if row.place == "device" and row.phases != tuple(PHASES)]
+        if not any(phase in row.phases for row in device):
             continue  # generating has no training
         table.add_row(f"device, {title}", "", size_text(total), "peak" if total == plan.peak_bytes else "")
     table.add_row("main memory, all processes", "", size_text(plan.host_bytes), "peak, loading included")
