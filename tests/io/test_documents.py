@@ -124,6 +124,7 @@ def test_blame_goes_in_front_of_a_fault() -> None:
         ('{"a": 1' + "0" * 5000 + "}", "f.json: Exceeds the limit"),
         (r'{"a": [{"b": "x\ud800"}]}', r"f.json: a.0.b: 'x\ud800' holds half of a surrogate pair"),
         (r'{"a": {"\udfff": 1}}', r"f.json: a.\udfff: '\udfff' holds half of a surrogate pair"),
+        (r'{"é": {"\udfff": 1}}', r"f.json: é.\udfff: '\udfff' holds half of a surrogate pair"),
         (r'"\ud800"', r"f.json: '\ud800' holds half of a surrogate pair"),
         ("[" * 101 + "]" * 101, "f.json: nested deeper than 100 levels"),
         ('{"a":' * 50_000, "f.json:1: nested deeper than 100 levels"),

@@ -60,10 +60,10 @@ class Section(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _true_is_no_number(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        taken = validate(value)
-        if isinstance(value, bool) and type(taken) in (int, float):  # pydantic would train `epochs: true` for one
+        result = validate(value)
+        if isinstance(value, bool) and type(result) in (int, float):  # pydantic takes `epochs: true` for 1
             raise ValueError("a switch is no number; give one")
-        return taken
+        return result
 
 
 Run = TypeVar("Run", bound=Section)

@@ -149,7 +149,7 @@ def typed(document: Any, kind: type[Item]) -> Item:
         ValueError: it is none, and neither `true` nor "0.5" is a number; the message names the keys.
     """
     try:
-        # As JSON, of which strict validation still makes tuples and paths.
+        # As JSON, since strict validation makes tuples and paths of that alone.
         return cast(Item, _adapter(kind).validate_json(json.dumps(document), strict=True))  # type: ignore[arg-type]
     except ValidationError as error:
         raise ValueError(faults_of(error)) from None
@@ -239,8 +239,8 @@ def _check_values(document: Any, *, half_pairs: bool = False) -> None:
                 if isinstance(value, dict | list):
                     inner.append((f"{path}.{key}" if depth else "", value))
                 if fault := _fault_of(value, half_pairs=half_pairs) or _fault_of(key, half_pairs=half_pairs):
-                    at = ascii(f"{path}.{key}".lstrip("."))[1:-1] + ": " if depth else ""
-                    raise ValueError(at + fault)
+                    at = f"{path}.{key}".lstrip(".") + ": " if depth else ""
+                    raise ValueError(at.encode(errors="backslashreplace").decode() + fault)  # a key may be the fault
         if not inner:
             return
         level = inner
@@ -251,7 +251,7 @@ def _fault_of(value: Any, *, half_pairs: bool) -> str:
     """Why a number (1e999 is infinite) or text cannot be used; empty if it can."""
     if isinstance(value, str):
         whole = half_pairs or value.isascii() or not HALF_PAIR.search(value)
-        return "" if whole else f"{ascii(value)[:40]} holds half of a surrogate pair, which is no character"
+        return "" if whole else f"{repr(value)[:40]} holds half of a surrogate pair, which is no character"
     infinite = isinstance(value, float) and not math.isfinite(value)
     if infinite or (isinstance(value, int) and abs(value) > FLOAT_MAX):
         return f"{repr(value)[:20]} is not a finite number"
