@@ -25,6 +25,7 @@ from pacorl.data import leaks
 from pacorl.engine.image_queue import Shard
 from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, sole_holder, sweep, write_atomic
+from pacorl.io.quiet import quiet_loading
 from pacorl.report.page import render
 from pacorl.score.reward import PacoReward
 
@@ -114,6 +115,7 @@ def run_benchmark(
     items = spec.read(data, options)  # first of all: faulty data are told before a model is loaded
     out = options.out or Path("runs") / "bench" / name
     check_writable(out, folder=True)
+    quiet_loading()  # imports what loads models, for seconds
     # A judge's benchmark has neither of these options.
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:

@@ -57,9 +57,7 @@ def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     """Runs a benchmark and prints its tables; ends with a code of its own if items are lacking."""
     from pacorl.bench.run import run_benchmark
     from pacorl.engine.cores import use_cores
-    from pacorl.io.quiet import quiet_loading
 
-    quiet_loading()
     use_cores()
     outcome = run_benchmark(name, data, options, progress=progress, notice=echo_errors)
     if outcome is None:

@@ -41,14 +41,18 @@ def adapter(
     out: Path | None = typer.Option(None, help="A new folder for the adapter in PEFT's and diffusers' form."),
 ) -> None:
     """Say what an adapter is; with --out, write it so that pacorl, PEFT, diffusers and ComfyUI all read it."""
+    from pacorl.io.files import check_writable
+
+    if out:
+        check_writable(out, folder=True)
+        if out.exists() and any(out.iterdir()):
+            raise ValueError(f"--out {out} is not empty; name a new folder")
     from pacorl.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
     lora = read_lora(source)
     typer.echo(f"{source}: {_summary(lora)}")
     if out is None:
         return
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"--out {out} is not empty; name a new folder")
     write_lora(out, lora)
     typer.echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
 

@@ -156,6 +156,7 @@ def train_reward(
     from pacorl.config.base import config_errors, load
     from pacorl.config.judge_run import JudgeConfig
     from pacorl.io.files import check_writable
+    from pacorl.judges import check_judge
 
     if options.resume not in {"", AUTO}:
         raise ValueError(
@@ -165,6 +166,8 @@ def train_reward(
     if options.stop_with_stdin:
         stop_with_stdin()
     check_writable(run.out, folder=True)
+    if not options.dry_run:  # which says what is absent
+        check_judge(run.model.checkpoint, adapter=run.tuning.start)
     from transformers.utils.logging import disable_progress_bar
 
     from pacorl.engine.cores import use_cores
@@ -190,8 +193,10 @@ def quickstart(
     out: Path = typer.Option(Path("runs/quickstart"), help="The run's folder."),
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
+    from pacorl.io.files import check_writable
     from pacorl.io.imports import frozen_imports
 
+    check_writable(out, folder=True)
     with frozen_imports():
         from pacorl.engine.cores import use_cores
         from pacorl.policies import tiny_spec
