@@ -471,6 +471,8 @@ def test_what_cannot_run_is_refused(run: Any, override: str, message: str) -> No
         ("loss.alpha=0", "would not train the decision"),
         ("data.train=[]", r"data\.train is empty"),
         ("loss.beta=1", r"loss\.beta: unknown key"),
+        ("epochs=1e300", r"epochs: Input should be less than or equal to 1000000"),
+        ("data.workers=100000", r"data\.workers: Input should be less than or equal to 256"),
         ("tuning={method: full, start: lora}", r"tuning: start lora is an adapter, and method full trains none"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
-from pacorl.config.options import WORKERS
+from pacorl.config.options import LARGEST, WORKERS
 
 
 class RewardModelConfig(Section):
@@ -100,9 +100,9 @@ class JudgeConfig(Section):
     """The run's folder: log, page, checkpoints and adapter."""
     seed: Seed = 42
     """Every random draw follows from it."""
-    epochs: float = Field(2.0, gt=0)
+    epochs: float = Field(2.0, gt=0, le=LARGEST)
     """Passes over the comparisons; a fraction is a part of one."""
-    max_steps: int = Field(0, ge=0)
+    max_steps: int = Field(0, ge=0, le=LARGEST)
     """Stops after so many optimizer steps; 0 for the end of the epochs."""
     log_every: Positive = 10
     """Optimizer steps between lines of the log."""
