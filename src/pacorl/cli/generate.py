@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pacorl.engine.generator import Generator
     from pacorl.generate.files import SavedImage
     from pacorl.generate.sets import GeneratedImage
+    from pacorl.policies.policy import PolicySpec
     from pacorl.score.reward import PacoReward
     from pacorl.types import Prompt
 
@@ -102,12 +103,16 @@ def generate(
     if requested.board:
         _check_storyboard(choice)
     _check_output(output)
-    _check_models(generator, choice, judge, requested.prompts)
-    from pacorl.engine.cores import use_cores
-    from pacorl.generate.sets import generate_sets
-    from pacorl.generate.storyboard import generate_storyboard
-    from pacorl.io.quiet import quiet_loading
+    spec = _check_models(generator, choice, judge, requested.prompts)
+    from pacorl.io.imports import frozen_imports
 
+    with frozen_imports():
+        from pacorl.engine.cores import use_cores
+        from pacorl.generate.sets import generate_sets
+        from pacorl.generate.storyboard import generate_storyboard
+        from pacorl.io.quiet import quiet_loading
+
+        _ = spec.pipeline_type
     quiet_loading()
     use_cores()
     model = _load(generator, memory=choice.memory, edits=bool(request.images))
@@ -219,8 +224,10 @@ def _check_output(output: OutputOptions) -> None:
         check_writable(path)
 
 
-def _check_models(options: GeneratorOptions, choice: ChoiceOptions, judge: str, prompts: Sequence[Prompt]) -> None:
-    """Says what is wrong with the generator, the judge or the size before diffusers and transformers are imported."""
+def _check_models(
+    options: GeneratorOptions, choice: ChoiceOptions, judge: str, prompts: Sequence[Prompt]
+) -> PolicySpec:
+    """The kind of the generator; says what is wrong with it, the judge or the size before diffusers is imported."""
     from pacorl.judges import check_judge
     from pacorl.policies import POLICIES, check_sources, kind_of
 
@@ -230,6 +237,7 @@ def _check_models(options: GeneratorOptions, choice: ChoiceOptions, judge: str, 
     spec.check_source(options.model, adapter=options.adapter, size=options.size)
     if judge:
         check_judge(judge, adapter=choice.judge_adapter)
+    return spec
 
 
 # --- generating ------------------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ def score(
     from pacorl.core.grid import parse_layout
     from pacorl.engine.cores import use_cores
     from pacorl.io.files import check_writable
-    from pacorl.judges import check_judge
+    from pacorl.io.imports import frozen_imports
+    from pacorl.judges import JUDGES, backend_of, check_judge
     from pacorl.score import scores as scoring
     from pacorl.score.page import table, write_page
     from pacorl.score.reward import PacoReward
@@ -84,6 +85,9 @@ def score(
     # Before a judge is loaded, which takes minutes.
     scoring.check_count(len(opened), ranking=ask.rank)
     check_judge(judge.judge, adapter=judge.judge_adapter)
+    if JUDGES[backend_of(judge.judge)].in_process:
+        with frozen_imports():
+            from pacorl.io import processor  # noqa: F401 - the most that loading it imports
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
         echo_errors(note)  # before any number: it says for which images the judge's numbers mean something

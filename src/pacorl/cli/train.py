@@ -131,16 +131,20 @@ def check_run(run: PolicyConfig) -> None:
         ValueError: A checkpoint or adapter is not there or does not fit, or a reward is not what the config calls it.
         OSError: The folder cannot be written.
     """
+    from pacorl.data.records import load_prompts
     from pacorl.io.files import check_writable
     from pacorl.judges import JUDGES
     from pacorl.rewards import asks_judge, check_rewards
-    from pacorl.types import Size
+    from pacorl.types import TINY, Size
 
     check_writable(run.out, folder=True)
     for key, rewards in (("rewards", run.rewards), ("evaluation.rewards", run.evaluation.rewards)):
         check_rewards(rewards, key=key, run=False)
     for size in (run.sampling.size, run.evaluation.size):
         run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start, size=Size(*size))
+    for source in (run.prompts.train, run.prompts.evaluation):
+        if not source.startswith(f"{TINY}:") and not Path(source.partition(":")[0]).exists():
+            load_prompts(source)  # says what can be named
     # A judge that nothing asks is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
