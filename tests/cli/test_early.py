@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from pacorl.lora.formats import check_layers
 from pacorl.policies import tiny_spec
 from pacorl.types import Size
 
@@ -109,6 +112,16 @@ def test_an_adapter_of_another_size_is_seen_in_the_files_headers(tmp_path: Path)
     spec.check_source("tiny", adapter=str(write_adapter(tmp_path / "fits", layer, width=128)))
     with pytest.raises(ValueError, match=f"it has 64 where {layer} has 128"):
         spec.check_source("tiny", adapter=str(write_adapter(tmp_path / "other", layer, width=64)))
+
+
+def test_a_checkpoint_that_is_half_here_says_nothing_of_an_adapter(tmp_path: Path) -> None:
+    shutil.copytree(tiny_spec(edits=False).committed.folder, tmp_path / "model", copy_function=os.symlink)
+    adapter = str(write_adapter(tmp_path / "other", "foo", width=8))
+    with pytest.raises(ValueError, match="it has no layer foo"):
+        check_layers(adapter, str(tmp_path / "model"), component="transformer")
+    index = tmp_path / "model/transformer/diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"foo.weight": "absent.safetensors"}}))
+    check_layers(adapter, str(tmp_path / "model"), component="transformer")
 
 
 def test_the_sizes_are_those_that_the_loaded_policy_takes() -> None:

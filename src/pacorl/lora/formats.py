@@ -134,9 +134,11 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
 def check_layers(
     source: str, checkpoint: str, *, component: str = "", name_of: Callable[[str], str] = lambda name: name
 ) -> None:
-    """Check, by names and shapes in files' headers alone, that an adapter's layers are those of a checkpoint.
+    """Check, by names and shapes in files' headers alone, that an adapter is one of a checkpoint.
 
-    Nothing is checked of what is not on this machine, and of files in names of others, which must be converted first.
+    It is one of another if none of its layers is there, or one has another shape. Whether all are there says the loaded
+    model, whose names may differ from its files'. Nothing is checked of what is not whole on this machine, and of
+    adapters in names of others, which must be converted first.
 
     Args:
         source: An adapter, as `adapter_file` takes it.
@@ -145,28 +147,40 @@ def check_layers(
         name_of: What today's code calls a layer of either file.
 
     Raises:
-        ValueError: There is no adapter, or one of its layers is not in the checkpoint, or has another shape there.
+        ValueError: There is no adapter, or it belongs to another checkpoint.
     """
-    file = adapter_file(source)
-    index = local_file(checkpoint, f"{component}/config.json".lstrip("/"))
-    shapes = {name.removeprefix(PEFT_PREFIX): shape for name, shape in _shapes(file).items()}
-    if index is None or any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in shapes):
+    names = {name.removeprefix(PEFT_PREFIX): shape for name, shape in _shapes(adapter_file(source)).items()}
+    layers = {name_of(name): shape for name, shape in _checkpoint_shapes(checkpoint, component).items()}
+    if not layers or any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in names):
         return
-    weights = [_shapes(path) for path in index.parent.glob("*.safetensors")]
-    layers = {name_of(name): shape for state in weights for name, shape in state.items()}
-    for name, shape in shapes.items() if layers else ():
-        plain = name.removeprefix("transformer.").removeprefix("diffusion_model.")
-        if not (weight := WEIGHT.fullmatch(plain)) or len(shape) != 2:
-            continue  # `read_lora` says what is wrong with it, or may not mind
-        layer = layers.get(f"{name_of(weight['module'])}.weight")
-        if layer is None:
-            raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {weight['module']}")
+    known = 0
+    for name, shape in names.items():
+        weight = WEIGHT.fullmatch(name.removeprefix("transformer.").removeprefix("diffusion_model."))
+        layer = layers.get(f"{name_of(weight['module'])}.weight") if weight else None
+        if weight is None or layer is None or len(shape) != 2 or len(layer) != 2:
+            continue
+        known += 1
         side = 1 if SIDES[weight["side"]] == "A" else 0
-        if len(layer) == 2 and shape[side] != layer[side]:
+        if shape[side] != layer[side]:
             raise ValueError(
                 f"{source} does not fit {checkpoint}: it has {shape[side]} where {weight['module']} has {layer[side]}; "
                 "it belongs to a base of another size"
             )
+    if first := next((weight["module"] for name in names if (weight := WEIGHT.fullmatch(name)) and not known), ""):
+        raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {first}")
+
+
+def _checkpoint_shapes(checkpoint: str, component: str) -> dict[str, list[int]]:
+    """Name → shape of a checkpoint's weights; empty unless all of its files are on this machine."""
+    config = local_file(checkpoint, f"{component}/config.json".lstrip("/"))
+    if config is None:
+        return {}
+    indices = [read_object(path) for path in config.parent.glob("*.safetensors.index.json")]
+    shards = {config.parent / str(name) for index in indices for name in index.get("weight_map", {}).values()}
+    if not all(path.is_file() for path in shards):
+        return {}
+    files = config.parent.glob("*.safetensors")
+    return {name: shape for path in files for name, shape in _shapes(path).items()}
 
 
 def _shapes(file: Path) -> dict[str, list[int]]:
