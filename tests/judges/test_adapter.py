@@ -112,11 +112,16 @@ def test_an_adapter_of_another_family_is_refused(processor: ImageTextProcessor, 
 
 
 def test_damaged_files_are_named(processor: ImageTextProcessor, adapter: Path, tmp_path: Path) -> None:
-    cut, no_json = (rewritten(adapter, tmp_path / name) for name in ("cut", "no-json"))
+    cut, no_json, flat = (rewritten(adapter, tmp_path / name) for name in ("cut", "no-json", "flat"))
     weights = cut / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=r"cut/adapter_model\.safetensors: its weights are damaged or cut off"):
         merge_adapter(base(processor), str(cut))
+    state = load_file(adapter / "adapter_model.safetensors")
+    key = next(key for key in state if "lora_A" in key)
+    save_file(state | {key: state[key][0]}, flat / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"/flat \(of .*\) has the shape \[\d+\] where .* of this judge has \d+"):
+        merge_adapter(base(processor), str(flat))
     (no_json / "adapter_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"no-json/adapter_config\.json:1: not valid JSON"):
         merge_adapter(base(processor), str(no_json))

@@ -159,9 +159,10 @@ def _targets(model: Any, state: Mapping[str, Tensor], adapter: str, *, base: str
             kind = model.config.model_type
             raise ValueError(f"{adapter} (of {base}) changes {name}, which this {kind} model has not")
         width, side = (module.in_features, 1) if factor.startswith("A.") else (module.out_features, 0)
-        if factor.startswith(("A.", "B.")) and tensor.shape[side] != width:
+        size = tensor.shape[side] if tensor.ndim > side else f"the shape {list(tensor.shape)}"
+        if factor.startswith(("A.", "B.")) and size != width:
             raise ValueError(
-                f"{adapter} (of {base}) has {tensor.shape[side]} where {name} of this judge has {width}; "
+                f"{adapter} (of {base}) has {size} where {name} of this judge has {width}; "
                 "it belongs to a base of another size"
             )
         targets[name] = True  # a dict and no set, for the order of the file
