@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -80,6 +80,8 @@ class PretendedCard:
         """What lies between one forward of a batch's denoising and its next."""
         self.single: dict[str, Counts] = {}
         """What one forward, SDE step or trained forward takes, by its name; of several the last."""
+        self.times: Counter[str] = Counter()
+        """How often there was each of these."""
         self.step_began: Counts | None = None
         self.device, self.host = defaultdict[str, int](int), defaultdict[str, int](int)
         """Bytes taken, by whose thread took them."""
@@ -120,6 +122,7 @@ class PretendedCard:
         before = replace(self.now)
         yield
         self.single[self.stage + name] = self.now - before
+        self.times[self.stage + name] += 1
         self.now.forwards += name.endswith("forward")
 
     def begin_steps(self) -> None:

@@ -53,7 +53,7 @@ def check_steps(traced: Trace) -> None:
     """No denoising step waits for the card, and steps without noise send it nothing."""
     assert traced.steps
     assert {step.to_host for step in traced.steps} == {0}
-    assert sum(step.to_card > 0 for step in traced.steps) * 4 <= len(traced.steps)
+    assert sum(step.to_card > 0 for step in traced.steps) <= traced.times["SDE step"] < len(traced.steps)
     for name in ("forward", "trained forward"):
         assert (traced.single[name].to_card, traced.single[name].to_host) == (0, 0)
     assert traced.single["SDE step"].to_host == 0
@@ -127,22 +127,17 @@ WHOLE = {
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", WHOLE)
 def test_every_further_block_asks_for_the_same(kind: str, tmp_path: Path) -> None:
-    """So what is said of the published depth by a few blocks is exact: here all of them run."""
+    """So what a few blocks say of the published depth is exact: here all of them run."""
     recipe, overrides = WHOLE[kind] or base_of(kind), OTHERS.get(kind, [])
-    deep = deep_run(recipe, tmp_path, overrides=overrides)
-    quarters = {"quarters": QUARTERS} if len(deep.full) > len(published_depth(POLICIES[kind])) else {}
-    depth = published_depth(POLICIES[kind])
-    whole = trace(recipe, new_folder(tmp_path, depth), depth=depth, overrides=overrides, **quarters)
+    deep, depth = deep_run(recipe, tmp_path, overrides=overrides), published_depth(POLICIES[kind])
+    whole = trace(recipe, new_folder(tmp_path, depth), depth=depth, quarters=QUARTERS, overrides=overrides)
     check_loop(whole)
     for phase, counts in whole.phases.items():
         for figure in ("forwards", "kernels", "flops", "bytes", "to_card", "to_host", "weights"):
-            assert deep(lambda t, p=phase, f=figure: getattr(t.phases[p], f)) == pytest.approx(
-                getattr(counts, figure)
-            ), (
-                phase,
-                figure,
-            )
-        assert deep(lambda t, p=phase: t.phases[p].peak) == pytest.approx(counts.peak, rel=0.01), phase
+            by_few = deep(lambda t, phase=phase, figure=figure: getattr(t.phases[phase], figure))
+            assert by_few == pytest.approx(getattr(counts, figure)), (phase, figure)
+        # What is largest may be another thing with few blocks than with all.
+        assert deep(lambda t, phase=phase: t.phases[phase].peak) == pytest.approx(counts.peak, rel=0.01), phase
 
 
 def test_every_kind_is_traced() -> None:

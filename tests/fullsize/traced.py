@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -43,6 +43,7 @@ from pacorl.generate.sets import generate_sets
 from pacorl.judges.judge import InProcessOptions
 from pacorl.plan.components import PHASES, Phase
 from pacorl.plan.plan import Plan, plan_policy
+from pacorl.policies import POLICIES
 from pacorl.policies.flux import FLUX
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.quantize.linear import quantize_model, weight_bytes
@@ -209,12 +210,23 @@ def run_of(
     return load(PolicyConfig, path, [*small, *overrides])
 
 
+@cache
+def published_bytes(component: str, kind: str, dtype: str, quantize: str) -> int:
+    """Of the weights of a kind's transformer, or of the judge, with all blocks."""
+    config = judge_config(QUARTERS) if component == "judge" else POLICIES[kind].parts["transformer"]
+    model = model_on_meta(config, dtype=getattr(torch, dtype))
+    quantize_model(model, quantize, device=META)
+    return weight_bytes(model)
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What a run asked of the card at some depth, and what its plan said before."""
 
     phases: dict[str, Counts]
     single: dict[str, Counts]
+    times: Mapping[str, int]
+    """How often there was each of `single`."""
     steps: list[Counts]
     plan: Plan
     config: PolicyConfig
@@ -231,19 +243,14 @@ class Trace:
 
     def left_out(self, phase: Phase) -> int:
         """Bytes of the blocks that the published transformer and judge have beyond these, if they lie on the device."""
-        published = {"transformer": self._transformer_bytes, "judge": self._judge_bytes}
-        rows = [row for row in self.plan.rows if row.component in published and phase in row.phases]
-        return sum(published[row.component]() - row.bytes for row in rows)
-
-    def _transformer_bytes(self) -> int:
-        model = self.config.model.model_copy(update={"checkpoint": self.config.generator.published})
-        return weight_bytes(self.config.generator.on_meta(model).pipeline.transformer)
-
-    def _judge_bytes(self) -> int:
-        assert isinstance(self.config.judge, InProcessOptions)
-        judge = model_on_meta(judge_config(QUARTERS), dtype=getattr(torch, self.config.judge.dtype))
-        quantize_model(judge, self.config.judge.quantize, device=META)
-        return weight_bytes(judge)
+        options = {"transformer": self.config.model, "judge": self.config.judge}
+        rows = [row for row in self.plan.rows if row.component in options and phase in row.phases]
+        kind = self.config.model.kind
+        return sum(
+            published_bytes(row.component, kind, options[row.component].dtype, options[row.component].quantize)
+            - row.bytes
+            for row in rows
+        )
 
     @property
     def peaks(self) -> dict[str, int]:
@@ -295,18 +302,17 @@ def trace(
                 again = PolicyTrainer(config, resume=True)
                 assert again.epoch == 1
                 again.close()
-    return Trace(dict(card.counts), card.single, card.steps, plan, config)
+    return Trace(dict(card.counts), card.single, card.times, card.steps, plan, config)
 
 
-def trace_sets(folder: Path, *, depth: Depth, steps: int = 2) -> dict[str, Counts]:
+def trace_sets(folder: Path, *, depth: Depth) -> dict[str, Counts]:
     """What generating a set with FLUX.1-dev of so many blocks, by `pacorl generate --memory low`, asks of the card."""
-    prompt = SETS[0]
     with weightless(), pretended() as card, phases(card):
         checkpoint = write_generator(folder / "generator", FLUX, TEXTS, depth=depth)
         with card.during("load"):
             source, device = str(checkpoint), META.type
             generator = Generator.from_pretrained(source, kind="flux", dtype="bfloat16", device=device, memory="low")
-        generate_sets(generator, [prompt], size=SIZE, steps=steps)
+        generate_sets(generator, SETS[:1], size=SIZE, steps=2)
     return dict(card.counts)
 
 
