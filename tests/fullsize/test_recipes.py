@@ -61,12 +61,17 @@ def check_steps(traced: Trace) -> None:
     assert traced.phases["train"].to_host <= traced.phases["train"].forwards
 
 
-def check_plan(traced: Trace) -> None:
-    """Phase by phase, as a share of what it takes at the published depth."""
-    apart = {
+def apart(traced: Trace) -> dict[str, float]:
+    """How far the plan lies above the ledger, phase by phase, as a share of what it takes at the published depth."""
+    return {
         phase: (traced.planned[phase] - peak) / (peak + traced.left_out(phase)) for phase, peak in traced.peaks.items()
     }
-    assert all(abs(difference) <= WITHIN for difference in apart.values()), apart
+
+
+def check_plan(traced: Trace) -> None:
+    """What the card holds in each phase, and what main memory holds."""
+    differences = apart(traced)
+    assert all(abs(difference) <= WITHIN for difference in differences.values()), differences
     # Nor is there more between the phases.
     assert max(counts.peak for counts in traced.phases.values()) <= (1 + WITHIN) * traced.plan.peak_bytes
     host = max(counts.main_peak for counts in traced.phases.values()) + PROCESS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType
 from fake_server import FakeServer
 from PIL import Image
 from pretended import Counts, PretendedCard, pretended
@@ -69,6 +71,8 @@ def card_of_processes() -> Iterator[None]:
             patch.setattr(state, "_shared_state", {})
         PartialState(cpu=True)
         PartialState._shared_state["device"] = META
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true":  # accelerate shards among cards alone
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         kinds = _foreach_utils._get_foreach_kernels_supported_devices()
         for user in (_foreach_utils, import_module("torch.optim.optimizer")):
             patch.setattr(user, "_get_foreach_kernels_supported_devices", lambda: [*kinds, META.type])
@@ -299,7 +303,9 @@ def trace(
             if resumes:
                 del run
                 gc.collect()  # judge and trainer hold on to each other
-                again = PolicyTrainer(config, resume=True)
+                with card_of_processes():  # which accelerate sets up once a start
+                    # Each rank of a layout has a checkpoint's folder and a judge's address of its own.
+                    again = PolicyTrainer(config, resume=True, allow_changes=True)
                 assert again.epoch == 1
                 again.close()
     return Trace(dict(card.counts), card.single, card.times, card.steps, plan, config)
