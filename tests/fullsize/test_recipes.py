@@ -120,9 +120,9 @@ def test_every_further_block_asks_for_the_same(kind: str, tmp_path: Path) -> Non
         for figure in ("forwards", "kernels", "flops", "bytes", "to_card", "to_host", "weights"):
             by_few = deep(lambda t, phase=phase, figure=figure: getattr(t.phases[phase], figure))
             assert by_few == pytest.approx(getattr(counts, figure)), (phase, figure)
-        if phase in {"place", "train"}:  # a backward is largest at another moment with few blocks than with all
-            continue
-        assert deep(lambda t, phase=phase: t.phases[phase].peak) == pytest.approx(counts.peak, rel=0.01), phase
+        # Elsewhere what is largest may be another thing, or at another moment, with few blocks than with all.
+        if phase.rpartition("/")[2] in {"sample", "decode", "score"}:
+            assert deep(lambda t, phase=phase: t.phases[phase].peak) == pytest.approx(counts.peak, rel=0.01), phase
 
 
 def test_every_kind_is_traced() -> None:
