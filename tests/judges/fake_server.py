@@ -113,7 +113,10 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"tokens": self.fake.tokens.get(body["prompt"], [1, 2])})
         elif self.path == "/v1/chat/completions":
             with self.fake.counted(body) as number:
-                self._chat(body, number)
+                answered = self.fake.behave(self, number)
+            # It is not counted while it answers: who has read the answer may ask again before this thread goes on.
+            if not answered:
+                self._chat(body)
         else:
             self.fail(404)
 
@@ -123,9 +126,7 @@ class Handler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def _chat(self, body: dict[str, Any], number: int) -> None:
-        if self.fake.behave(self, number):
-            return
+    def _chat(self, body: dict[str, Any]) -> None:
         if body["model"] not in self.fake.served:
             self.fail(404, f"no model {body['model']}")
         elif "logprob_token_ids" in body and not self.fake.takes_ids:
