@@ -30,16 +30,19 @@ SETTINGS = [
 
 def launched(launcher: str, *settings: str, out: Path, engine: str = "ddp") -> subprocess.CompletedProcess[str]:
     """`torchrun` or `accelerate launch` with what the documents give it; `engine` names a file of configs/launch."""
-    port = free_port()
     lines = {
-        "torchrun": ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", port],
-        "accelerate": [
-            *("accelerate.commands.launch", "--config_file", str(ROOT / "configs" / "launch" / f"{engine}.yaml")),
-            *("--num_processes", "2", "--main_process_port", port),
-        ],
+        "torchrun": ["torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()],
+        "accelerate": accelerate_line(engine),
     }
     with started(*lines[launcher], settings=settings, out=out) as process:
         return finished(process)
+
+
+def accelerate_line(engine: str) -> list[str]:
+    """`accelerate launch` of two processes, by a file of configs/launch."""
+    config = ROOT / "configs" / "launch" / f"{engine}.yaml"
+    options = ["--config_file", str(config), "--num_processes", "2", "--main_process_port", free_port()]
+    return ["accelerate.commands.launch", *options]
 
 
 def launched_on_two_machines(*settings: str, out: Path) -> list[subprocess.CompletedProcess[str]]:

@@ -31,8 +31,6 @@ from traced import trace
 
 from pacorl.twins import META
 
-DEPTH = (1, 1)
-
 
 def move_states(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor], device: torch.device) -> None:
     """FSDP2 moves a module; a parameter of the meta device takes no data of the host's, as a real card's does."""
@@ -75,7 +73,7 @@ def main(folder: Path) -> None:
     own.mkdir(parents=True)
     overrides = [f"out={folder / 'run'}", f"prompts_per_epoch={2 * 2 * distributed.get_world_size()}"]
     with cards_that_meet():
-        traced = trace("flux_t2is", own, depth=DEPTH, overrides=overrides, resumes=True)
+        traced = trace("flux_t2is", own, depth=(1, 1), overrides=overrides, resumes=True)
     check_steps(traced)
     if os.environ.get("ACCELERATE_USE_FSDP") != "true":
         differences = apart(traced)

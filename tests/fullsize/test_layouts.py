@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import free_port
-
-ROOT = Path(__file__).parents[2]
+from launching import accelerate_line
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +20,10 @@ def test_a_layout_s_loop(layout: str, tmp_path: Path) -> None:
 
     Each rank checks that no denoising step waits for its card, and with DDP that the plan holds.
     """
-    launch = ROOT / "configs" / "launch" / f"{layout}.yaml"
-    command = ["accelerate.commands.launch", "--config_file", launch, "--num_processes", "2"]
-    script = [ROOT / "tests" / "fullsize" / "layout_rank.py", tmp_path]
+    script = Path(__file__).with_name("layout_rank.py")
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", *command, "--main_process_port", free_port(), *script],
+        [sys.executable, "-m", *accelerate_line(layout), script, tmp_path],
         env=os.environ | environment,
         capture_output=True,
         text=True,

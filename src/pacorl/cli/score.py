@@ -22,8 +22,9 @@ class ScoreJudge(OnlyJudge, FrugalJudge):
     temperature: float = option(1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.")
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"--temperature {self.temperature:g}: it divides the judge's logit, and must be above 0")
+        from pacorl.judges import check_temperature
+
+        check_temperature(self.temperature, key="--temperature")
 
 
 @dataclass(frozen=True, kw_only=True)

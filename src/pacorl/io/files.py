@@ -67,10 +67,9 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
     Raises:
         OSError: A part of the path is no folder or may not be written, or the path is a folder and should be a file.
     """
-    if path.exists() and path.is_dir() != folder:
-        code = errno.ENOTDIR if folder else errno.EISDIR
-        raise OSError(code, os.strerror(code), str(path))
-    above = next(part for part in (*([path] if folder else []), *path.parents) if part.exists())
+    if not folder and path.is_dir():
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    above = next(part for part in (path if folder else path.parent, *path.parents) if part.exists())
     if not above.is_dir():
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
     if not os.access(above, os.W_OK | os.X_OK):

@@ -53,9 +53,14 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
     Raises:
         ValueError: There is none, or it cannot be what was asked for.
     """
-    if (temperature := access.get("temperature", 1.0)) <= 0:
-        raise ValueError(f"temperature {temperature:g}: it divides the judge's logit, and must be above 0")
+    check_temperature(access.get("temperature", 1.0))
     return JUDGES[backend_of(source)].from_source(source, **access)
+
+
+def check_temperature(temperature: float, *, key: str = "temperature") -> None:
+    """Raise ValueError if a judge's logit cannot be divided by it; `key` is what the user called it."""
+    if temperature <= 0:
+        raise ValueError(f"{key} {temperature:g}: it divides the judge's logit, and must be above 0")
 
 
 def check_judge(source: str, *, adapter: str = "") -> None:

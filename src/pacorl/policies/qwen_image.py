@@ -204,9 +204,9 @@ class QwenEditPolicy(PipelinePolicy):
         return {"tokens": (self._text_length(size), self.pipeline.transformer.config.joint_attention_dim)}
 
     def _text_length(self, size: Size) -> int:
-        side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
         from pacorl.io.processor import image_tokens
 
+        side = max(1, round(min(self.condition_area, size.height * size.width) ** 0.5))
         options = self.pipeline.processor.to_dict()
         return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
 
