@@ -140,8 +140,9 @@ def check_run(run: PolicyConfig) -> None:
     check_writable(run.out, folder=True)
     for key, rewards in (("rewards", run.rewards), ("evaluation.rewards", run.evaluation.rewards)):
         check_rewards(rewards, key=key, run=False)
-    for size in (run.sampling.size, run.evaluation.size):
-        run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start, size=Size(*size))
+    run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start)
+    for size in (*run.sampling.sizes, run.evaluation.size):
+        run.generator.check_source(run.model.checkpoint, size=Size(*size))
     for source in (run.prompts.train, run.prompts.evaluation):
         if not source.startswith(f"{TINY}:") and not Path(source.partition(":")[0]).exists():
             load_prompts(source)  # says what can be named
