@@ -108,11 +108,8 @@ WHOLE = {
 """By kind, the recipe whose blocks are all run; without one as in OTHERS."""
 
 
-ABOVE = pytest.mark.xfail(strict=True, reason="at full depth the plan of sampling lies 6 % above the ledger")
-
-
 @pytest.mark.campaign
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[ABOVE] if kind == "klein" else []) for kind in WHOLE])
+@pytest.mark.parametrize("kind", WHOLE)
 def test_every_further_block_asks_for_the_same(kind: str, tmp_path: Path) -> None:
     """So what a few blocks say of the published depth is exact: here all of them run."""
     recipe, overrides = WHOLE[kind] or base_of(kind), OTHERS.get(kind, [])

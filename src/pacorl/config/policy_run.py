@@ -407,10 +407,10 @@ class PolicyConfig(Section):
 
     def _check_suffix(self, suffix: Suffix, *, is_path: bool) -> None:
         if suffix.cache and not self.generator.takes_cache(suffix.cache.name):
-            taken = next((f"{name} alone" for name in CACHES if self.generator.takes_cache(name)), "no cache")
+            fitting = next((f"{name} alone" for name in CACHES if self.generator.takes_cache(name)), "no cache")
             raise ValueError(
                 f"sampling.suffix.cache {suffix.cache.name} and kind {self.model.kind}, whose transformer takes "
-                f"{taken}; leave it out, or take fewer sampling.suffix.steps by solver ab2"
+                f"{fitting}; leave it out, or take fewer sampling.suffix.steps by solver ab2"
             )
         for last in self.sampling.sde_steps[self.sampling.stochastic_steps - 1 :] if is_path else [-1]:
             suffix.grid(last + 1, self.sampling.steps)

@@ -127,7 +127,7 @@ def _sections_of(annotation: Any) -> tuple[OneOf | None, dict[str, type[BaseMode
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return None, {"": annotation}
     within = [_sections_of(argument) for argument in get_args(annotation)]
-    return next((one for one in within if one[1]), (None, {}))
+    return next(((note, options) for note, options in within if options), (None, {}))
 
 
 def _type_of(annotation: Any) -> str:

@@ -54,12 +54,12 @@ class Choices:
         starts: list[int] = []
         people: list[int] = []
         for person, tiers in rankings:
-            for place, tier in enumerate(tiers[:-1], 1):
-                worse = [item for lower in tiers[place:] for item in lower]
-                for chosen in tier:
+            for rank, tier in enumerate(tiers[:-1], 1):
+                worse = [item for lower in tiers[rank:] for item in lower]
+                for best in tier:
                     starts.append(len(items))
                     people.append(person)
-                    items += [chosen, *worse]
+                    items += [best, *worse]
         return cls(*(np.array(column, dtype=np.int64) for column in (items, starts, people)))
 
     @property
@@ -115,12 +115,12 @@ class Blocks:
 
     def split(self, flat: Floats) -> list[tuple[Indices, Floats]]:
         """(items, their matrices) by size."""
-        parts, start = [], 0
+        matrices, start = [], 0
         for members in self.items_by_size:
             blocks, size = members.shape
-            parts.append((members, flat[start : start + blocks * size * size].reshape(blocks, size, size)))
+            matrices.append((members, flat[start : start + blocks * size * size].reshape(blocks, size, size)))
             start += blocks * size * size
-        return parts
+        return matrices
 
 
 def _connected(choices: Choices, items: int) -> Indices:

@@ -65,8 +65,8 @@ def ranks_of(order: Sequence[int]) -> tuple[int, ...]:
     if sorted(order) != list(range(len(order))):
         raise ValueError(f"{list(order)} is no order of {len(order)} candidates: each index must appear once")
     ranks = [0] * len(order)
-    for place, candidate in enumerate(order):
-        ranks[candidate] = place
+    for rank, candidate in enumerate(order):
+        ranks[candidate] = rank
     return tuple(ranks)
 
 

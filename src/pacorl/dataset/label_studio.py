@@ -44,21 +44,22 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
         ValueError: if the folder has neither instances nor rankings, or an image is missing.
     """
     path = folder / "instances.jsonl"
-    instances = {one.id: one for one in (read_instances(path) if path.is_file() else []) if not one.is_control}
+    instances = {item.id: item for item in (read_instances(path) if path.is_file() else []) if not item.is_control}
     answers = collect_answers(folder, dry_run=True)
-    answers += [one for file in sorted(folder.glob("imported/*/rankings.jsonl")) for one in read_answers(file)]
-    for one in answers:
+    answers += [answer for file in sorted(folder.glob("imported/*/rankings.jsonl")) for answer in read_answers(file)]
+    for answer in answers:
         # By name, since the order of a ranking would show in the order of the candidates.
-        shown = Instance(one.instance, one.group, one.reference, tuple(sorted(one.candidates)), one.theme, one.category)
-        instances.setdefault(one.instance, shown)
+        names = tuple(sorted(answer.candidates))
+        shown = Instance(answer.instance, answer.group, answer.reference, names, answer.theme, answer.category)
+        instances.setdefault(answer.instance, shown)
     if not instances:
         raise ValueError(f"{folder} has nothing to rank; make instances.jsonl with `pacorl dataset pair` first")
-    images = {name for one in instances.values() for name in (one.reference, *one.candidates)}
+    images = {name for item in instances.values() for name in (item.reference, *item.candidates)}
     for name in sorted(images):
         link_or_copy(inside(folder, name), out / name)
     flush_all(out)
-    untied = [one for one in answers if not one.ranks]
-    tasks = [_task(one, [answer for answer in untied if answer.instance == one.id]) for one in instances.values()]
+    untied = [answer for answer in answers if not answer.ranks]
+    tasks = [_task(item, [a for a in untied if a.instance == item.id]) for item in instances.values()]
     write_atomic(out / "tasks.json", json.dumps(tasks, indent=1, ensure_ascii=False) + "\n")
     write_atomic(out / "config.xml", CONFIG)
     counts = {"tasks": len(tasks), "rankings": len(untied), "images": len(images)}

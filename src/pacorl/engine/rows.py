@@ -73,7 +73,7 @@ def assign_rows(
     for update in range(updates):
         share = pieces[update::updates]
         if len(share) % world:
-            share = [part for piece in share for part in _cut(piece, batch)]
+            share = [batch_rows for piece in share for batch_rows in _cut(piece, batch)]
         if sharded and len(share[0]) % subtree and leaves % batch:
             raise ValueError(
                 f"batches of {batch} cut through subtrees of {leaves} samples, and with a sharded transformer "

@@ -141,12 +141,12 @@ class Prompting:
     def _pixels(self, images: Sequence[DistinctImage]) -> dict[str, Tensor]:
         """Each distinct image is prepared once, and all in one call: its checks cost as much as a small image does."""
         distinct = list(dict.fromkeys(images))
-        ready = self._processor.image_processor(images=[one.image for one in distinct], return_tensors="pt")
+        ready = self._processor.image_processor(images=[item.image for item in distinct], return_tensors="pt")
         grid_of = dict(zip(distinct, ready["image_grid_thw"], strict=True))
         patches = ready["pixel_values"].split([int(grid.prod()) for grid in grid_of.values()])
         patches_of = dict(zip(distinct, patches, strict=True))
-        pixels = torch.cat([patches_of[one] for one in images]).to(self._model.dtype)
-        return {"pixel_values": pixels, "image_grid_thw": torch.stack([grid_of[one] for one in images])}
+        pixels = torch.cat([patches_of[item] for item in images]).to(self._model.dtype)
+        return {"pixel_values": pixels, "image_grid_thw": torch.stack([grid_of[item] for item in images])}
 
     # --- inputs that share -------------------------------------------------------------------------------------
 

@@ -153,20 +153,20 @@ def check_layers(
     layers = {name_of(name): shape for name, shape in _checkpoint_shapes(checkpoint, component).items()}
     if not layers or any(FLUX_NAMES.search(name) or QWEN_NAMES.search(name) for name in names):
         return
-    known = 0
+    fitting = 0
     for name, shape in names.items():
         weight = WEIGHT.fullmatch(name.removeprefix("transformer.").removeprefix("diffusion_model."))
         layer = layers.get(f"{name_of(weight['module'])}.weight") if weight else None
         if weight is None or layer is None or len(shape) != 2 or len(layer) != 2:
             continue
-        known += 1
+        fitting += 1
         side = 1 if SIDES[weight["side"]] == "A" else 0
         if shape[side] != layer[side]:
             raise ValueError(
                 f"{source} does not fit {checkpoint}: it has {shape[side]} where {weight['module']} has {layer[side]}; "
                 "it belongs to a base of another size"
             )
-    if first := next((weight["module"] for name in names if (weight := WEIGHT.fullmatch(name)) and not known), ""):
+    if first := next((weight["module"] for name in names if (weight := WEIGHT.fullmatch(name)) and not fitting), ""):
         raise ValueError(f"{source} does not fit {checkpoint}: it has no layer {first}")
 
 

@@ -70,8 +70,8 @@ def balance_of(
     height, width = config.sampling.size
     panel = Size(height // prompt.grid.rows, width // prompt.grid.cols)
     quantize = config.judge.quantize if isinstance(config.judge, InProcessOptions) else "none"
-    one = judge_cost(judge or sources.JUDGE_PARTS, dtype="bfloat16", quantize=quantize, questions=1, panel=panel)
-    judged = questions * (1 + config.judge.symmetric) * one.flops
+    cost = judge_cost(judge or sources.JUDGE_PARTS, dtype="bfloat16", quantize=quantize, questions=1, panel=panel)
+    judged = questions * (1 + config.judge.symmetric) * cost.flops
     passes = 1 if config.model.negative_text is None else 2
     sampler = work.sampler.model_copy(update={"size": policy.nearest_size(Size(height, width))})
     trained = memory.image_flops(policy, sampler=sampler, forwards=work.forwards_per_image, passes=passes)

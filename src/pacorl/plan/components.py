@@ -256,7 +256,7 @@ def _adapter_rows(config: PolicyConfig, policy: PipelinePolicy, *, world: int) -
         Row("adapter's moving average", size, phases=AFTER_ENCODING),
         Row("adapter's gradients", size, phases=("check", "train")),
         Row("AdamW's moments", 2 * size, phases=AFTER_ENCODING),
-        Row("adapter, set aside", size, phases=("sample", "decode", "score"), note="evaluation of the average"),
+        Row("adapter, set aside", size, phases=("score",), note="evaluation of the average"),
     ]
     if world > 1:
         rows.append(Row("gradients' buckets", size, phases=AFTER_ENCODING, note="in which DDP sums them"))
@@ -276,7 +276,11 @@ def _activation_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *
     sampling, evaluation = config.sampling, config.evaluation
     sizes = policy.nearest_size(Size(*sampling.size)), policy.nearest_size(Size(*evaluation.size))
     # After the last stochastic step a batch of samples passes the transformer, at it and in training a batch of nodes.
-    jobs = [(sizes[0], sampling.batch, beside), (sizes[1], evaluation.batch, 0)]
+    jobs = [
+        (sizes[0], sampling.batch, beside, ", beside what scores" * bool(beside)),
+        # The average takes the adapter's place meanwhile.
+        (sizes[1], evaluation.batch, _adapter_count(policy) * FP32, ", the adapter set aside"),
+    ]
     nodes = work.node_batch or sampling.batch
     if config.model.gradient_checkpointing:
         policy.pipeline.transformer.enable_gradient_checkpointing()
@@ -288,14 +292,10 @@ def _activation_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *
     checkpointed = "with" if config.model.gradient_checkpointing else "without"
 
     def largest(peak: Callable[..., int], *, least: int = 0) -> tuple[int, str]:
-        peaks = [
-            (
-                max(peak(policy, size=size, batch=batch), least * (size == sizes[0])) + scoring,
-                f"{batch} at {size}" + ", beside what scores" * bool(scoring),
-            )
-            for size, batch, scoring in jobs
-        ]
-        return max(peaks)
+        return max(
+            (max(peak(policy, size=size, batch=batch), least * (size == sizes[0])) + more, f"{batch} at {size}{note}")
+            for size, batch, more, note in jobs
+        )
 
     # If compiled, SDE steps are sampled as they are trained.
     sampled, sampled_note = largest(memory.sampling_peak, least=trained[-1] * (config.model.compile != "none"))

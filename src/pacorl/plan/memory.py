@@ -38,7 +38,7 @@ class Operation:
 
     likes: tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
     """Shape, strides and type of each result."""
-    several: bool
+    is_sequence: bool
     in_place: bool
     flops: float
     """Of products, convolutions and attention; all else is small beside them."""
@@ -48,7 +48,7 @@ class Operation:
         if self.in_place:
             return args[0]
         made = [torch.empty_strided(shape, stride, dtype=dtype, device=META) for shape, stride, dtype in self.likes]
-        return made if self.several else made[0]
+        return made if self.is_sequence else made[0]
 
 
 class Operations:
@@ -89,15 +89,15 @@ def _repeatable(
     func: Any, args: tuple[Any, ...], inputs: Sequence[Tensor], outputs: Any, flops: float
 ) -> Operation | None:
     """The operation, unless a result is a view, nothing at all, or not on the meta device."""
-    several = isinstance(outputs, list | tuple)
-    results = list(outputs) if several else [outputs]
+    is_sequence = isinstance(outputs, list | tuple)
+    results = list(outputs) if is_sequence else [outputs]
     if not results or not all(isinstance(result, Tensor) and result.is_meta for result in results):
         return None
-    in_place = not several and bool(args) and outputs is args[0]
+    in_place = not is_sequence and bool(args) and outputs is args[0]
     storages = {id(tensor.untyped_storage()) for tensor in inputs}
     if not in_place and any(id(result.untyped_storage()) in storages for result in results):
         return None
-    return Operation(tuple((r.shape, r.stride(), r.dtype) for r in results), several, in_place, flops)
+    return Operation(tuple((r.shape, r.stride(), r.dtype) for r in results), is_sequence, in_place, flops)
 
 
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> float:
@@ -309,8 +309,8 @@ def judge_cost(config: str, *, dtype: torch.dtype, quantize: str, questions: int
     quantize_model(judge, quantize, device=META)
     language, positions = judge.model.language_model, torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
     embedded = torch.empty(questions, tokens, language.config.hidden_size, device=META, dtype=judge.dtype)
-    asked = _forward(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
-    return JudgeCost(parameter_count(judge), weight_bytes(judge), asked.peak, asked.flops + vision)
+    forward = _forward(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
+    return JudgeCost(parameter_count(judge), weight_bytes(judge), forward.peak, forward.flops + vision)
 
 
 # --- work, in FLOPs --------------------------------------------------------------------------------------------
@@ -328,5 +328,5 @@ def image_flops(policy: PipelinePolicy, *, sampler: Sampler, forwards: Mapping[s
     forward = _sampling(policy, size=sampler.size, batch=1).flops / passes
     trained = _training(policy, sampler=sampler, batch=1, with_base=False).flops / passes
     decoding = _decoding(policy, size=sampler.size, batch=1).flops
-    others = forwards["sampling"] + forwards["other_policies"]
-    return others * forward + forwards["training"] * trained + decoding
+    untrained = forwards["sampling"] + forwards["other_policies"]
+    return untrained * forward + forwards["training"] * trained + decoding

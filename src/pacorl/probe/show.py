@@ -231,11 +231,11 @@ def _shares_panel(findings: Sequence[Finding]) -> Panel:
     marks += _legend([(name, COLOURS.get(name, STEP_COLOURS[0])) for name in names])
     for row, finding in enumerate(findings):
         variances, y, x = finding.variances, HEAD + row * ROW, float(LEFT)
-        parts = [(name, STEP_COLOURS[i % len(STEP_COLOURS)]) for i, name in enumerate(variances.steps)]
-        parts += [(name, COLOURS[name]) for name in (JUDGE, START) if name in variances.names]
+        stages = [(name, STEP_COLOURS[i % len(STEP_COLOURS)]) for i, name in enumerate(variances.steps)]
+        stages += [(name, COLOURS[name]) for name in (JUDGE, START) if name in variances.names]
         marks.append(_row_label(finding.candidate.name, y))
         # Steps first: their whisker is then read on the same axis as their end.
-        for name, colour in parts:
+        for name, colour in stages:
             width = variances.share(name).value * (RIGHT - LEFT)
             title = tag("title", f"{name}: {variances.share(name).value:.1%}")
             marks.append(tag("rect", title, x=x, y=y, width=width, height=ROW - 8, fill=colour))

@@ -71,24 +71,24 @@ class HumanRanking:
         """
         if self._is_complete:
             self._round, self._is_complete = [], False
-        own: list[tuple[_Group, int]] = []
+        positions: list[tuple[_Group, int]] = []
         for prompt, image in zip(prompts, images, strict=True):
             if not self._round or self._round[-1].prompt != prompt:
                 self._show_last()
                 self._round.append(_Group(prompt))
-            own.append((self._round[-1], len(self._round[-1].pngs)))
+            positions.append((self._round[-1], len(self._round[-1].pngs)))
             self._round[-1].pngs.append(png_bytes(image))
-        return partial(self._scores, own)
+        return partial(self._scores, positions)
 
-    def _scores(self, own: Sequence[tuple[_Group, int]]) -> list[float | None] | None:
+    def _scores(self, positions: Sequence[tuple[_Group, int]]) -> list[float | None] | None:
         if not self._is_complete:
             self._is_complete = True
             self._show_last()
         # Together, so that a ranking can be mended until the last one of its round is there.
         if self._round and not all(read_ranks(self.folder, group.name) for group in self._round):
             return None
-        scores = {id(group): scores_of_ranks(read_ranks(self.folder, group.name)) for group, _ in own}
-        return [scores[id(group)][place] for group, place in own]
+        scores = {id(group): scores_of_ranks(read_ranks(self.folder, group.name)) for group, _ in positions}
+        return [scores[id(group)][index] for group, index in positions]
 
     def _show_last(self) -> None:
         if self._round and not self._round[-1].name:

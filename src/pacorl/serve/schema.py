@@ -95,8 +95,8 @@ class ChatRequest(_Strict):
     @property
     def image_urls(self) -> list[str]:
         """Of all images, in order."""
-        parts = [part for message in self.messages for part in message.parts]
-        return [part.image_url.url for part in parts if isinstance(part, ImagePart)]
+        contents = [content for message in self.messages for content in message.parts]
+        return [content.image_url.url for content in contents if isinstance(content, ImagePart)]
 
     @property
     def new_tokens(self) -> int:

@@ -75,9 +75,9 @@ class Ledger:
         """
         for kind, name in FILES.items():
             if self.folder and (path := self.folder / name).exists():
-                kept = list(takewhile(lambda record: _position(record)[0] <= epoch, _readable(path)))
-                write_jsonl(path, kept)
-                self._chains[kind] = kept[-1]["chain"] if kept else ""
+                records = list(takewhile(lambda record: _position(record)[0] <= epoch, _readable(path)))
+                write_jsonl(path, records)
+                self._chains[kind] = records[-1]["chain"] if records else ""
         self.note_weights(weights)
         environment = environment_of(self.runtime)
         self._append({"kind": "start", "epoch": epoch, "step": step, "environment": environment, **facts})
@@ -98,8 +98,8 @@ class Ledger:
     def note_advantages(self, stage: str, values: Advantages) -> None:
         """Hash what the scores came to."""
         levels = [] if values.value_LB is None else [*values.value_LB]
-        kept = [] if values.kept_B is None else [values.kept_B]
-        by_sample = torch.stack([x.double() for x in (values.value_B, values.used_B, *levels, *kept)], dim=1)
+        selected = [] if values.kept_B is None else [values.kept_B]
+        by_sample = torch.stack([x.double() for x in (values.value_B, values.used_B, *levels, *selected)], dim=1)
         self._note(f"{stage}advantages", [item(str(row), x.numpy()) for row, x in enumerate(by_sample)])
 
     def note_weights(self, weights: TrainedWeights) -> None:
@@ -184,8 +184,8 @@ def line_hash(line: Mapping[str, Any]) -> str:
 
 def weight_items(adapter: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> list[Item]:
     """Of a trained adapter and its moving average, both unsharded."""
-    parts = {"adapter": adapter, "average": average}
-    return tensor_items({f"{kind}/{name}": value for kind, state in parts.items() for name, value in state.items()})
+    states = {"adapter": adapter, "average": average}
+    return tensor_items({f"{kind}/{name}": value for kind, state in states.items() for name, value in state.items()})
 
 
 def tensor_items(tensors: Mapping[str, Tensor]) -> list[Item]:

@@ -151,7 +151,12 @@ class PolicyTrainer:
         self.turns: Turns | None = None
         """Of generator and scoring models on the device, with `memory: low`."""
         self._judges, self._folder = builders.RunJudges(), ExitStack()
-        with lost_ranks(self.runtime.rank, self.runtime.processes), ExitStack() as on_fault:
+        with lost_ranks(self.runtime.rank, self.runtime.processes):
+            self._build(functions, resume=resume, allow_changes=allow_changes)
+
+    def _build(self, functions: Mapping[str, RewardFunction], *, resume: Resume, allow_changes: bool) -> None:
+        config = self.config
+        with ExitStack() as on_fault:
             on_fault.callback(self._judges.close)
             on_fault.enter_context(self._folder)
             self.runtime.on_main(self._own_folder)
@@ -160,7 +165,7 @@ class PolicyTrainer:
             builders.check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
             self._build_models(functions)
             self._build_records(start, changes)
-            on_fault.pop_all()  # `run` closes them
+            on_fault.pop_all()  # `train` closes them
 
     def _own_folder(self) -> None:
         # Nothing is returned: the main process's lock cannot be sent to the others.
@@ -267,7 +272,7 @@ class PolicyTrainer:
         return self.config.out
 
     def close(self) -> None:
-        """End the log and what the judges run beside the training; `run` does."""
+        """End the log and what the judges run beside the training; `train` does."""
         self.logbook.close()
         if self.runtime.is_main:
             self.cache.remove()

@@ -114,10 +114,10 @@ def update_policy(
     terms = _terms(policy_loss, samples, values, draw=draw)
     total: float = sum(term.samples for term in terms)
     if values.kept_B is not None:
-        kept = _terms(policy_loss, keep_samples(samples, values.kept_B), values, draw=draw)
-        counts = runtime.gather([term.samples for term in kept])
+        selected = _terms(policy_loss, keep_samples(samples, values.kept_B), values, draw=draw)
+        counts = runtime.gather([term.samples for term in selected])
         # A backward may need every process, and the last one does: who has fewer repeats a batch, for nothing.
-        terms = kept + [replace(terms[0], samples=0)] * (max(map(len, counts)) - len(kept))
+        terms = selected + [replace(terms[0], samples=0)] * (max(map(len, counts)) - len(selected))
         total = sum(chain(*counts)) / runtime.world
     results = []
     for number, term in enumerate(terms):

@@ -128,8 +128,8 @@ class HttpJudge:
         self.close()
 
     async def _verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
-        asked = with_turned(questions) if self.symmetric else questions
-        verdicts = await RequestBatch(self._answer, self.counters, self.image_format).verdicts(asked)
+        turned = with_turned(questions) if self.symmetric else questions
+        verdicts = await RequestBatch(self._answer, self.counters, self.image_format).verdicts(turned)
         return mean_of_orders(questions, verdicts) if self.symmetric else verdicts
 
     async def _answer(self, images: Sequence[EncodedImage], text: str) -> float:
