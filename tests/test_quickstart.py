@@ -14,9 +14,9 @@ from PIL import Image
 from tiny_runs import SMALL_QUICKSTART
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw_grid, set_of
-from pacorl.quickstart import METRICS, before_and_after, recipe, run_quickstart, summarize
+from pacorl.quickstart import METRICS, before_and_after, run_quickstart, summarize
 from pacorl.types import Grid
 
 GRID = Grid(2, 2)
@@ -91,7 +91,8 @@ def test_before_stands_above_after(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
-    page, verdict = run_quickstart(tmp_path / "run", overrides=SMALL_QUICKSTART)
+    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
+    page, verdict = run_quickstart(config)
     assert len(verdict) == 3
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["judge"]["pair_accuracy"] >= 0.95
@@ -104,5 +105,4 @@ def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html), "the page asks nobody for anything"
     assert (tmp_path / "run" / "before-after.png").is_file()
     # A finished run is made anew, and comes out the same.
-    again, same = run_quickstart(tmp_path / "named twice", overrides=[*SMALL_QUICKSTART, f"out={tmp_path / 'run'}"])
-    assert (again, same) == (page, verdict)
+    assert run_quickstart(config) == (page, verdict)

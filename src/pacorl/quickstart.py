@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig, recipe
+from pacorl.config.policy_run import PolicyConfig
 from pacorl.core import questions
 from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
@@ -45,14 +45,13 @@ VERDICT = {
 """Metric → what the verdict calls it."""
 
 
-def run_quickstart(out: Path, *, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
+def run_quickstart(config: PolicyConfig) -> tuple[Path, list[str]]:
     """Run the tiny recipe and grade it; returns the page and a verdict of three lines.
 
-    A finished run in `out` is made anew, an unfinished one is resumed.
+    A finished run in its folder is made anew, an unfinished one is resumed.
     """
     quiet_loading()  # the models load in a blink
-    config = configs.load(PolicyConfig, recipe(), [f"out={out}", *overrides])
-    out = config.out  # an override may name another
+    out = config.out
     # The summary is written last, so that it marks a finished run.
     if (out / "summary.json").exists():
         shutil.rmtree(out)

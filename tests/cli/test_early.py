@@ -24,6 +24,7 @@ SET = ["generate", "--prompt", "red round hero, crown, night", "--panel", "wavin
 SET += ["--panel", "standing, tree", "--panel", "waving, lamp"]
 EDIT = ["generate", "--image", "a.png", "--instruction", "Give the hero a cap."]
 SCORE, TRAIN = ["score", "a.png", "b.png"], ["train-policy", str(RECIPE), "out=run"]
+TEACH = ["train-reward", str(RECIPE.parent / "reward/tiny.yaml"), "out=run"]
 MISTAKES = [
     (["score", "empty"], "empty is a folder; name its images, as in empty/*.png"),
     ([*SCORE, "--judge", "nothere"], "there is no nothere"),
@@ -50,12 +51,27 @@ MISTAKES = [
     ([*TRAIN, "prompts.train=absent.jsonl"], "absent.jsonl: cannot be read"),
     ([*TRAIN, "sampling.size=[33,35]"], "the nearest is 32x32"),
     ([*TRAIN, "rewards=[{name: nothere}]"], "unknown reward 'nothere'"),
-    (["train-reward", str(RECIPE.parent / "reward/tiny.yaml"), "out=a.png/run"], "a.png: Not a directory"),
-    (["train-reward", str(RECIPE.parent / "reward/tiny.yaml"), "tuning.start=lora"], "it has no layer foo"),
+    ([*TRAIN, "trackers=[wandb]"], "trackers: the package wandb is not installed"),
+    ([*TRAIN, "sampling.batch=7"], "72 samples an epoch do not divide"),
+    ([*TRAIN, "out=ran"], "ran holds a run already; go on with --resume auto"),
+    ([*TRAIN, "out=ran", "--resume", "nothere"], "ran holds a run already"),
+    ([*TRAIN, "--resume", "nothere"], "--resume nothere is not a checkpoint"),
+    ([*TEACH, "out=a.png/run"], "a.png: Not a directory"),
+    ([*TEACH, "out=ran"], "ran holds a run already; go on with --resume auto"),
+    ([*TEACH, "trackers=[wandb]"], "trackers: the package wandb is not installed"),
+    ([*TEACH, "tuning.start=lora"], "it has no layer foo"),
+    ([*TEACH, "data.train=[absent.jsonl]"], "absent.jsonl: cannot be read"),
+    ([*TEACH, "data.evaluation=[absent]"], "absent: no such source"),
     (["probe", str(RECIPE), "--out", "a.png"], "a.png: Not a directory"),
     (["quickstart", "--out", "a.png"], "a.png: Not a directory"),
+    (["quickstart", "model.checkpoint=nothere"], "there is no nothere"),
+    (["quickstart", "nokey=3"], "nokey: unknown key"),
+    (["doctor", "nothere"], "there is no nothere"),
     (["adapter", "lora", "--out", "a.png/b"], "a.png: Not a directory"),
     (["benchmark", "consistency-rank", "empty"], "empty/images is missing"),
+    (["benchmark", "consistency-rank", "rank", "--judge", "nothere"], "there is no nothere"),
+    (["benchmark", "t2is", "empty"], "name a generator with --model"),
+    (["benchmark", "t2is", "empty", "--images", "nothere"], "--images nothere: there is no such folder"),
     (["serve", "nothere"], "there is no nothere"),
     (["serve", "tiny", "--adapter", "name=lora"], "it has no layer foo"),
     (["studio", "--judge", "nothere"], "there is no nothere"),
@@ -64,6 +80,7 @@ MISTAKES = [
 RUNS = """
 import contextlib, io, json, sys
 from pacorl import cli
+sys.modules["wandb"] = None  # as if it were not installed
 for words in json.load(sys.stdin):
     sys.argv, said = ["pacorl", *words], io.StringIO()
     code = None
@@ -82,6 +99,9 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> 
     for name in ("a.png", "b.png"):
         Image.new("RGB", (32, 32)).save(tmp_path / name)
     write_adapter(tmp_path / "lora", "foo", width=8)
+    (tmp_path / "ran").mkdir()
+    (tmp_path / "ran" / "metrics.jsonl").write_text("{}\n")
+    write_ranking(tmp_path / "rank")
     done = subprocess.run(
         [sys.executable, "-c", RUNS],
         cwd=tmp_path,
@@ -92,9 +112,24 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> 
     )
     for (words, message), line in zip(MISTAKES, done.stdout.splitlines(), strict=True):
         code, said, loaded = json.loads(line)
-        assert (code, loaded) == (1, []), (words, said)
+        assert (code, loaded) == (2 if words[0] == "doctor" else 1, []), (words, said)
         assert message in said, words
         assert said.count("\n") == 1, said
+
+
+def write_ranking(folder: Path) -> None:
+    """ConsistencyRank-Bench with one ranking of two images."""
+    names = ["0_0.png", "0_1.png", "1_1.png"]
+    (folder / "images" / "0000").mkdir(parents=True)
+    for name in names:
+        Image.new("RGB", (32, 32)).save(folder / "images" / "0000" / name)
+    order = {"comp_images": names[1:], "rank_images": names[1:]}
+    rows = {
+        "prompt_data.jsonl": {"idx": "0000", "prompt": "a cat", "criteria": {}, "category": "Character"},
+        "consistency_full_rank.jsonl": {"folder": "0000", "ref_image": names[0], **order},
+    }
+    for name, row in rows.items():
+        (folder / name).write_text(json.dumps(row) + "\n")
 
 
 def write_adapter(folder: Path, layer: str, *, width: int) -> Path:

@@ -23,12 +23,12 @@ from pacorl.core.caches import CACHES
 from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.rollout import integrate
+from pacorl.engine.rows import check_division
 from pacorl.lora.adapters import adapter_state, add_lora
 from pacorl.lora.layers import FusedLora
 from pacorl.policies import POLICIES
 from pacorl.policies.flux import tiny_flux
 from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.train.builders import check_division
 from pacorl.train.trainer import train_policy
 from pacorl.types import Conditioning, Size
 

@@ -30,8 +30,8 @@ from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.data.characters import vocabulary
 from pacorl.policies import POLICIES
-from pacorl.train.checkpoint import checkpoints
 from pacorl.train.ledger import Record, read_ledger
+from pacorl.train.start import checkpoints
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.train.verify import Comparison, Recomputation, compare, recompute
 from pacorl.types import Prompt

@@ -10,7 +10,7 @@ import torch
 from launching import launched
 from safetensors.torch import load_file
 
-from pacorl.train.checkpoint import checkpoints
+from pacorl.train.start import checkpoints
 
 pytest.importorskip("deepspeed")
 

@@ -12,8 +12,8 @@ import pytest
 import toy_world
 import worlds
 
-from pacorl.quickstart import recipe
-from pacorl.train.checkpoint import checkpoints
+from pacorl.config.policy_run import recipe
+from pacorl.train.start import checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from torch import nn
 from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import RATIO_DEVIATION
+from pacorl.engine.rows import check_division
 from pacorl.engine.turns import Turns
-from pacorl.train.builders import check_division
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.twins import META
 

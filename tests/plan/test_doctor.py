@@ -15,12 +15,11 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.plan import doctor, sources
 from pacorl.plan.components import Row
 from pacorl.plan.doctor import Diagnosis, Finding, examine
 from pacorl.plan.plan import Plan
-from pacorl.quickstart import recipe
 
 GIB = 2**30
 

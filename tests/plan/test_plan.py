@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.data.characters import character_prompts
 from pacorl.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.plan import components, memory, sources
@@ -26,7 +26,6 @@ from pacorl.policies.flux import FLUX, FluxPolicy, tiny_flux
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import PolicyOptions
 from pacorl.quantize.linear import parameter_count
-from pacorl.quickstart import recipe
 from pacorl.train.builders import read_prompts
 from pacorl.twins import META, model_on_meta, tiny_judge
 from pacorl.types import Conditioning, Prompt, Size

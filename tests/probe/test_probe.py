@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import join, split
 from pacorl.core.sampling import Tree
 from pacorl.judges.http.judge import HttpJudge
@@ -29,7 +29,6 @@ from pacorl.probe.measure import draw, opened, reread
 from pacorl.probe.readings import READINGS, Recorder, readings_of, recorder_of
 from pacorl.probe.run import Finding, Findings, _best, _gain_for_cost, probe
 from pacorl.probe.variance import nested_variances
-from pacorl.quickstart import recipe
 from pacorl.train.builders import read_prompts
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Grid, Prompt, Question

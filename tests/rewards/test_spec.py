@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from pacorl.config.base import load
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.plan.plan import plan_policy
-from pacorl.quickstart import recipe
 from pacorl.rewards import reward_spec
 from pacorl.rewards.reward import RewardError
 from pacorl.rewards.spec import parsed_spec

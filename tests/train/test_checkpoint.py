@@ -19,7 +19,6 @@ from pacorl.config.policy_run import PolicyConfig
 from pacorl.train import checkpoint
 from pacorl.train.checkpoint import (
     changes_since,
-    checkpoints,
     load_checkpoint,
     open_aside,
     optimizer_tensors,
@@ -32,6 +31,7 @@ from pacorl.train.checkpoint import (
     starting_point,
     write_checkpoint,
 )
+from pacorl.train.start import checkpoints
 
 
 def write(folder: Path, step: int, *, mark: int = 0) -> Path:

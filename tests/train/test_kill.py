@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_runs import metrics
 
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.train.checkpoint import checkpoints
+from pacorl.train.start import checkpoints
 
 SETTINGS = [
     "epochs=3",

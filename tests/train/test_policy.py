@@ -12,9 +12,9 @@ from tiny_runs import metrics, tiny_run
 from toy_world import toy_config, toy_world
 
 from pacorl.config.base import ConfigError
+from pacorl.config.policy_run import recipe
 from pacorl.core.advantages import advantages
 from pacorl.engine.runtime import Interrupted
-from pacorl.quickstart import recipe
 from pacorl.rewards.reward import score
 from pacorl.train import checkpoint, sampling
 from pacorl.train import trainer as loop

@@ -13,7 +13,7 @@ from tiny_runs import metrics, tiny_run
 
 from pacorl.io.files import own_folder
 from pacorl.lora.formats import read_lora
-from pacorl.train.checkpoint import CHECKPOINT, checkpoints
+from pacorl.train.start import CHECKPOINT, checkpoints
 from pacorl.train.trainer import train_policy
 
 

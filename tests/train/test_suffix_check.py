@@ -20,7 +20,7 @@ from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import Draw, collect
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime
-from pacorl.train.checkpoint import checkpoints
+from pacorl.train.start import checkpoints
 from pacorl.train.suffix_check import advantage_correlation, full_scores
 from pacorl.train.trainer import PolicyTrainer, train_policy
 from pacorl.types import Advantages, Prompt, Size

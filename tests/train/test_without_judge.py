@@ -13,12 +13,11 @@ from typer.testing import CliRunner
 from pacorl.cli import app
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.judges import JUDGES
 from pacorl.judges.judge import BackendOptions, Judge
 from pacorl.judges.local import TINY_JUDGE
 from pacorl.plan.plan import plan_policy
-from pacorl.quickstart import recipe
 from pacorl.report.folder import read_run
 from pacorl.report.page import match
 from pacorl.train import builders, checkpoint

@@ -59,6 +59,7 @@ class GeditOptions(GeneratorBenchmarkOptions):
     workers: int = option(8, "Ratings at a time, of a rater at a server.", least=1, most=WORKERS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.judge and not self.generate_only:
             raise ValueError("name who rates the edits with --judge, e.g. https://api.openai.com/v1, and --judge-model")
 

@@ -26,6 +26,7 @@ from pacorl.engine.image_queue import Shard
 from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
 from pacorl.io.files import LockedError, check_writable, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
+from pacorl.judges import check_judge
 from pacorl.report.page import render
 from pacorl.score.reward import PacoReward
 
@@ -115,13 +116,16 @@ def run_benchmark(
     items = spec.read(data, options)  # first of all: faulty data are told before a model is loaded
     out = options.out or Path("runs") / "bench" / name
     check_writable(out, folder=True)
-    quiet_loading()  # imports what loads models, for seconds
-    # A judge's benchmark has neither of these options.
+    # A judge's benchmark has no such options.
+    generate_only = getattr(options, "generate_only", False)
+    if options.needs_judge and not generate_only:
+        check_judge(options.judge, adapter=options.judge_adapter)
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
             spec.generate(items, options, out, _shard(options), advance)
-    if getattr(options, "generate_only", False):
+    if generate_only:
         return None
+    quiet_loading()  # imports what loads models, for seconds
     with opened_judge(options, all_spellings=spec.all_spellings) as reward:
         benchmark = spec.build(items, options, reward, out)
         outcome = run(benchmark, out, options, progress=progress, notice=notice)

@@ -9,6 +9,7 @@ from typing import Any
 from pacorl.bench.table import GeneratorBenchmarkOptions
 from pacorl.engine.image_queue import GenerateImages, ImageSource
 from pacorl.io.files import digest
+from pacorl.io.quiet import quiet_loading
 
 PANEL = 512
 """Side of a panel, in pixels, if neither the options nor a record say one."""
@@ -22,12 +23,10 @@ def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int 
         panel: the side of a panel.
 
     Raises:
-        ValueError: if no model is named, or one that does the other.
+        ValueError: if the model does the other.
     """
     from pacorl.policies import POLICIES, kind_of
 
-    if not options.model:
-        raise ValueError("name a generator with --model, or a folder of finished images with --images")
     kind = options.kind or kind_of(options.model, edits=edits)
     spec = POLICIES.named(kind)
     if not (spec.edits if edits else spec.sets):
@@ -37,6 +36,10 @@ def image_source(options: GeneratorBenchmarkOptions, *, edits: bool, panel: int 
 
 
 def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
+    from pacorl.policies import POLICIES
+
+    POLICIES[kind].check_source(options.model, adapter=options.adapter)
+    quiet_loading()
     import torch
 
     from pacorl.engine.generator import Generator

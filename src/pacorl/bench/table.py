@@ -61,6 +61,12 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
     image_batch: int = option(4, "Images per forward.", also=("--paint-batch",), least=1)
     generate_only: bool = option(False, "Generate this share and judge nothing.", also=("--paint-only",))
 
+    def __post_init__(self) -> None:
+        if not self.model and not self.images:
+            raise ValueError("name a generator with --model, or a folder of finished images with --images")
+        if self.images and not self.images.is_dir():
+            raise ValueError(f"--images {self.images}: there is no such folder")
+
     @property
     def subject(self) -> str:
         return str(self.images) if self.images else self.generator_name

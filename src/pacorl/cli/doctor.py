@@ -93,6 +93,9 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
 
 def _examine_judge(judge: str, access: ExaminedJudge, *, as_json: bool) -> int:
     """Names served, a real question either way, token ids, versions, memory."""
+    from pacorl.judges import check_judge
+
+    check_judge(judge, adapter=access.judge_adapter)
     from pacorl.plan.doctor import EXIT_CODES, judge_severity
     from pacorl.score.reward import PacoReward
     from pacorl.serve.probe import probe

@@ -92,7 +92,7 @@ def train_policy(
         print(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
     with config_errors(config, run):
-        check_run(run)
+        check_run(run, resume=options.resume)
     from pacorl.io.imports import frozen_imports
 
     with frozen_imports():
@@ -124,20 +124,30 @@ def stop_with_stdin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def check_run(run: PolicyConfig) -> None:
+def check_run(run: PolicyConfig, *, resume: str | None = None) -> None:
     """Say what is wrong with a run's folder, rewards and models before what trains is imported, which takes seconds.
 
+    Args:
+        run: the config.
+        resume: what `--resume` says; None if nothing is trained in the folder.
+
     Raises:
-        ValueError: A checkpoint or adapter is not there or does not fit, or a reward is not what the config calls it.
+        ValueError: A checkpoint or adapter is not there or does not fit, a reward is not what the config calls it, the
+            samples of an epoch do not divide, or the folder holds a run already.
         OSError: The folder cannot be written.
     """
     from pacorl.data.records import load_prompts
+    from pacorl.engine.logbook import check_trackers
     from pacorl.io.files import check_writable
     from pacorl.judges import JUDGES
     from pacorl.rewards import asks_judge, check_rewards
+    from pacorl.train.start import named_start
     from pacorl.types import TINY, Size
 
     check_writable(run.out, folder=True)
+    check_trackers(run.trackers)
+    if resume is not None:
+        named_start(run.out, resume)
     for key, rewards in (("rewards", run.rewards), ("evaluation.rewards", run.evaluation.rewards)):
         check_rewards(rewards, key=key, run=False)
     run.generator.check_source(run.model.checkpoint, adapter=run.adapter.start)
@@ -149,6 +159,9 @@ def check_run(run: PolicyConfig) -> None:
     # A judge that nothing asks is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
+    from pacorl.engine.rows import check_division  # last of all, since it imports torch
+
+    check_division(run, world=int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def train_reward(
@@ -160,7 +173,9 @@ def train_reward(
     """Train a judge on comparisons; `pacorl dataset import` and `export` make them of your own rankings."""
     from pacorl.config.base import config_errors, load
     from pacorl.config.judge_run import JudgeConfig
-    from pacorl.io.files import check_writable
+    from pacorl.data.comparisons import comparisons_from, missing_file
+    from pacorl.engine.logbook import check_trackers
+    from pacorl.io.files import check_no_run, check_writable
     from pacorl.judges import check_judge
 
     if options.resume not in {"", AUTO}:
@@ -172,7 +187,14 @@ def train_reward(
         stop_with_stdin()
     check_writable(run.out, folder=True)
     if not options.dry_run:  # which says what is absent
+        if not options.resume:
+            check_no_run(run.out)
+        with config_errors(config, run):
+            check_trackers(run.trackers)
         check_judge(run.model.checkpoint, adapter=run.tuning.start)
+        for source in (*run.data.train, *run.data.evaluation):
+            if missing_file(source):
+                comparisons_from(source)  # says what can be named
     from transformers.utils.logging import disable_progress_bar
 
     from pacorl.engine.cores import use_cores
@@ -198,18 +220,20 @@ def quickstart(
     out: Path = typer.Option(Path("runs/quickstart"), help="The run's folder."),
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
-    from pacorl.io.files import check_writable
+    from pacorl.config.base import config_errors, load
+    from pacorl.config.policy_run import PolicyConfig, recipe
     from pacorl.io.imports import frozen_imports
 
-    check_writable(out, folder=True)
+    config = load(PolicyConfig, recipe(), [f"out={out}", *(overrides or [])])
+    with config_errors(recipe(), config):
+        check_run(config)
     with frozen_imports():
         from pacorl.engine.cores import use_cores
-        from pacorl.policies import tiny_spec
         from pacorl.quickstart import run_quickstart
 
-        _ = tiny_spec(edits=False).pipeline_type
+        _ = config.generator.pipeline_type
     use_cores()
-    page, verdict = run_quickstart(out, overrides=overrides or [])
+    page, verdict = run_quickstart(config)
     typer.echo("\n".join([*verdict, f"page: {page}"]))
 
 

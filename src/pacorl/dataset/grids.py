@@ -99,7 +99,6 @@ def image_source(
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
     """
-    from pacorl.engine.generator import Generator
     from pacorl.lora.formats import adapter_file
     from pacorl.policies import POLICIES, kind_of
     from pacorl.types import TINY
@@ -114,6 +113,8 @@ def image_source(
     description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}
 
     def load() -> GenerateImages:
+        from pacorl.engine.generator import Generator
+
         generator = Generator.from_pretrained(checkpoint, kind=kind, adapter=adapter, dtype=dtype, **options)
         # Not in the recipe: each image has a seed of its own, so a batch changes speed alone.
         generator.batch = batch

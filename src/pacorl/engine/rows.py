@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from pacorl.core.caches import CACHES
 from pacorl.core.sampling import Tree
 from pacorl.core.schedule import seed_of
 from pacorl.types import Prompt, Size
 
 if TYPE_CHECKING:
+    from pacorl.config.policy_run import PolicyConfig
     from pacorl.policies.policy import Policy
 
 
@@ -81,6 +84,44 @@ def assign_rows(
             )
         shares.append(share[rank::world] if sharded else _joined(share[rank::world], tree))
     return shares
+
+
+def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -> None:
+    """Refuse sizes that leave a process without its share of an epoch, and what a sharded transformer does not bear.
+
+    Raises:
+        ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
+    """
+    if sharded and config.memory == "low":
+        raise ValueError(
+            "memory low and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
+            "model.quantize and judge.quantize, or launch with ddp.yaml"
+        )
+    scouts, drawn = config.selection.scouts, config.drawn_per_prompt
+    for key, suffix in {"sampling": config.sampling.suffix, "selection.scouts": scouts and scouts.suffix}.items():
+        cache = suffix and suffix.cache
+        if sharded and cache and not CACHES[cache.name].shardable:
+            whole = ", ".join(name for name in CACHES if CACHES[name].shardable)
+            raise ValueError(
+                f"{key}.suffix.cache {cache.name} does not know the blocks of a transformer that FSDP2 has sharded; "
+                f"take {whole}, or leave the cache out"
+            )
+    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * drawn)]
+    assign = partial(
+        assign_rows,
+        tree=config.sampling.tree.resolve(drawn, steps=config.sampling.stochastic_steps),
+        batch=config.sampling.batch,
+        world=world,
+        rank=0,
+        sharded=sharded,
+    )
+    # Whichever scouts are kept, they are dealt as the first ones of each group would be.
+    assign([row for row in rows if row.number % drawn < config.group_size], updates=config.optimizer.updates_per_epoch)
+    if scouts:
+        try:
+            assign(rows, updates=1)
+        except ValueError as error:
+            raise ValueError(f"selection.scouts.per_prompt {drawn}: {error}") from None
 
 
 def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:

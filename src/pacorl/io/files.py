@@ -76,6 +76,12 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(above))
 
 
+def check_no_run(folder: Path) -> None:
+    """Raise ValueError if a training has run in a folder, of a generator or of a judge."""
+    if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("[!.]*")):
+        raise ValueError(f"{folder} holds a run already; go on with --resume auto, or name another folder with out=…")
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file whole: readers see the old one or the new one, and so does the machine after a power cut."""
     try:

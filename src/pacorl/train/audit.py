@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from pacorl.core.metric_names import SECONDS
 from pacorl.io.documents import read_jsonl, read_object, read_text
 from pacorl.io.files import check_digests, safetensors_errors
-from pacorl.train.checkpoint import check_whole, checkpoints
+from pacorl.train.checkpoint import check_whole
 from pacorl.train.ledger import Record, line_hash, read_ledger, sha256, summary, weight_items
+from pacorl.train.start import checkpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +14,12 @@ from torch import nn
 
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyConfig, RewardConfig
-from pacorl.core.caches import CACHES
 from pacorl.data.leaks import check_leaks
 from pacorl.data.records import prompts_from
 from pacorl.engine.compiled import compile_blocks
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.logbook import check_trackers
-from pacorl.engine.rows import Row, assign_rows, check_mixed_sizes
+from pacorl.engine.rows import check_mixed_sizes
 from pacorl.judges import JUDGES, open_judge
 from pacorl.judges.judge import Judge, close_judge
 from pacorl.lora.adapters import add_lora, start_from
@@ -119,44 +117,6 @@ def patience(config: PolicyConfig) -> float:
     missing = math.ceil(config.advantages.max_missing * scores)
     judges = (config.judge, config.evaluation.judge)
     return max((judge.patience(missing) for judge in judges if judge), default=0.0)
-
-
-def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -> None:
-    """Refuse sizes that leave a process without its share of an epoch, and what a sharded transformer does not bear.
-
-    Raises:
-        ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
-    """
-    if sharded and config.memory == "low":
-        raise ValueError(
-            "memory low and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
-            "model.quantize and judge.quantize, or launch with ddp.yaml"
-        )
-    scouts, drawn = config.selection.scouts, config.drawn_per_prompt
-    for key, suffix in {"sampling": config.sampling.suffix, "selection.scouts": scouts and scouts.suffix}.items():
-        cache = suffix and suffix.cache
-        if sharded and cache and not CACHES[cache.name].shardable:
-            whole = ", ".join(name for name in CACHES if CACHES[name].shardable)
-            raise ValueError(
-                f"{key}.suffix.cache {cache.name} does not know the blocks of a transformer that FSDP2 has sharded; "
-                f"take {whole}, or leave the cache out"
-            )
-    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * drawn)]
-    assign = partial(
-        assign_rows,
-        tree=config.sampling.tree.resolve(drawn, steps=config.sampling.stochastic_steps),
-        batch=config.sampling.batch,
-        world=world,
-        rank=0,
-        sharded=sharded,
-    )
-    # Whichever scouts are kept, they are dealt as the first ones of each group would be.
-    assign([row for row in rows if row.number % drawn < config.group_size], updates=config.optimizer.updates_per_epoch)
-    if scouts:
-        try:
-            assign(rows, updates=1)
-        except ValueError as error:
-            raise ValueError(f"selection.scouts.per_prompt {drawn}: {error}") from None
 
 
 def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Policy:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +39,10 @@ from pacorl.lora.adapters import (
     shard_like,
 )
 from pacorl.lora.formats import save_lora
+from pacorl.train.start import Resume, checkpoints, named_start, step_of
 
 logger = logging.getLogger(__name__)
 
-Resume = bool | str | Path
-"""False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
-
-CHECKPOINT = re.compile(r"step-(\d{6,})")
 STATE = ("epoch", "step", "seed", "evaluated", "score", "best_by", "bad_steps", "log_lines", "processes")
 """What state.json must hold."""
 FREE_KEYS = (
@@ -139,7 +135,7 @@ def settle(checkpoint: Path, config: PolicyConfig) -> None:
         # Before the pruning, which may delete the one that the file has named so far.
         scored = {"checkpoint": path.name, "best_by": state["best_by"], "score": state["score"]}
         write_json(folder / "best.json", scored)
-    prune(folder, keep=config.keep_checkpoints, newest=_step_of(checkpoint), best=best[0] if best else None)
+    prune(folder, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=best[0] if best else None)
     publish(checkpoint, config.out / "adapter")
 
 
@@ -154,7 +150,7 @@ def _best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             continue
         if state.get("score") is not None:
             scored.append((path, state))
-    return max(scored, key=lambda entry: (entry[1]["score"], _step_of(entry[0])), default=None)
+    return max(scored, key=lambda entry: (entry[1]["score"], step_of(entry[0])), default=None)
 
 
 def publish(checkpoint: Path, folder: Path) -> None:
@@ -184,20 +180,10 @@ def starting_point(config: PolicyConfig, resume: Resume) -> Path | None:
     """
     folder = config.out / "checkpoints"
     recover(folder)
-    existing = checkpoints(folder)
-    automatic = resume is True or str(resume) == "auto"
-    start = None if automatic or not resume else Path(str(resume)).resolve()
-    foreign = start is not None and start.parent != folder.resolve()
-    if (foreign or not resume) and (existing or (config.out / "metrics.jsonl").exists()):
-        raise ValueError(
-            f"{config.out} holds a run already; go on with --resume auto, or name another folder with out=…"
-        )
-    if start is not None and not (start / "state.json").is_file():
-        names = f"; the run has {', '.join(path.name for path in existing)}" if existing else ""
-        raise ValueError(f"--resume {resume} is not a checkpoint (no state.json){names}")
+    start, existing = named_start(config.out, resume), checkpoints(folder)
     if start is not None:
         check_whole(start)
-    if automatic and existing:
+    elif resume and existing:
         start = _newest_whole(existing)
         if start == existing[-1]:
             settle(start, config)
@@ -448,15 +434,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, tensors, read_object(path / "state.json"), read_json(path / "generators.json"))
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    return sorted((path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)), key=_step_of)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))  # by number: "step-1000000" sorts before "step-999999" as a text
-
-
 def recover(folder: Path) -> None:
     """Put back a checkpoint that a kill caught between two names, and clear what was left half done."""
     for replaced in folder.glob(".step-*.replaced"):
@@ -470,7 +447,7 @@ def recover(folder: Path) -> None:
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
     """Delete all but the newest `keep` and the `best`, and those beyond step `newest`, which a run that went back has
     given up."""
-    past = [path for path in checkpoints(folder) if _step_of(path) <= newest]
+    past = [path for path in checkpoints(folder) if step_of(path) <= newest]
     for path in checkpoints(folder):
         if path not in past[-keep:] and path != best:
             # Half a checkpoint must not carry the name of one.

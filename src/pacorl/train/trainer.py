@@ -38,7 +38,7 @@ from pacorl.engine.monitor import (
     Kind,
     PanelStatistics,
 )
-from pacorl.engine.rows import Row, epoch_rows
+from pacorl.engine.rows import Row, check_division, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.engine.turns import Turns
 from pacorl.io.documents import read_jsonl
@@ -48,10 +48,11 @@ from pacorl.lora.adapters import MovingAverage, OldPolicy
 from pacorl.report.page import write_report
 from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
-from pacorl.train.checkpoint import Resume, TrainedWeights, changes_since, restore, save_run, starting_point
+from pacorl.train.checkpoint import TrainedWeights, changes_since, restore, save_run, starting_point
 from pacorl.train.evaluate import Evaluator
 from pacorl.train.ledger import Ledger, start_facts
 from pacorl.train.sampling import EpochSampler
+from pacorl.train.start import Resume
 from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation
 from pacorl.train.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.types import Advantages, Prompt, Samples, Size
@@ -162,7 +163,7 @@ class PolicyTrainer:
             self.runtime.on_main(self._own_folder)
             start = self.runtime.on_main(partial(starting_point, config, resume))
             changes = changes_since(start, config, allowed=allow_changes) if start else {}
-            builders.check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
+            check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
             self._build_models(functions)
             self._build_records(start, changes)
             on_fault.pop_all()  # `train` closes them

@@ -26,9 +26,9 @@ from pacorl.io.files import write_atomic
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
 from pacorl.train.audit import ranges, repeatable_epochs
-from pacorl.train.checkpoint import checkpoints
 from pacorl.train.ledger import Record, read_ledger, sha256
 from pacorl.train.sampling import EpochSampler
+from pacorl.train.start import checkpoints
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Prompt
 

@@ -32,6 +32,7 @@ from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks, own_pr
 from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
 from pacorl.io.files import (
     check_digests,
+    check_no_run,
     digests,
     disk_errors,
     flush_to_disk,
@@ -97,10 +98,8 @@ class JudgeTrainer:
         check_trackers(config.trackers)
         self.config, self.resume = config, resume
         complete = complete_checkpoints(config.out / "checkpoints")
-        if not resume and (complete or (config.out / "metrics.jsonl").exists()):
-            raise ValueError(
-                f"{config.out} holds a run already; go on with --resume, or name another folder with out=…"
-            )
+        if not resume:
+            check_no_run(config.out)
         self.checkpoint = _newest_whole(complete) if complete else None
         """What training goes on from; None at the start."""
         self.changes = self._changes(allow_changes) if self.checkpoint else {}

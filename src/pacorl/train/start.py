@@ -1,0 +1,41 @@
+"""What a run starts from, as `--resume` says. Nothing heavy is imported: a mistake is told before models are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pacorl.io.files import check_no_run
+
+Resume = bool | str | Path
+"""False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
+
+CHECKPOINT = re.compile(r"step-(\d{6,})")
+
+
+def named_start(out: Path, resume: Resume) -> Path | None:
+    """The checkpoint that `resume` names; None for the newest, or for a new run in `out`.
+
+    Raises:
+        ValueError: `out` holds a run that is not to be resumed, or no checkpoint has the name.
+    """
+    folder = (out / "checkpoints").resolve()
+    start = None if resume is True or str(resume) == "auto" or not resume else Path(str(resume)).resolve()
+    if not resume or (start and start.parent != folder):
+        check_no_run(out)
+    if start and not (start / "state.json").is_file():
+        names = ", ".join(path.name for path in checkpoints(folder))
+        raise ValueError(
+            f"--resume {resume} is not a checkpoint (no state.json)" + (f"; the run has {names}" if names else "")
+        )
+    return start
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted((path for path in folder.glob("step-*") if CHECKPOINT.fullmatch(path.name)), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The optimizer step of a checkpoint."""
+    return int(path.name.removeprefix("step-"))  # by number: "step-1000000" sorts before "step-999999" as a text
