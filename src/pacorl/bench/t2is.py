@@ -27,7 +27,7 @@ from pacorl.bench.scorers import JudgeTexts, RewardTexts, Score, TextScorer, loa
 from pacorl.bench.sources import PANEL, described, image_source
 from pacorl.bench.suite import PaperTable, Row, Table, grouped, paper_table
 from pacorl.bench.table import Advance, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
-from pacorl.config.options import inherited, option
+from pacorl.config.options import STRONGEST, inherited, option
 from pacorl.core import questions as wordings
 from pacorl.core.grid import split
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
@@ -76,12 +76,12 @@ class T2isOptions(GeneratorBenchmarkOptions):
 
     batch: int = inherited(BenchmarkOptions, "batch", default=1, help="Cases per call of the judge.")
     prompts: Path | None = option(None, "T2IS records to generate from, by their original_idx.")
-    panel_size: int = option(PANEL, "Side of a panel, if neither --size nor a record says one.", least=1)
+    panel_size: int = option(PANEL, "Side of a panel, if neither --size nor a record says one.", least=1, most=8000)
     alignment: str = option("judge", "Prompt alignment by: judge, none, a scorer's URL, or a reward.")
     alignment_arg: list[str] = option([], "name=value for that reward; may be repeated.")
     aesthetics: str = option("", "A reward of single images, e.g. aesthetic; none if left out.")
     aesthetics_arg: list[str] = option([], "name=value for that reward; may be repeated.")
-    aesthetics_scale: float = option(1.0, "Brings its scores to 0..1; LAION's predictor: 0.1.")
+    aesthetics_scale: float = option(1.0, "Brings its scores to 0..1; LAION's predictor: 0.1.", least=0, most=STRONGEST)
 
 
 @dataclass(frozen=True, slots=True)

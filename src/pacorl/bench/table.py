@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, option
+from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, inherited, option
 from pacorl.core.table import Table
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class BenchmarkOptions(JudgeOptions):
     panel: ClassVar[str] = "Run"
 
     out: Path | None = option(None, "The folder of this run; runs/bench/NAME if left out.")
-    limit: int | None = option(None, "At most so many items, evenly spread over the data.", least=1)
-    batch: int = option(16, "Items per call of the judge.", least=1)
+    limit: int | None = option(None, "At most so many items, evenly spread over the data.", least=1, most=LARGEST)
+    batch: int = option(16, "Items per call of the judge.", least=1, most=LARGEST)
     shard: str = option("", "This process's share, e.g. 0/4; under torchrun its rank.")
     trained: Path | None = option(None, "A run's folder; items that it was trained on are counted apart.")
     skip_bad: bool = option(False, "Leave out items whose data cannot be used; exit with code 3.")
@@ -58,7 +58,7 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
 
     model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")
     images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
-    image_batch: int = option(4, "Images per forward.", also=("--paint-batch",), least=1)
+    image_batch: int = option(4, "Images per forward.", also=("--paint-batch",), least=1, most=LARGEST)
     generate_only: bool = option(False, "Generate this share and judge nothing.", also=("--paint-only",))
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from pacorl.cli.shared import Commands, JsonOption, echo_errors, needing, print_json, progress
-from pacorl.config.options import LARGEST, WORKERS, GeneratorOptions, inherited, option
+from pacorl.config.options import LARGEST, SEEDS, STRONGEST, WORKERS, GeneratorOptions, amount, inherited, option
 
 if TYPE_CHECKING:
     from pacorl.dataset.llm import ChatModel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = Commands(name="dataset", help="Make a dataset of consistency judgements.", no_args_is_help=True)
 
 FOLDER = typer.Argument(help="The dataset's folder.")
-SEED = typer.Option(0, help="Of everything that is drawn.")
+SEED = typer.Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
 PROMPTS = typer.Option("diverse.jsonl", help="The prompts file inside the folder.")
 RULE = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves.")
 QUESTION = typer.Option("theme", help="What the judge is asked: theme, criteria, or plain.")
@@ -37,7 +37,7 @@ def split_names(text: str) -> list[str]:
 def parse_price(text: str) -> tuple[float, float]:
     """`0.5/1.5`: per million prompt and completion tokens."""
     try:
-        prompt, completion = map(float, text.split("/"))
+        prompt, completion = map(amount, text.split("/"))
     except ValueError:
         raise ValueError(f"{text!r} is not two numbers with a slash between them, such as 0.5/1.5") from None
     return prompt, completion
@@ -65,11 +65,17 @@ class SharingOptions:
     """How the work of people is shared."""
 
     # None is "as remembered", so that the defaults stand in the help alone.
-    overlap: float | None = option(None, "Share of the instances that several people rank.  [default: 0.1]")
-    judges: int | None = option(None, "How many people each of those gets.  [default: 3]")
-    controls: int | None = option(None, "Hidden control questions, made from the data.  [default: 40]")
-    control_every: int | None = option(None, "One control question among so many.  [default: 20]")
-    seed: int | None = option(None, "Of the shares and the control questions.  [default: 0]")
+    overlap: float | None = option(
+        None, "Share of the instances that several people rank.  [default: 0.1]", least=0, most=1
+    )
+    judges: int | None = option(None, "How many people each of those gets.  [default: 3]", least=2, most=LARGEST)
+    controls: int | None = option(
+        None, "Hidden control questions, made from the data.  [default: 40]", least=0, most=LARGEST
+    )
+    control_every: int | None = option(
+        None, "One control question among so many, or 0 for none.  [default: 20]", least=0, most=LARGEST
+    )
+    seed: int | None = option(None, "Of the shares and the control questions.  [default: 0]", least=0, most=SEEDS)
     order: str | None = option(None, "shuffled, or informative: what tells most comes first.  [default: shuffled]")
 
 
@@ -107,7 +113,7 @@ class GridGeneratorOptions(GeneratorOptions):
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
     seed: int = inherited(GeneratorOptions, "seed", help="Of everything that is drawn.")
     dtype: str = option("", "float32 or bfloat16; bfloat16 unless the model is tiny.")
-    batch: int = option(4, "Grids at a time.", least=1)
+    batch: int = option(4, "Grids at a time.", least=1, most=LARGEST)
 
 
 @app.command()
@@ -158,8 +164,10 @@ def prompts(
 def diversify(
     folder: Path = FOLDER,
     *,
-    number: int | None = typer.Option(None, help="Select so many prompts."),
-    distance: float | None = typer.Option(None, help="Or select them at least so far apart (1 − cosine)."),
+    number: int | None = typer.Option(None, min=1, max=LARGEST, help="Select so many prompts."),
+    distance: float | None = typer.Option(
+        None, min=0, max=2, help="Or select them at least so far apart (1 − cosine)."
+    ),
     method: str = typer.Option("independent_set", help="independent_set, farthest_point or facility_location."),
     embed: str = typer.Option("tfidf", help="tfidf, letters, words, or transformers:CHECKPOINT."),
     per_category: bool = typer.Option(False, "--per-category", help="Give every category an equal share."),
@@ -178,7 +186,7 @@ def diversify(
 def compare_diversity(
     files: list[Path] = typer.Argument(help="T2IS JSONL files, taken together."),
     *,
-    number: int = typer.Option(100, help="How many prompts are selected."),
+    number: int = typer.Option(100, min=1, max=LARGEST, help="How many prompts are selected."),
     embeds: str = typer.Option("tfidf,letters", help="Embeddings; each selects, and each measures."),
     measures: str = typer.Option("words", help="Embeddings that measure and never select."),
     draws: int = typer.Option(100, min=1, max=10_000, help="Random choices to compare with."),
@@ -277,7 +285,9 @@ def simulate(
     url: str = typer.Argument(help="Where the page is served."),
     links: list[str] = typer.Argument(help="NAME=TOKEN or NAME=LINK of each simulated annotator."),
     *,
-    noise: float = typer.Option(0.5, help="Standard deviation of their judgement, in attributes."),
+    noise: float = typer.Option(
+        0.5, min=0, max=STRONGEST, help="Standard deviation of their judgement, in attributes."
+    ),
     attend: str = typer.Option("colour,shape,hat,palette", help="The attributes that they look at."),
     output: JsonOption,
 ) -> None:
@@ -296,7 +306,7 @@ def explain(
     rule: str = RULE,
     question: str = QUESTION,
     labels: str = LABELS,
-    limit: int | None = typer.Option(None, help="At most so many pairs."),
+    limit: int | None = typer.Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     chat: ChatOptions,
     step: StepOptions,
 ) -> None:
@@ -316,7 +326,7 @@ def export(
     rule: str = RULE,
     question: str = QUESTION,
     labels: str = LABELS,
-    test_share: float = typer.Option(0.1, help="Share of the prompts that is held out."),
+    test_share: float = typer.Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
     step: StepOptions,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from pacorl.cli.shared import print_json
+from pacorl.config.options import LARGEST, SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,8 +109,10 @@ def split_prompts(
     source: str = SOURCE,
     *,
     out: Path = typer.Option(..., help="A folder for train.jsonl and test.jsonl."),
-    test: int = typer.Option(128, min=1, help="About how many to hold out; what belongs together stays together."),
-    seed: int = typer.Option(42, help="Of the draw."),
+    test: int = typer.Option(
+        128, min=1, max=LARGEST, help="About how many to hold out; what belongs together stays together."
+    ),
+    seed: int = typer.Option(42, min=0, max=SEEDS, help="Of the draw."),
     keep_out: list[str] = typer.Option([], "--keep-out", help="Benchmarks whose prompts go to neither side."),
     near: float = NEAR,
 ) -> None:

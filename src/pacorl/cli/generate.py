@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import typer
 
 from pacorl.cli.shared import echo_errors, print_json, progress
-from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, JudgeOptions, inherited, one_of, option
+from pacorl.config.options import (
+    LARGEST,
+    STRONGEST,
+    FrugalJudge,
+    GeneratorOptions,
+    JudgeOptions,
+    inherited,
+    one_of,
+    option,
+)
 from pacorl.types import TINY
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ class RequestOptions:
 class AdaptedGenerator(GeneratorOptions):
     """The generator, and how strongly its adapter acts."""
 
-    lora_scale: float = option(1.0, "The adapter's strength: 1 as it was trained, 0 the base.", least=0)
+    lora_scale: float = option(1.0, "The adapter's strength: 1 as it was trained, 0 the base.", least=0, most=STRONGEST)
 
     def __post_init__(self) -> None:
         if self.lora_scale != 1 and not self.adapter:

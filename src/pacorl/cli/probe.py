@@ -11,7 +11,7 @@ import typer
 
 from pacorl.cli.shared import echo_errors, print_json, progress
 from pacorl.cli.train import check_run
-from pacorl.config.options import option
+from pacorl.config.options import LARGEST, STRONGEST, amount, option
 from pacorl.types import Size
 
 Value = TypeVar("Value")
@@ -33,19 +33,19 @@ def listed(parse: Callable[[str], Value], example: str) -> Callable[[str], tuple
 class ProbeFlags:
     """What `pacorl probe` can be told."""
 
-    epochs: float = option(1.0, "The budget, in epochs of the config.")
-    samples: int | None = option(None, "The budget in samples, in place of --epochs.")
+    epochs: float = option(1.0, "The budget, in epochs of the config.", least=0, most=STRONGEST)
+    samples: int | None = option(None, "The budget in samples, in place of --epochs.", least=1, most=LARGEST)
     steps: tuple[int, ...] | None = option(
         None, "Stochastic steps to compare, e.g. 0,1,3; all by default.", parse=listed(int, "0,1,3")
     )
     noise_levels: tuple[float, ...] | None = option(
-        None, "Noise levels to compare, e.g. 0.5,0.9.", parse=listed(float, "0.5,0.9")
+        None, "Noise levels to compare, e.g. 0.5,0.9.", parse=listed(amount, "0.5,0.9")
     )
     sizes: tuple[Size, ...] | None = option(
         None, "Training sizes to compare, e.g. 256x256,384x384.", parse=listed(Size.parse, "256x256,384x384")
     )
     temperatures: tuple[float, ...] | None = option(
-        None, "Temperatures of the judged rewards to compare; they cost nothing.", parse=listed(float, "1,2,4")
+        None, "Temperatures of the judged rewards to compare; they cost nothing.", parse=listed(amount, "1,2,4")
     )
     judge_repeats: tuple[str, ...] | None = option(
         None,
@@ -70,9 +70,12 @@ def probe(
     from pacorl.io.documents import write_json
     from pacorl.io.files import check_writable, write_atomic
     from pacorl.io.quiet import quiet_loading
+    from pacorl.judges import check_temperature
     from pacorl.probe.design import ProbeOptions
 
     run = load(PolicyConfig, config, overrides or [])
+    for temperature in flags.temperatures or ():
+        check_temperature(temperature, key="--temperatures")
     if flags.out:
         check_writable(flags.out, folder=True)
     check_run(run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo_errors, print_json
-from pacorl.config.options import FrugalJudge, option
+from pacorl.config.options import STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
     from pacorl.score.scores import Scores
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class ScoreJudge(OnlyJudge, FrugalJudge):
     """The judge of a score."""
 
-    temperature: float = option(1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.")
+    temperature: float = option(
+        1.0, "Divides the judge's logit; above 1 tells apart what it is too sure of.", least=0, most=STRONGEST
+    )
 
     def __post_init__(self) -> None:
         from pacorl.judges import check_temperature
@@ -50,11 +52,9 @@ class ReportOptions:
     report: Path | None = option(None, "Write a self-contained page.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
     keep_going: bool = option(False, "Leave out what cannot be used; exit with code 3.")
-    least: float | None = option(None, "Exit with code 4 if the mean of all pairs is below.", flags=("--min",))
-
-    def __post_init__(self) -> None:
-        if self.least is not None and not 0 <= self.least <= 1:
-            raise ValueError(f"--min {self.least:g}: P(Yes) is between 0 and 1, e.g. --min 0.7")
+    least: float | None = option(
+        None, "Exit with code 4 if the mean of all pairs is below.", flags=("--min",), least=0, most=1
+    )
 
 
 def score(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pacorl.cli.shared import echo_errors, needing
-from pacorl.config.options import WORKERS, StudioModels, option
+from pacorl.config.options import LARGEST, WORKERS, StudioModels, option
 
 if TYPE_CHECKING:
     from pacorl.judges.http.endpoints import Endpoints, Server
@@ -33,9 +33,9 @@ class ServeOptions:
     write: Path | None = option(None, "Write the endpoints YAML that a judge over HTTP reads.")
     api_key: str = option("", "Ask callers for this key.", variable=KEY_VARIABLE)
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
-    max_body_mib: int = option(64, "builtin: largest request.", least=1)
-    max_images: int = option(8, "Most images of one request.", least=1)
-    max_pixels: int = option(64_000_000, "builtin: largest image.", least=1)
+    max_body_mib: int = option(64, "builtin: largest request.", least=1, most=LARGEST)
+    max_images: int = option(8, "Most images of one request.", least=1, most=LARGEST)
+    max_pixels: int = option(64_000_000, "builtin: largest image.", least=1, most=10**9)
 
 
 def serve(

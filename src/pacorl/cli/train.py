@@ -18,6 +18,7 @@ from pacorl.config.options import inherited, option
 
 if TYPE_CHECKING:
     from pacorl.config.policy_run import PolicyConfig
+    from pacorl.train.start import Resume
 
 RESUME, AUTO = "--resume", "auto"
 OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
@@ -124,12 +125,12 @@ def stop_with_stdin() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def check_run(run: PolicyConfig, *, resume: str | None = None) -> None:
+def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     """Say what is wrong with a run's folder, rewards and models before what trains is imported, which takes seconds.
 
     Args:
         run: the config.
-        resume: what `--resume` says; None if nothing is trained in the folder.
+        resume: what the training goes on from; None if nothing is trained.
 
     Raises:
         ValueError: A checkpoint or adapter is not there or does not fit, a reward is not what the config calls it, the
@@ -159,9 +160,10 @@ def check_run(run: PolicyConfig, *, resume: str | None = None) -> None:
     # A judge that nothing asks is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
         JUDGES[run.judge.backend].check(run.judge.checkpoint, getattr(run.judge, "adapter", ""))
-    from pacorl.engine.rows import check_division  # last of all, since it imports torch
+    if resume is not None:
+        from pacorl.engine.rows import check_division  # last of all, since it imports torch
 
-    check_division(run, world=int(os.environ.get("WORLD_SIZE", "1")))
+        check_division(run, world=int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def train_reward(
@@ -226,7 +228,7 @@ def quickstart(
 
     config = load(PolicyConfig, recipe(), [f"out={out}", *(overrides or [])])
     with config_errors(recipe(), config):
-        check_run(config)
+        check_run(config, resume=True)
     with frozen_imports():
         from pacorl.engine.cores import use_cores
         from pacorl.quickstart import run_quickstart

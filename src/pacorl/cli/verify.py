@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pacorl.cli.shared import JsonOption, print_json
+from pacorl.config.options import LARGEST
 
 if TYPE_CHECKING:
     from pacorl.train.audit import Finding
@@ -18,7 +19,7 @@ def verify(
     run: Path = typer.Argument(help="A policy run's folder."),
     *,
     epoch: int | None = typer.Option(
-        None, min=1, help="Make this epoch again from the checkpoint before it, and compare."
+        None, min=1, max=LARGEST, help="Make this epoch again from the checkpoint before it, and compare."
     ),
     output: JsonOption,
 ) -> None:

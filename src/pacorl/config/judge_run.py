@@ -79,7 +79,7 @@ class DecisionLossConfig(Section):
 class RewardOptimizerConfig(Section):
     """AdamW under a cosine schedule with warm-up."""
 
-    lr: float = Field(2e-4, gt=0)
+    lr: float = Field(2e-4, gt=0, le=1)
     """AdamW's learning rate, at its highest."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's decoupled decay."""

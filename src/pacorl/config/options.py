@@ -21,6 +21,10 @@ LARGEST = 1_000_000
 """Of a count: what is beyond it is a slip, and lists of so many fill the memory before anything can be said."""
 WORKERS = 256
 """Threads or processes at most."""
+SEEDS = 2**53
+"""A seed at most: what JSON's readers keep exactly."""
+STRONGEST = 1000
+"""A guidance scale, a strength, a temperature or the like at most."""
 KEY = "option"
 """Of a field's metadata: its `Option`."""
 
@@ -37,6 +41,7 @@ class Option:
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
+    """With `least` of every number: a range also refuses NaN."""
     parse: Callable[[str], Any] | None = None
     """Makes a value of a text that is not empty; its ValueError names the text, the flag is put in front."""
     variable: str | None = None
@@ -64,6 +69,13 @@ def inherited(group: type, name: str, *, default: Any = None, **changes: Any) ->
     # None is "unchanged": no group turns a default into None.
     value = base.default if default is None else default
     return field(default=value, metadata={KEY: replace(base.metadata[KEY], **changes)})
+
+
+def amount(text: str) -> float:
+    """A parser of numbers from 0 to LARGEST, which NaN and infinity are not."""
+    if not 0 <= (number := float(text)) <= LARGEST:
+        raise ValueError(f"{text!r} is no number from 0 to {LARGEST:,}")
+    return number
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -152,7 +164,11 @@ class GeneratorOptions(ModelOptions):
         None, "Denoising steps; the model's own, e.g. 28 for FLUX.1-dev, 10 for tiny.", least=1, most=1000
     )
     guidance_scale: float | None = option(
-        None, "As the model's pipeline in diffusers has it; the model's own default.", also=("--guidance",), least=0
+        None,
+        "As the model's pipeline in diffusers has it; the model's own default.",
+        also=("--guidance",),
+        least=0,
+        most=STRONGEST,
     )
     true_cfg_scale: float | None = option(
         None,
@@ -160,12 +176,13 @@ class GeneratorOptions(ModelOptions):
         "--guidance-scale); the model's default.",
         also=("--true-cfg",),
         least=1,
+        most=STRONGEST,
     )
     negative_prompt: str | None = option(None, "What classifier-free guidance steers away from.")
     max_sequence_length: int | None = option(
         None, "Text tokens per prompt; the model's own default.", also=("--text-tokens",), least=1, most=4096
     )
-    seed: int = option(0, "Of the first image; the next ones count on from it.", least=0, most=2**53)
+    seed: int = option(0, "Of the first image; the next ones count on from it.", least=0, most=SEEDS)
 
     @property
     def policy_options(self) -> dict[str, Any]:

@@ -228,7 +228,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Section):
     """AdamW and the adapter's moving average."""
 
-    lr: float = Field(3e-4, gt=0)
+    lr: float = Field(3e-4, gt=0, le=1)
     """AdamW's learning rate, at its highest."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Whether the rate stays or falls to 0 along a half cosine at the run's last step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
@@ -59,8 +60,8 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
 
 def check_temperature(temperature: float, *, key: str = "temperature") -> None:
     """Raise ValueError if a judge's logit cannot be divided by it; `key` is what the user called it."""
-    if temperature <= 0:
-        raise ValueError(f"{key} {temperature:g}: it divides the judge's logit, and must be above 0")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"{key} {temperature:g}: it divides the judge's logit, and must be above 0 and finite")
 
 
 def check_judge(source: str, *, adapter: str = "") -> None:

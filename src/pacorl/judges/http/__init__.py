@@ -20,6 +20,8 @@ from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import BackendOptions, JudgeSpec
 
 logger = logging.getLogger(__name__)
+DAY = 86_400.0
+"""Seconds that anybody waits at most."""
 
 
 class HttpOptions(BackendOptions):
@@ -34,11 +36,11 @@ class HttpOptions(BackendOptions):
     """The environment variable that holds the key."""
     concurrency: Positive = 32
     """Requests that an endpoint is sent at a time, by all processes together."""
-    timeout: float = Field(60.0, gt=0)
+    timeout: float = Field(60.0, gt=0, le=DAY)
     """Seconds for an answer."""
-    retries: int = Field(6, ge=0)
+    retries: int = Field(6, ge=0, le=1000)
     """Further attempts before a verdict is missing."""
-    startup: float = Field(180.0, ge=0)
+    startup: float = Field(180.0, ge=0, le=DAY)
     """Seconds that a server is waited for which does not answer yet when a run begins: a 7B model loads that long."""
 
     def patience(self, missing: int) -> float:
