@@ -19,6 +19,7 @@ RECIPES = {
     "flux_t2is_fast": LAUNCHED,
     "flux_t2is_1gpu": "1 GPU, with the judge",
     "flux_t2is_24gb": "1 GPU, with the judge",
+    "flux_t2is_12gb": "1 GPU, with the judge",
     "kontext_edit": LAUNCHED,
     "kontext_edit_1gpu": "1 GPU, with the judge",
     "kontext_edit_24gb": "1 GPU, with the judge",
@@ -28,7 +29,7 @@ RECIPES = {
     "qwen_edit_1gpu": "1 GPU, with the judge",
 }
 """A config's name → how many devices it is written for."""
-CARDS = (8, 16, 24, 32, 40, 48, 80, 141)
+CARDS = (8, 12, 16, 24, 32, 40, 48, 80, 141)
 """GB of the cards that are sold; a card's GB are 10^9 bytes."""
 CUDA_BYTES = 2**30
 """CUDA's own, which the plan leaves out."""
@@ -50,7 +51,8 @@ END = """
 "Host" is the main memory of one process at its peak, loading included: pages of the checkpoint's files, which the
 processes of a machine share, 1 GiB for Python and CUDA, prompts and rollouts. "Disk" is for the run's checkpoints and
 adapters; the weights to download come on top. Generating needs less: `pacorl generate --dry-run --model MODEL` says
-what, and `--memory low` makes it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7 GiB in int8.
+what, and `--memory low` and `lowest` make it less. The 7B judge alone takes 15.4 GiB of weights in bfloat16, and 8.7
+GiB in int8.
 
 [scaling.md](scaling.md) says what sharding divides, and [recipes.md](recipes.md) what each recipe trains.
 """

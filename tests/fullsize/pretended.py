@@ -55,6 +55,8 @@ class Counts:
     """Copies and values read, for which the host waits."""
     weights: int = 0
     """Copies of whole models that take turns or are loaded."""
+    streamed: int = 0
+    """Bytes of weights that were sent for a product."""
     peak: int = 0
     """The most bytes in the card's memory at a time."""
     host_peak: int = 0
@@ -92,6 +94,9 @@ class PretendedCard:
         """Weights of these files → what of them is on the card, as long as somebody holds it there."""
         self.pages = 0
         """Bytes of these pages, which the processes of a machine share."""
+        self.read = WeakTensorKeyDictionary()
+        """Weights of these files whose pages are noted."""
+        self.is_streaming = False
         self.lock = threading.RLock()
         self.operations = Operations()
         self._storages: dict[int, weakref.ref[Any]] = {}
@@ -144,6 +149,13 @@ class PretendedCard:
         counts.main_peak = max(counts.main_peak, self.host[self.lane] + self.pages)
 
     @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Within the block copies are of weights for the next product."""
+        self.is_streaming = True
+        yield
+        self.is_streaming = False
+
+    @contextmanager
     def attached(self) -> Iterator[None]:
         """Within the block this thread's tensors are in the books."""
         with _Books(self):
@@ -173,9 +185,11 @@ class PretendedCard:
     def copied(self, source: Tensor, *, back: bool) -> None:
         """Note a copy between host and card."""
         counts = self.now
-        if _is_mapped(source):
+        if _is_mapped(source) and source not in self.read:
             self._read_file(source)
-        if source.nbytes > WEIGHT_BYTES:
+        if self.is_streaming:
+            counts.streamed += source.nbytes
+        elif source.nbytes > WEIGHT_BYTES:
             counts.weights += 1
         elif back:
             counts.to_host += 1
@@ -198,6 +212,7 @@ class PretendedCard:
     def _read_file(self, weight: Tensor) -> None:
         """Note the pages of a mapped weight, until its file is let go."""
         storage, size = weight.untyped_storage(), weight.nbytes
+        self.read[weight] = True
 
         def unmapped(_: object) -> None:
             with self.lock:

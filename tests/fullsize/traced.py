@@ -49,6 +49,7 @@ from pacorl.policies import POLICIES
 from pacorl.policies.flux import FLUX
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.quantize.linear import quantize_model, weight_bytes
+from pacorl.quantize.streaming import WeightStream
 from pacorl.train import builders, evaluate, trainer
 from pacorl.train.sampling import EpochSampler
 from pacorl.train.trainer import PolicyTrainer
@@ -88,11 +89,11 @@ class Watched:
 
     def as_phase(self, phase: str, owner: Any, name: str) -> None:
         """What a function asks of the card is a phase's."""
-        self._around(owner, name, lambda: self.card.during(phase))
+        self.around(owner, name, lambda: self.card.during(phase))
 
     def counted(self, kind: str, owner: Any, name: str) -> None:
         """What a function asks of the card is noted, with gradients and without."""
-        self._around(owner, name, lambda: self.card.noted("trained " * torch.is_grad_enabled() + kind))
+        self.around(owner, name, lambda: self.card.noted("trained " * torch.is_grad_enabled() + kind))
 
     def before(self, act: Callable[[], None], owner: Any, name: str) -> None:
         function = getattr(owner, name)
@@ -104,7 +105,7 @@ class Watched:
 
         self.patch.setattr(owner, name, after)
 
-    def _around(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    def around(self, owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
         function = getattr(owner, name)
 
         @wraps(function)
@@ -145,6 +146,7 @@ def phases(card: PretendedCard) -> Iterator[None]:
         patch.setattr(scoring, "torch_context", partial(handed_on, card, scoring.torch_context))
         patch.setattr(Turns, "_move_generator", move)
         watched = Watched(card, patch)
+        watched.around(WeightStream, "_send", card.streaming)
         watched.before(card.begin_steps, rollout, "integrate")
         watched.before(card.note_step, rollout, "velocity_at")
         watched.counted("forward", PipelinePolicy, "predict")
@@ -200,7 +202,7 @@ def run_of(
         f"model.checkpoint={checkpoint}",
         f"prompts.train={prompts}",
         f"prompts.evaluation={prompts}",
-        "prompts.evaluation_limit=2",  # of whose panels a judge takes as many questions at a time as of more
+        "prompts.evaluation_limit=4",  # of whose panels a judge takes as many questions at a time as of more
         "prompts.leaks=off",
         f"out={folder / 'run'}",
         "epochs=1",
@@ -215,11 +217,11 @@ def run_of(
 
 
 @cache
-def published_bytes(component: str, kind: str, dtype: str, quantize: str) -> int:
-    """Of the weights of a kind's transformer, or of the judge, with all blocks."""
+def published_bytes(component: str, kind: str, dtype: str, quantize: str, *, stream: bool) -> int:
+    """On the device of the weights of a kind's transformer, or of the judge, with all blocks."""
     config = judge_config(QUARTERS) if component == "judge" else POLICIES[kind].parts["transformer"]
     model = model_on_meta(config, dtype=getattr(torch, dtype))
-    quantize_model(model, quantize, device=META)
+    quantize_model(model, quantize, device=META, stream=stream)
     return weight_bytes(model)
 
 
@@ -251,9 +253,9 @@ class Trace:
         rows = [row for row in self.plan.rows if row.component in options and phase in row.phases]
         kind = self.config.model.kind
         return sum(
-            published_bytes(row.component, kind, options[row.component].dtype, options[row.component].quantize)
-            - row.bytes
+            published_bytes(row.component, kind, form.dtype, form.quantize, stream=form.stream) - row.bytes
             for row in rows
+            if (form := options[row.component])
         )
 
     @property
@@ -311,13 +313,13 @@ def trace(
     return Trace(dict(card.counts), card.single, card.times, card.steps, plan, config)
 
 
-def trace_sets(folder: Path, *, depth: Depth) -> dict[str, Counts]:
-    """What generating a set with FLUX.1-dev of so many blocks, by `pacorl generate --memory low`, asks of the card."""
+def trace_sets(folder: Path, *, depth: Depth, memory: str) -> dict[str, Counts]:
+    """What generating a set with FLUX.1-dev of so many blocks, by `pacorl generate --memory`, asks of the card."""
     with weightless(), pretended() as card, phases(card):
         checkpoint = write_generator(folder / "generator", FLUX, TEXTS, depth=depth)
         with card.during("load"):
             source, device = str(checkpoint), META.type
-            generator = Generator.from_pretrained(source, kind="flux", dtype="bfloat16", device=device, memory="low")
+            generator = Generator.from_pretrained(source, kind="flux", dtype="bfloat16", device=device, memory=memory)
         generate_sets(generator, SETS[:1], size=SIZE, steps=2)
     return dict(card.counts)
 
@@ -362,10 +364,12 @@ def deep_run(recipe: str, folder: Path, *, overrides: Sequence[str] = ()) -> Dee
     return Deep.of(few, full, trace_of)
 
 
-def deep_sets(folder: Path) -> Deep[dict[str, Counts]]:
+def deep_sets(folder: Path, *, memory: str) -> Deep[dict[str, Counts]]:
     """A set by FLUX.1-dev with little memory."""
     full = published_depth(FLUX)
-    return Deep.of(fewest_blocks(FLUX), full, lambda depth: trace_sets(new_folder(folder, depth), depth=depth))
+    return Deep.of(
+        fewest_blocks(FLUX), full, lambda depth: trace_sets(new_folder(folder, depth), depth=depth, memory=memory)
+    )
 
 
 def new_folder(folder: Path, depth: Depth) -> Path:

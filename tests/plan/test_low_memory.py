@@ -13,10 +13,17 @@ from pacorl.config.base import load
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.generator import Generator
 from pacorl.plan.plan import Plan, plan_policy
+from pacorl.quantize.linear import streamed_bytes
 from pacorl.types import Prompt
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-PEAK_GIB = {"flux_t2is_24gb": 22.0, "kontext_edit_24gb": 22.0, "klein_t2is_16gb": 14.5, "klein_edit_16gb": 14.5}
+PEAK_GIB = {
+    "flux_t2is_24gb": 22.0,
+    "kontext_edit_24gb": 22.0,
+    "klein_t2is_16gb": 14.5,
+    "klein_edit_16gb": 14.5,
+    "flux_t2is_12gb": 10.0,
+}
 """Buffers of dequantisation counted, CUDA's context apart."""
 
 
@@ -41,7 +48,7 @@ def test_a_recipe_fits_its_card(name: str) -> None:
     assert document["peak_gib"] <= PEAK_GIB[name]
     # Two nodes of a group of 16 are trained on, in two forwards each if the generator is guided.
     assert document["forwards_per_image"]["training"] == (4 if "klein" in name else 2) / 16
-    assert document["host_gib"] < 32
+    assert document["host_gib"] < (36 if "12gb" in name else 32)
 
 
 @pytest.mark.slow
@@ -69,6 +76,19 @@ def test_generator_and_judge_are_on_the_device_in_turn() -> None:
     assert low.phase_bytes("encode") == plain.phase_bytes("encode")
 
 
+@pytest.mark.slow
+def test_streamed_weights_are_in_main_memory_of_each_process() -> None:
+    plans = [planned("flux_t2is_12gb", world=world) for world in (1, 2)]
+    low = planned("flux_t2is_12gb", "memory=low")
+    for component in ("transformer", "judge"):
+        one, two = (of(plan, f"{component}, streamed") for plan in plans)
+        assert one[0] + of(plans[0], component)[0] == pytest.approx(of(low, component)[0])
+        assert two == (2 * one[0], one[1])
+        assert one[1] == ("check", "sample", "decode", "score", "train")
+    assert of(plans[0], "T5 text encoder")[0] < 0.03 * of(low, "T5 text encoder")[0]
+    assert all("streamed" not in row.component for row in low.rows)
+
+
 def dry_run(*flags: str) -> dict[str, float]:
     result = CliRunner().invoke(app, ["generate", "--dry-run", "--json", *flags])
     assert result.exit_code in {0, 2}, result.output
@@ -76,10 +96,11 @@ def dry_run(*flags: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_generating_with_flux_fits_16_gb() -> None:
+def test_generating_with_flux_fits_small_cards() -> None:
     flags = ["--model", "black-forest-labs/FLUX.1-dev"]
-    low, normal = dry_run(*flags, "--memory", "low"), dry_run(*flags)
-    assert low["peak_gib"] <= 14.5
+    lowest, low, normal = (dry_run(*flags, "--memory", memory) for memory in ("lowest", "low", "normal"))
+    assert lowest["peak_gib"] <= 2
+    assert 12 < low["peak_gib"] <= 14.5
     assert normal["peak_gib"] > 32
 
 
@@ -90,9 +111,12 @@ def test_a_dry_run_of_generating_asks_for_no_prompt_and_names_what_is_absent() -
 
 def test_with_little_memory_the_same_image_is_generated_in_turns() -> None:
     prompt = Prompt(0, "red round hero, crown, night | waving, flag | jumping, boat | standing, tree | waving, lamp")
-    low = Generator.from_pretrained("tiny", memory="low")
+    low, lowest = (Generator.from_pretrained("tiny", memory=memory) for memory in ("low", "lowest"))
     assert low.turns is not None
     (image,) = low.sample([prompt], [0], steps=2)
+    assert lowest.sample([prompt], [0], steps=2)[0].tobytes() == image.tobytes()
+    streamed = [lowest.policy.transformer, *(getattr(lowest.policy.pipeline, name) for name in lowest.policy.encoders)]
+    assert all(map(streamed_bytes, streamed))
     packed = Generator.from_pretrained("tiny")
     packed.policy.options = packed.policy.options.model_copy(update={"quantize": "int8"})
     packed.policy.place_transformer("cpu")

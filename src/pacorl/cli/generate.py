@@ -13,6 +13,7 @@ import typer
 from pacorl.cli.shared import echo_errors, print_json, progress
 from pacorl.config.options import (
     LARGEST,
+    MEMORY,
     STRONGEST,
     FrugalJudge,
     GeneratorOptions,
@@ -258,20 +259,20 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, *, edits: bool, a
     from pacorl.plan.plan import plan_generation, print_plan
     from pacorl.policies import POLICIES, kind_of
 
-    low, source = choice.memory == "low", _judge_source(choice, options.model)
+    weights, source = MEMORY[choice.memory], _judge_source(choice, options.model)
     spec = POLICIES.named(options.kind or kind_of(options.model, edits=edits))
     policy = spec.options_for(
         options.model,
         dtype="float32" if options.model == TINY else "bfloat16",
-        quantize="int8" if low else "none",
+        **weights,
         **options.policy_options,
     )
     judge: BackendOptions | None = None
     if source and JUDGES[backend_of(source)].in_process:
-        settings = {"checkpoint": source, "adapter": choice.judge_adapter, "quantize": "int8" if low else "none"}
+        settings = {"checkpoint": source, "adapter": choice.judge_adapter, **weights}
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
-    plan = plan_generation(policy, size=options.size, low=low, judge=judge)
+    plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge)
     print(plan.to_json()) if as_json else print_plan(plan)
     raise typer.Exit(plan.exit_code)
 

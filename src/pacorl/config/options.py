@@ -11,7 +11,7 @@ imports nothing heavy, because `pacorl --help` reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -25,6 +25,12 @@ SEEDS = 2**53
 """A seed at most: what JSON's readers keep exactly."""
 STRONGEST = 1000
 """A guidance scale, a strength, a temperature or the like at most."""
+MEMORY: Mapping[str, Mapping[str, Any]] = {
+    "normal": {"quantize": "none", "stream": False},
+    "low": {"quantize": "int8", "stream": False},
+    "lowest": {"quantize": "int8", "stream": True},
+}
+"""`memory` → what it means for the frozen weights of a model in this process."""
 KEY = "option"
 """Of a field's metadata: its `Option`."""
 
@@ -117,13 +123,19 @@ class FrugalJudge(JudgeOptions):
 
     memory: str = option(
         "normal",
-        "low: for a small card. Models of this process keep their blocks' weights in int8, and take turns on the card.",
-        parse=one_of("normal", "low"),
+        "low: for a small card. Models of this process keep their blocks' weights in int8, and take turns on the card. "
+        "lowest: these weights also stay in main memory, and are sent layer by layer.",
+        parse=one_of(*MEMORY),
     )
 
     @property
+    def in_turns(self) -> bool:
+        """Whether models take turns on the card."""
+        return self.memory != "normal"
+
+    @property
     def judge_access(self) -> dict[str, Any]:
-        return super().judge_access | {"quantize": "int8" if self.memory == "low" else "none"}
+        return super().judge_access | dict(MEMORY[self.memory])
 
 
 @dataclass(frozen=True, kw_only=True)

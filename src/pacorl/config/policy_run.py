@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName, Word
 from pacorl.config.one_of import OneOf
-from pacorl.config.options import LARGEST
+from pacorl.config.options import LARGEST, MEMORY
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
 from pacorl.core.caches import CACHES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
@@ -249,18 +249,15 @@ class OptimizerConfig(Section):
     """Optimizer steps between updates of the average."""
 
 
-LOW_MEMORY: Mapping[str, Mapping[str, Any]] = {
-    "model": {"quantize": "int8", "gradient_checkpointing": True},
-    "judge": {"quantize": "int8"},
-    "sampling": {"fuse_lora": False},
-}
-"""Section → what its keys are with `memory: low`, unless they are given."""
-
-
 def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's document with the keys of `LOW_MEMORY`."""
-    filled = dict(document)
-    for section, keys in LOW_MEMORY.items():
+    """A config's document with what its `memory` means for keys that are left out."""
+    filled, weights = dict(document), MEMORY[document["memory"]]
+    sections = {
+        "model": {**weights, "gradient_checkpointing": True},
+        "judge": weights,
+        "sampling": {"fuse_lora": False},
+    }
+    for section, keys in sections.items():
         if isinstance(given := document.get(section, {}), Mapping):  # not `judge: none`
             filled[section] = {**keys, **given}
     return filled
@@ -300,10 +297,11 @@ class PolicyConfig(Section):
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 
-    memory: Literal["normal", "low"] = "normal"
+    memory: Literal["normal", "low", "lowest"] = "normal"
     """low: for a card of 16 to 24 GB. The generator's and the judge's frozen weights are `int8` unless their `quantize`
     says otherwise; generator and judge take turns on the device, so that scores are not computed while samples are
-    drawn; and gradient checkpointing is on."""
+    drawn; and gradient checkpointing is on. lowest: for 8 to 12 GB; these weights also stay in main memory, and each is
+    sent to the card when its layer computes."""
 
     # Defaults of tables are factories: the entry's file is imported when a config is made, and not with this one.
     model: Annotated[PolicyOptions, OneOf(POLICIES, key="kind", default=DEFAULT_KIND)] = Field(
@@ -331,17 +329,20 @@ class PolicyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _low_memory(cls, document: Any) -> Any:
-        """What `memory: low` means for keys that are left out."""
-        return (
-            with_low_memory(document) if isinstance(document, Mapping) and document.get("memory") == "low" else document
-        )
+        in_turns = isinstance(document, Mapping) and document.get("memory") in ("low", "lowest")
+        return with_low_memory(document) if in_turns else document
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether the generator and the models that score are on the device in turn."""
+        return self.memory != "normal"
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PolicyConfig:
-        if self.memory == "low" and isinstance(self.judge, InProcessOptions) and self.judge.overlap is True:
+        if self.in_turns and isinstance(self.judge, InProcessOptions) and self.judge.overlap is True:
             raise ValueError(
-                "memory low and judge.overlap true: the judge would lie on the device beside the generator; leave "
-                "overlap out, or take memory: normal"
+                f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
+                "leave overlap out, or take memory: normal"
             )
         if (samples := self.prompts_per_epoch * self.drawn_per_prompt) > LARGEST:
             raise ValueError(

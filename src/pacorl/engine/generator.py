@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from pacorl.config.options import MEMORY, one_of
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampling import Sampler
 from pacorl.engine.conditioning import ConditioningCache
@@ -19,7 +20,6 @@ from pacorl.engine.rollout import sample_images
 from pacorl.engine.turns import Turns
 from pacorl.lora.adapters import adapter_off, load_lora, lora_scaled
 from pacorl.policies import DEFAULT_KIND, POLICIES, check_sources, kind_of
-from pacorl.quantize import NONE
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class Generator:
             adapter: PEFT or diffusers form: a folder, file or hub name.
             dtype: of the weights; "auto" is bfloat16 on a GPU and float32 elsewhere.
             device: a GPU if left out and there is one.
-            memory: "low" keeps the transformer's blocks in int8, and text encoders on the device only while they work.
+            memory: "low" keeps the transformer's blocks in int8, and text encoders on the device only while they work;
+                "lowest" sends the blocks' weights to the device layer by layer.
             options: of the kind by name, such as guidance_scale; None is the checkpoint's default.
 
         Raises:
@@ -104,9 +105,9 @@ class Generator:
         spec.check_source(model, adapter=adapter)
         device = device or available_device()
         dtype = best_dtype(model, device) if dtype == "auto" else dtype
-        low = memory == "low"
+        low = memory != "normal"
         policy = spec.load(
-            spec.options_for(model, dtype=dtype, quantize="int8" if low else NONE, **options),
+            spec.options_for(model, dtype=dtype, **MEMORY[one_of(*MEMORY)(memory)], **options),
             device="cpu" if low else device,
             staged=low,
         )

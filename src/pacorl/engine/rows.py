@@ -92,10 +92,15 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
     Raises:
         ValueError: if samples, updates, processes and batches do not divide; it names sizes that would.
     """
-    if sharded and config.memory == "low":
+    if sharded and config.in_turns:
         raise ValueError(
-            "memory low and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
+            f"memory {config.memory} and FSDP2: a transformer that is sharded takes no turns; leave memory out and set "
             "model.quantize and judge.quantize, or launch with ddp.yaml"
+        )
+    if sharded and config.model.stream:
+        raise ValueError(
+            "model.stream and FSDP2: what is streamed is not there to be sharded; leave stream out, or launch with "
+            "ddp.yaml"
         )
     scouts, drawn = config.selection.scouts, config.drawn_per_prompt
     for key, suffix in {"sampling": config.sampling.suffix, "selection.scouts": scouts and scouts.suffix}.items():

@@ -45,8 +45,8 @@ def judge_from(source: str, **access: Any) -> tuple[Judge, str]:
     """The judge that a person names in one word: a folder, a hub name, a server's URL, an endpoints YAML, `tiny`.
 
     Args:
-        access: adapter, model, api_key_env, temperature, variants, decline, quantize, as in
-            `PacoReward.from_pretrained`.
+        access: adapter, model, api_key_env, temperature, variants, decline, quantize, stream, as
+            in `PacoReward.from_pretrained`.
 
     Returns:
         The judge and what to call it.

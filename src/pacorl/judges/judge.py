@@ -116,6 +116,7 @@ FIRST_EDITION_KEYS: Mapping[str, Any] = {
     "adapter": "",
     "dtype": "bfloat16",
     "quantize": "none",
+    "stream": False,
     "batch_tokens": 8192,
 }
 """Keys that one section held for all backends, and a server's later ones, with their defaults; what a backend has no
@@ -169,6 +170,8 @@ class InProcessOptions(BackendOptions):
     quantize: Quantization = NONE
     """Whether the weights of the model's blocks are kept in 8 or 4 bits: `int8`, `fp8`, or `nf4`, which needs
     `pip install 'pacorl[nf4]'`."""
+    stream: bool = False
+    """Whether they stay in main memory, and are sent to the device layer by layer in each forward."""
     batch_tokens: Positive = 8192
     """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then
     take about 2 GiB."""
@@ -187,8 +190,8 @@ class JudgeSpec:
     Raises ValueError or OSError that names what is wrong.
     """
     from_source: Callable[..., tuple[Judge, str]]
-    """(source, *, adapter, model, api_key_env, temperature, variants, decline, quantize) → the judge that a person
-    names in one word, and what to call it. A backend ignores what says nothing to it."""
+    """(source, *, adapter, model, api_key_env, temperature, variants, decline, quantize, stream) → the judge that a
+    person names in one word, and what to call it. A backend ignores what says nothing to it."""
     check: Callable[[str, str], object] = lambda source, adapter: None
     """(source, adapter) → says what can be known to be wrong with them at once; a server says it when it is reached."""
     claims: Callable[[str], bool] = lambda source: False

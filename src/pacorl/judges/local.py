@@ -109,6 +109,7 @@ class LocalJudge:
         adapter: str = "",
         dtype: str = "float32",
         quantize: str = NONE,
+        stream: bool = False,
         device: str | torch.device = "cpu",
         decline: bool = False,
         **options: Any,
@@ -119,6 +120,7 @@ class LocalJudge:
             checkpoint: If it is itself a PEFT LoRA, it is loaded on the base that its config names.
             quantize: `none`, or the form of `pacorl.quantize.QUANTIZERS` that the blocks' weights are packed in; an
                 adapter is merged before.
+            stream: whether they stay in main memory, and are sent to the device layer by layer.
             decline: Verdicts about images outside of the checkpoint's domain, if it brings one (`judges.domain`), are
                 missing and say so. A reward never declines.
             options: Those of `LocalJudge`.
@@ -141,7 +143,7 @@ class LocalJudge:
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
         if merged:
             model = merge_adapter(model, merged)
-        quantize_model(model, quantize, device=device)
+        quantize_model(model, quantize, device=device, stream=stream)
         # An adapter may have learned more than its base, so its own domain counts.
         domain = Domain.load(merged or source) if decline else None
         return cls(model.to(device), load_processor(source), domain=domain, **options)
@@ -256,7 +258,7 @@ def placement(checkpoint: str, dtype: str = "auto") -> dict[str, Any]:
 
 def open_local(options: LocalOptions, *, device: torch.device, processes: int = 1, waits: bool = True) -> LocalJudge:
     """Loads the judge of a config; each of the processes has its own, and there is nothing to wait for."""
-    keys = {"checkpoint", "adapter", "dtype", "quantize", "batch_tokens", "symmetric", "variants"}
+    keys = {"checkpoint", "adapter", "dtype", "quantize", "stream", "batch_tokens", "symmetric", "variants"}
     return LocalJudge.from_pretrained(device=device, **options.model_dump(include=keys))
 
 

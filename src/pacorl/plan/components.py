@@ -23,7 +23,7 @@ from pacorl.plan.work import Work
 from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import Parts, PolicyOptions
 from pacorl.quantize import NONE
-from pacorl.quantize.linear import parameter_count, weight_bytes
+from pacorl.quantize.linear import parameter_count, streamed_bytes, weight_bytes
 from pacorl.twins import META, model_on_meta
 from pacorl.types import Grid, Prompt, Size
 
@@ -103,14 +103,15 @@ def rows(
     """
     # The grid with the fewest panels has the largest ones, which take a judge most tokens.
     grid = min((prompt.grid for prompt in prompts), key=lambda grid: grid.count, default=Grid(2, 2))
-    scoring = [*_judge_rows(config, judge, held_out_judge, grid=grid), *_reward_rows(config, panels=grid.count)]
+    judges = _judge_rows(config, judge, held_out_judge, grid=grid, world=world)
+    scoring = [*judges, *_reward_rows(config, panels=grid.count)]
     scoring, loading = _one_at_a_time(scoring, place="device"), _one_at_a_time(scoring, place="host")
     working = max((row.bytes for row in scoring if not row.parameters), default=0)
-    in_turns = config.memory == "low" and bool(scoring)
+    in_turns = config.in_turns and bool(scoring)
     if in_turns:
         scoring = [replace(row, phases=("score",)) for row in scoring]
     transformer: tuple[Phase, ...] = WITHOUT_SCORES if in_turns else AFTER_ENCODING
-    generator = generator_rows(config.model, policy, transformer=("check", *transformer))
+    generator = generator_rows(config.model, policy, transformer=("check", *transformer), world=world)
     beside = working if not in_turns and (config.judge is None or config.judge.overlap) else 0
     # Adapter before activations and checkpoints: these are those of the transformer that it was added to.
     device = [
@@ -131,18 +132,21 @@ def rows(
 def _one_at_a_time(scoring: Sequence[Row], *, place: Place) -> list[Row]:
     """The rows of a place; of what models take while they work, or are loaded, the largest alone."""
     rows = [row for row in scoring if row.place == place]
-    passing = sorted((row for row in rows if not row.parameters), key=lambda row: row.bytes)
+    passing = sorted((row for row in rows if len(row.phases) == 1), key=lambda row: row.bytes)
     return [row for row in rows if row not in passing[:-1]]
 
 
-def generator_rows(model: PolicyOptions, policy: PipelinePolicy, *, transformer: tuple[Phase, ...]) -> list[Row]:
+def generator_rows(
+    model: PolicyOptions, policy: PipelinePolicy, *, transformer: tuple[Phase, ...], world: int = 1
+) -> list[Row]:
     """The generator's weights; its transformer is on the device in some phases."""
     pipeline = policy.pipeline
     encoders = {name: getattr(pipeline, attribute) for attribute, name in policy.encoders.items()}
     return [
-        _weights("transformer", pipeline.transformer, phases=transformer, note=_form(model.dtype, model.quantize)),
+        _weights("transformer", pipeline.transformer, phases=transformer, note=_form(model)),
         *(_weights(name, encoder, phases=("encode",), note="then gone") for name, encoder in encoders.items()),
         _weights("VAE", pipeline.vae, note=model.dtype),
+        *_streamed("transformer", world * streamed_bytes(pipeline.transformer)),
     ]
 
 
@@ -155,17 +159,21 @@ def generation_rows(
     """
     sampling: tuple[Phase, ...] = ("encode", "sample", "decode")
     everywhere: tuple[Phase, ...] = (*sampling, "score") if judge else sampling
+    # Nobody waits yet while weights are loaded, for which the check of an adapter stands here.
+    loading: tuple[Phase, ...] = ("check",)
     phases = dict.fromkeys(policy.encoders.values(), sampling[:1] if low else everywhere)
     phases["transformer"] = sampling[1:] if low else everywhere
     rows = generator_rows(options, policy, transformer=sampling)
-    weights = [replace(row, phases=phases.get(row.component, everywhere)) for row in rows]
+    weights = [replace(row, phases=phases.get(row.component, everywhere)) for row in rows if row.place == "device"]
+    streamed = [row for row in rows if row.place == "host"]
+    for attribute, name in policy.encoders.items():
+        streamed += _streamed(name, streamed_bytes(getattr(policy.pipeline, attribute)))
+    weights += [replace(row, phases=(*loading * (row in rows), *everywhere)) for row in streamed]
     weights += [replace(row, phases=everywhere if row.parameters and not low else ("score",)) for row in judge]
     encoders = sum(row.bytes for row in weights if row.component in policy.encoders.values())
     turns = [weight_bytes(policy.transformer), encoders, sum(row.bytes for row in judge if row.parameters)]
     parked = sum(turns) if low else 0  # where turns change, all are in main memory
     files = parameter_count(policy.transformer) * getattr(torch, options.dtype).itemsize
-    # Nobody waits yet while weights are loaded, for which the check of an adapter stands here.
-    loading: tuple[Phase, ...] = ("check",)
     return (
         *weights,
         Row("encoding a prompt", memory.encoding_peak(policy, size=size, prompts=1), phases=("encode",)),
@@ -177,7 +185,7 @@ def generation_rows(
     )
 
 
-def _judge_rows(config: PolicyConfig, judge: Parts, held_out_judge: Parts, *, grid: Grid) -> list[Row]:
+def _judge_rows(config: PolicyConfig, judge: Parts, held_out_judge: Parts, *, grid: Grid, world: int) -> list[Row]:
     """The weights of each judge of this process, and what it needs at work."""
     height, width = (max(sides) for sides in zip(config.sampling.size, config.evaluation.size, strict=True))
     panel, judges = Size(height // grid.rows, width // grid.cols), {"judge": (config.judge, judge)}
@@ -186,21 +194,23 @@ def _judge_rows(config: PolicyConfig, judge: Parts, held_out_judge: Parts, *, gr
         row
         for name, (options, configs) in judges.items()
         if isinstance(options, InProcessOptions)
-        for row in judge_rows(name, options, configs, panel=panel)
+        for row in judge_rows(name, options, configs, panel=panel, world=world)
     ]
 
 
-def judge_rows(component: str, options: InProcessOptions, configs: Parts, *, panel: Size) -> list[Row]:
+def judge_rows(component: str, options: InProcessOptions, configs: Parts, *, panel: Size, world: int = 1) -> list[Row]:
     """A judge of this process: its weights, what questions about two panels take above them, and its files."""
     tokens = pair_tokens(panel, configs)
     batch = max(1, options.batch_tokens // tokens)
-    cost = judge_cost(configs, dtype=options.dtype, quantize=options.quantize, questions=batch, panel=panel)
-    note = f"{_form(options.dtype, options.quantize)}, in every process"
+    weights: Any = {"dtype": options.dtype, "quantize": options.quantize, "stream": options.stream}
+    cost = judge_cost(configs, **weights, questions=batch, panel=panel)
+    note = f"{_form(options)}, in every process"
     # A judge is loaded when the text encoders have left.
     return [
         Row(component, cost.bytes, cost.parameters, phases=AFTER_ENCODING, note=note),
         Row(f"{component} at work", cost.peak, phases=("score",), note=f"{batch} questions of {tokens} tokens"),
         _files(component, cost.parameters * getattr(torch, options.dtype).itemsize),
+        *_streamed(component, world * cost.streamed),
     ]
 
 
@@ -214,12 +224,15 @@ def pair_tokens(panel: Size, configs: Parts) -> int:
     return 2 * image_tokens(panel, configs["processor"]) + QUESTION_TOKENS
 
 
-def judge_cost(configs: Parts, *, dtype: str, quantize: str, questions: int, panel: Size) -> memory.JudgeCost:
+def judge_cost(
+    configs: Parts, *, dtype: str, quantize: str, questions: int, panel: Size, stream: bool = False
+) -> memory.JudgeCost:
     """What so many questions about two panels take of a judge."""
     return memory.judge_cost(
         json.dumps(configs["model"]),
         dtype=getattr(torch, dtype),
         quantize=quantize,
+        stream=stream,
         questions=questions,
         tokens=pair_tokens(panel, configs),
         seen=2 * image_tokens(panel, configs["processor"]),
@@ -326,10 +339,12 @@ def _host_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, prom
     note = f"{work.samples} samples: latents of the trained steps, images"
     adapter = _adapter_count(policy)
     # An encoder's pages are let go before the next one's are read, and the transformer's.
-    files = max(
-        *(weight_bytes(getattr(policy.pipeline, name)) for name in policy.encoders),
-        (parameter_count(policy.transformer) - adapter) * width,
-    )
+    encoders = [getattr(policy.pipeline, name) for name in policy.encoders]
+    # Streamed ones are read from their files until all is encoded.
+    encoder_files = (sum if config.model.stream else max)(weight_bytes(e) + streamed_bytes(e) for e in encoders)
+    # Their pages are let go when the last layer is packed.
+    packed = world * streamed_bytes(policy.transformer)
+    files = max(encoder_files, (parameter_count(policy.transformer) - adapter) * width + packed)
     return [
         Row("checkpoint's files, mapped", files, place="host", phases=("encode",), note="shared by all processes"),
         Row("adapters, before they are placed", world * adapter * FP32, place="host", phases=("encode",)),
@@ -372,8 +387,16 @@ def _weights(component: str, module: nn.Module, **more: Any) -> Row:
     return Row(component, weight_bytes(module), parameter_count(module), **more)
 
 
-def _form(dtype: str, quantize: str) -> str:
-    return dtype if quantize == NONE else f"{quantize} blocks, else {dtype}"
+def _streamed(component: str, size: int) -> Iterator[Row]:
+    """What of a model stays in main memory: of one process, so many bytes go over the bus in each of its forwards."""
+    if size:
+        phases: tuple[Phase, ...] = ("check", *AFTER_ENCODING)
+        yield Row(f"{component}, streamed", size, place="host", phases=phases, note="sent in each forward")
+
+
+def _form(options: PolicyOptions | InProcessOptions) -> str:
+    form = options.dtype if options.quantize == NONE else f"{options.quantize} blocks, else {options.dtype}"
+    return f"{form}, blocks streamed" if options.stream else form
 
 
 def _adapter_count(policy: PipelinePolicy) -> int:

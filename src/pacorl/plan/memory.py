@@ -27,7 +27,7 @@ from pacorl.engine.rollout import transition_at
 from pacorl.io.documents import parse_json
 from pacorl.lora.adapters import adapter_off
 from pacorl.policies.pipeline import PipelinePolicy
-from pacorl.quantize.linear import parameter_count, quantize_model, weight_bytes
+from pacorl.quantize.linear import parameter_count, quantize_model, streamed_bytes, weight_bytes
 from pacorl.twins import META, model_on_meta
 from pacorl.types import Size
 
@@ -263,7 +263,7 @@ def _decoding(policy: PipelinePolicy, *, size: Size, batch: int) -> MemoryLedger
 
 def encoding_peak(policy: PipelinePolicy, *, size: Size, prompts: int) -> int:
     """Some prompts through the largest encoder; for edits a source through the VAE, if that takes more."""
-    peak = prompts * _forward(policy.text_pass(size)).peak
+    peak = _forward(policy.text_pass(size, prompts=prompts)).peak
     if not policy.references:
         return peak
     pixels = torch.empty(1, 3, size.height, size.width, device=META, dtype=policy.pipeline.vae.dtype)
@@ -283,7 +283,9 @@ class JudgeCost:
 
     parameters: int
     bytes: int
-    """Of its weights."""
+    """Of its weights that lie on the device."""
+    streamed: int
+    """Bytes of those that stay in main memory."""
     peak: int
     """Above the weights, of some questions through the language model, the largest part of a forward."""
     flops: float
@@ -291,13 +293,16 @@ class JudgeCost:
 
 
 @cache
-def judge_cost(config: str, *, dtype: torch.dtype, quantize: str, questions: int, tokens: int, seen: int) -> JudgeCost:
+def judge_cost(
+    config: str, *, dtype: torch.dtype, quantize: str, stream: bool, questions: int, tokens: int, seen: int
+) -> JudgeCost:
     """The cost of a judge by its config in JSON; a run and its evaluation often name the same one.
 
     Args:
         config: of the model.
         dtype: of its weights, before they are packed.
         quantize: how they are packed.
+        stream: whether they stay in main memory.
         questions: asked together.
         tokens: of each.
         seen: those of them that are an image's.
@@ -306,11 +311,12 @@ def judge_cost(config: str, *, dtype: torch.dtype, quantize: str, questions: int
     tower, merged = judge.model.visual, judge.config.vision_config.spatial_merge_size**2
     # Meta tensors do not say where an image's windows lie; attention is a few percent of the tower's products.
     vision = 2 * parameter_count(tower) * merged * seen * questions
-    quantize_model(judge, quantize, device=META)
+    quantize_model(judge, quantize, device=META, stream=stream)
     language, positions = judge.model.language_model, torch.zeros(3, questions, tokens, device=META, dtype=torch.long)
     embedded = torch.empty(questions, tokens, language.config.hidden_size, device=META, dtype=judge.dtype)
     forward = _forward(lambda: language(inputs_embeds=embedded, position_ids=positions, use_cache=False))
-    return JudgeCost(parameter_count(judge), weight_bytes(judge), forward.peak, forward.flops + vision)
+    streamed = streamed_bytes(judge)
+    return JudgeCost(parameter_count(judge), weight_bytes(judge), streamed, forward.peak, forward.flops + vision)
 
 
 # --- work, in FLOPs --------------------------------------------------------------------------------------------

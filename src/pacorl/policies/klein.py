@@ -190,11 +190,11 @@ class KleinPolicy(PipelinePolicy):
     def text_shapes(self, size: Size) -> dict[str, tuple[int, ...]]:
         return {"tokens": (self.options.max_sequence_length, self.pipeline.transformer.config.joint_attention_dim)}
 
-    def text_pass(self, size: Size) -> Callable[[], Any]:
+    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
         length = self.options.max_sequence_length
-        ids = torch.zeros(1, length, device=self.device, dtype=torch.long)
+        ids = torch.zeros(prompts, length, device=self.device, dtype=torch.long)
         # The whole mask, as padding makes the encoder build it: to build it from a row, meta tensors would be read.
-        mask = torch.ones(1, 1, length, length, device=self.device, dtype=torch.bool)
+        mask = torch.ones(prompts, 1, length, length, device=self.device, dtype=torch.bool)
         encoder = self.pipeline.text_encoder
         return partial(encoder, ids, attention_mask=mask, output_hidden_states=True, use_cache=False)
 

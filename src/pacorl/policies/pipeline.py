@@ -23,6 +23,7 @@ from pacorl.core.caches import CACHES
 from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
+from pacorl.quantize import NONE
 from pacorl.quantize.linear import quantize_model
 from pacorl.types import Conditioning, Prompt, Size
 
@@ -238,13 +239,17 @@ class PipelinePolicy:
         return pack((codes - vae.config.shift_factor) * vae.config.scaling_factor)
 
     def place_encoders(self, device: str | torch.device) -> None:
-        """Move everything but the transformer to a device."""
+        """Move everything but the transformer to a device; with `model.stream` text encoders' blocks are to follow."""
         for name, component in self.pipeline.components.items():
             if isinstance(component, nn.Module) and name != "transformer":
+                if name in self.encoders:
+                    # Not by the device, into memory of their own: they are read a few times, and stay pages of files.
+                    home = next(component.parameters()).device
+                    quantize_model(component, NONE, device=home, stream=self.options.stream)
                 component.to(device)
 
     def place_transformer(self, device: str | torch.device) -> None:
-        quantize_model(self.transformer, self.options.quantize, device=device)
+        quantize_model(self.transformer, self.options.quantize, device=device, stream=self.options.stream)
         self.transformer.to(device)
 
     def free_encoders(self) -> None:
@@ -342,9 +347,9 @@ class PipelinePolicy:
         """Shapes of what `encode_sources` gives for one source."""
         return {"source": (math.prod(self.token_grid(size)), 4 * self.latent_channels)}
 
-    def text_pass(self, size: Size) -> Callable[[], Any]:
-        """The pass of the largest text encoder over one prompt."""
-        ids = torch.zeros(1, self.options.max_sequence_length, device=self.device, dtype=torch.long)
+    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
+        """The pass of the largest text encoder over so many prompts."""
+        ids = torch.zeros(prompts, self.options.max_sequence_length, device=self.device, dtype=torch.long)
         return partial(getattr(self.pipeline, self.long_encoder), ids)
 
     def conditioning_on_meta(self, size: Size, *, batch: int) -> Conditioning:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pacorl.config.base import Section, validated
 from pacorl.core.caches import CACHES
@@ -122,6 +122,9 @@ class PolicyOptions(Section):
     quantize: Quantization = NONE
     """Whether the frozen weights of the transformer's blocks are kept in 8 or 4 bits, in sampling and in training
     alike: `int8`, `fp8`, or `nf4`, which needs `pip install 'pacorl[nf4]'`."""
+    stream: bool = False
+    """Whether these weights, and those of the text encoders' blocks, stay in main memory: each is sent to the device
+    when its layer computes. Two layers' are there at a time, and a forward sends all of them once."""
     gradient_checkpointing: bool | Literal["auto"] = True
     """Whether activations are computed again in the backward: less memory for a third more work in training. `auto` is
     off if the plan of `--dry-run` fits this machine's card without, and on in runs that no command plans."""
@@ -135,6 +138,14 @@ class PolicyOptions(Section):
     def negative_text(self) -> str | None:
         """The prompt that a second forward reads for classifier-free guidance; None without it."""
         return None
+
+    @model_validator(mode="after")
+    def _eager_stream(self) -> PolicyOptions:
+        if self.stream and self.compile != "none":
+            raise ValueError(
+                f"stream and compile {self.compile}: compiled code cannot decide what is sent next; leave one out"
+            )
+        return self
 
 
 class TrueGuidance(PolicyOptions):
@@ -243,7 +254,9 @@ class PolicySpec:
         """The published architecture."""
         return read_object(Path(__file__).parent / "architectures" / self.architecture)
 
-    def options_for(self, checkpoint: str, *, dtype: str, quantize: str = NONE, **options: Any) -> PolicyOptions:
+    def options_for(
+        self, checkpoint: str, *, dtype: str, quantize: str = NONE, stream: bool = False, **options: Any
+    ) -> PolicyOptions:
         """Options from values of which None means the default: the tiny checkpoint's, or the kind's.
 
         Raises:
@@ -259,7 +272,8 @@ class PolicySpec:
                 f"a generator of kind {self.kind} takes no {' and no '.join(unknown)}; leave it out "
                 f"(it takes {', '.join(accepted) or 'none of its own'})"
             )
-        return validated(self.options, {"checkpoint": checkpoint, "dtype": dtype, "quantize": quantize, **settings})
+        common = {"checkpoint": checkpoint, "dtype": dtype, "quantize": quantize, "stream": stream}
+        return validated(self.options, {**common, **settings})
 
     @property
     def committed(self) -> TinyCheckpoint:
@@ -374,7 +388,6 @@ class PolicySpec:
         """The policy without weights or tokenizers, on the meta device; `configs` are the published ones by default."""
         import torch
 
-        from pacorl.quantize.linear import quantize_model
         from pacorl.twins import META, model_of, model_on_meta
 
         configs = configs or self.parts
@@ -383,8 +396,10 @@ class PolicySpec:
             # The published class: a checkpoint's config.json may leave its own out.
             classes = {key: self.parts[name][key] for key in CLASS_KEYS if key in self.parts[name]}
             components[name] = model_on_meta({**configs[name], **classes}, dtype=getattr(torch, options.dtype))
-        quantize_model(components["transformer"], options.quantize, device=META)
         components |= self.policy.components_on_meta(configs)
         pipeline = self.pipeline_type
         absent = [name for name in inspect.signature(pipeline).parameters if name not in components]
-        return self.policy(pipeline(**components, **dict.fromkeys(absent)), options, record_sizes=record_sizes)
+        policy = self.policy(pipeline(**components, **dict.fromkeys(absent)), options, record_sizes=record_sizes)
+        policy.place_encoders(META)
+        policy.place_transformer(META)
+        return policy

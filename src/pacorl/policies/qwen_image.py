@@ -210,12 +210,12 @@ class QwenEditPolicy(PipelinePolicy):
         options = self.pipeline.processor.to_dict()
         return image_tokens(Size(side, side), options.get("image_processor", options)) + INSTRUCTION_TOKENS
 
-    def text_pass(self, size: Size) -> Callable[[], Any]:
+    def text_pass(self, size: Size, *, prompts: int) -> Callable[[], Any]:
         encoder = self.pipeline.text_encoder
         # Without the vision tower: it reads the values of its images' grids, which meta tensors do not have.
         language, tokens = encoder.model.language_model, self._text_length(size)
-        embedded = torch.empty(1, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
-        positions = torch.zeros(3, 1, tokens, device=self.device, dtype=torch.long)  # of time, row and column
+        embedded = torch.empty(prompts, tokens, language.config.hidden_size, device=self.device, dtype=encoder.dtype)
+        positions = torch.zeros(3, prompts, tokens, device=self.device, dtype=torch.long)  # of time, row and column
         return partial(
             language, inputs_embeds=embedded, position_ids=positions, use_cache=False, output_hidden_states=True
         )

@@ -57,6 +57,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         variants: bool = False,
         decline: bool = True,
         quantize: str = NONE,
+        stream: bool = False,
     ) -> PacoReward:
         """A judge by its name.
 
@@ -70,6 +71,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             variants: Adds up the spellings of Yes and of No, as EditReward-Bench does.
             decline: Images outside of what the judge knows get no score, if its checkpoint says what it knows.
             quantize: `none`, or the form in which the blocks of a judge in this process are packed, such as `int8`.
+            stream: Whether these weights stay in main memory, and are sent to the device layer by layer.
 
         Raises:
             ValueError: if it cannot be what was asked for; for a server, before any question.
@@ -83,6 +85,7 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
             variants=variants,
             decline=decline,
             quantize=quantize,
+            stream=stream,
         )
         return cls(judge, name=name)
 

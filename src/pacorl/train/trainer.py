@@ -150,7 +150,7 @@ class PolicyTrainer:
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
         self.turns: Turns | None = None
-        """Of generator and scoring models on the device, with `memory: low`."""
+        """Of generator and scoring models on the device, with little memory."""
         self._judges, self._folder = builders.RunJudges(), ExitStack()
         with lost_ranks(self.runtime.rank, self.runtime.processes):
             self._build(functions, resume=resume, allow_changes=allow_changes)
@@ -185,7 +185,7 @@ class PolicyTrainer:
             raise error.fault from None
         first, sharded = self.train_prompts[0], self.runtime.sharded
         builders.place_transformer(config, self.policy, self.cache, first, device=device, sharded=sharded)
-        if config.memory == "low":
+        if config.in_turns:
             self.turns = Turns(self.policy.transformer, device=device)
         with self.scoring():
             self._load_scorers(functions)

@@ -99,7 +99,9 @@ def connected(source: str, *, startup: float = 0.0, **options: Any) -> HttpJudge
     return judge
 
 
-def from_source(source: str, *, adapter: str = "", quantize: str = "", **options: Any) -> tuple[HttpJudge, str]:
+def from_source(
+    source: str, *, adapter: str = "", quantize: str = "", stream: bool = False, **options: Any
+) -> tuple[HttpJudge, str]:
     """A judge by its address, after it shook hands."""
     if adapter:
         raise ValueError("a server's adapters have names of their own; name one as the model instead of an adapter")
