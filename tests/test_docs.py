@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,12 @@ def name_of(path: Path) -> str:
 def code_of(page: Path) -> list[str]:
     """What stands in backticks within a page's sentences and tables."""
     return [text.replace(r"\|", "|") for text in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text("utf-8")))]
+
+
+def test_every_extra_is_in_the_table_of_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    table = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
+    assert {name for row in table for name in re.findall(r"`(\w+)`", row)} == set(project["optional-dependencies"])
 
 
 # --- modules and paths ----------------------------------------------------------------------------------------------
