@@ -10,13 +10,15 @@ import platform
 import threading
 import time
 import zipfile
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 
 import pytest
 from PIL import Image
 
 from pacorl.config.options import StudioModels
 from pacorl.data.characters import all_panels, draw
+from pacorl.engine.turns import Turns
 from pacorl.io.images import ImageError, png_bytes
 from pacorl.studio import models as limits
 from pacorl.studio.history import History
@@ -29,9 +31,11 @@ from pacorl.studio.models import (
     board_for,
     edit_prompt,
     example,
+    load_models,
     prompt_for,
     words,
 )
+from pacorl.types import Size
 
 
 def png(width: int = 64, height: int = 64, colour: str = "red") -> bytes:
@@ -201,6 +205,43 @@ def test_the_tiny_editor_starts_from_a_picture_and_says_what_it_cannot_do():
     assert "makes no sets from words" in host.modes["set"]
     host.close()
     assert host.modes is None
+
+
+@dataclass
+class WatchedTurns:
+    """Says whose turn it is."""
+
+    turns: Turns
+    scoring_now: bool = False
+
+    def __getattr__(self, name: str):
+        return getattr(self.turns, name)
+
+    @contextmanager
+    def scoring(self):
+        with self.turns.scoring():
+            self.scoring_now = True
+            yield
+            self.scoring_now = False
+
+
+def test_on_a_small_card_generator_and_judge_take_turns():
+    host = ModelHost(StudioModels(memory="low"))
+    generator, reward = host._loaded = load_models(host.names)
+    generator.turns = watched = WatchedTurns(generator.turns)
+    assert watched.scorers == reward.judge.models()
+    verdicts, answered = reward.judge.verdicts, []
+    reward.judge.verdicts = lambda questions: answered.append(watched.scoring_now) or verdicts(questions)
+    wish = example(host.names, 0)
+    prompt = prompt_for(host.names, wish["theme"], wish["panels"], None)
+    result = host.make_set(Job("1", "set"), prompt, Sampling(candidates=2, steps=1, size=Size(64, 64)))
+    assert all(candidate["error"] or candidate["score"] is not None for candidate in result["candidates"])
+    uploads = Uploads()
+    drawn = [uploads.add(png_bytes(draw(panel, 64)), "hero.png") for panel in all_panels()[:2]]
+    assert host.judge(Job("2", "judgement"), drawn)["mean"] > 0
+    assert len(answered) >= 2
+    assert all(answered)
+    host.close()
 
 
 def test_every_example_can_be_asked_for():

@@ -54,6 +54,12 @@ def test_a_real_generator_takes_the_studios_judge_and_a_recipe_its_own(tmp_path)
     assert alone.model == configs.load(PolicyConfig, recipe).model
 
 
+def test_on_a_small_card_a_taste_is_taught_in_little_memory(tmp_path):
+    for names in (StudioModels(memory="lowest"), StudioModels(model="black-forest-labs/FLUX.1-dev", memory="lowest")):
+        config = run_config(REQUEST, names, tmp_path, None)
+        assert (config.memory, config.model.stream, config.judge.quantize) == ("lowest", True, "int8")
+
+
 @pytest.mark.parametrize(
     ("change", "names", "fault"),
     [

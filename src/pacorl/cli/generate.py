@@ -283,8 +283,7 @@ def _judge(model: Generator, judge: str, choice: ChoiceOptions) -> PacoReward:
 
     with model.judging():
         reward = PacoReward.from_pretrained(judge, **choice.judge_access)
-        if model.turns:
-            model.turns.add([reward.judge])
+        model.judged_by(reward.judge)
     return reward
 
 

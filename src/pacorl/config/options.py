@@ -155,7 +155,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudioModels(ModelOptions, JudgeOptions):
+class StudioModels(ModelOptions, FrugalJudge):
     """The generator and the judge of the studio's page."""
 
     adapter: str = inherited(ModelOptions, "adapter", help="A LoRA to compare with its base: folder, file or hub name.")

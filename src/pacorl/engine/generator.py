@@ -121,6 +121,11 @@ class Generator:
         generator.turns = Turns(policy.transformer, device=torch.device(device)) if low else None
         return generator
 
+    def judged_by(self, judge: object) -> None:
+        """Give a judge of this process, loaded within `judging`, its turns on the device, if models take turns."""
+        if self.turns:
+            self.turns.add([judge])
+
     def judging(self) -> AbstractContextManager[None]:
         """Within the block a judge of `turns` is on the device."""
         return self.turns.scoring() if self.turns else nullcontext()

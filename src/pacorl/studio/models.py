@@ -235,14 +235,15 @@ class ModelHost:
         """Every pair of some images, or of the panels of one."""
         from pacorl.score import scores as scoring
 
-        _, reward = self._models(job)
+        generator, reward = self._models(job)
         job.enter("Judging")
         names: tuple[str, ...] = tuple(upload.name for upload in uploads)
         images = tuple(upload.open() for upload in uploads)
         if grid:
             names, images = scoring.panels_of(names[0], images[0], grid)
         questions = scoring.questions_about(theme, {text: text for text in criteria})
-        scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=symmetric)
+        with generator.judging():
+            scores = scoring.score_set(reward.judge, images, names=names, questions=questions, symmetric=symmetric)
         for number, image in enumerate(images):
             job.images[str(number)] = png_bytes(preview_of(image))
         return {
@@ -270,8 +271,11 @@ def load_models(names: StudioModels) -> tuple[Generator, PacoReward]:
 
     use_cores()
     quiet_loading()
-    generator = Generator.from_pretrained(names.model, kind=names.kind, adapter=names.adapter)
-    return generator, PacoReward.from_pretrained(names.judge, **names.judge_access)
+    generator = Generator.from_pretrained(names.model, kind=names.kind, adapter=names.adapter, memory=names.memory)
+    with generator.judging():
+        reward = PacoReward.from_pretrained(names.judge, **names.judge_access)
+        generator.judged_by(reward.judge)
+    return generator, reward
 
 
 def _options(job: Job, generator: Generator, reward: PacoReward, sampling: Sampling) -> dict[str, Any]:

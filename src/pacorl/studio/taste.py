@@ -146,7 +146,7 @@ def _models(names: StudioModels) -> list[str]:
     if names.model == TINY:
         own = POLICIES[model["kind"]].committed.options
         model |= {"dtype": "float32", "gradient_checkpointing": False, **own}
-    return [f"model={json.dumps(model)}", f"judge={json.dumps(judge)}"]
+    return [f"memory={names.memory}", f"model={json.dumps(model)}", f"judge={json.dumps(judge)}"]
 
 
 class TasteRuns:
