@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,8 @@ def test_results_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     other.setting = "two"
     with pytest.raises(ValueError, match="setting was 'one' and is 'two'"):
         run(other, tmp_path, HERE)
+    with pytest.raises(ValueError, match="quantize was None and is 'int8'"):
+        run(Numbers(KEYS), tmp_path, replace(HERE, memory="lowest"))
 
 
 def test_a_limit_may_be_raised_later(tmp_path: Path) -> None:

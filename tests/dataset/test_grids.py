@@ -81,6 +81,8 @@ def test_recipes_name_options_as_the_first_edition_did(folder):
     guided = image_source("some/flux", true_cfg_scale=2.0, negative_prompt=None).generator
     assert guided["true_cfg_scale"] == 2.0, "every option that changes the images belongs to the recipe"
     assert "negative_prompt" not in guided
+    packed = [image_source("tiny", memory=memory).generator.get("quantize") for memory in ("normal", "low", "lowest")]
+    assert packed == [None, "int8", "int8"], "streaming changes no bit"
 
 
 def test_an_interrupted_run_goes_on_and_ends_the_same(folder, tmp_path):

@@ -21,6 +21,7 @@ from typing import Any
 from pacorl.bench.items import BadItemError
 from pacorl.bench.suite import Benchmark, Line, Row, Table
 from pacorl.bench.table import BENCHMARKS, Advance, BenchmarkOptions
+from pacorl.config.options import packed_form
 from pacorl.data import leaks
 from pacorl.engine.image_queue import Shard
 from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
@@ -178,7 +179,7 @@ def run(
     """
     # Before judging, because it can fail and costs nothing.
     trained_on, shard = _leaked(benchmark, options, notice), _shard(options)
-    _claim(out, benchmark.settings())
+    _claim(out, {**benchmark.settings(), **packed_form(options.memory)})
     with _sole_writer(out / f".{shard.file}.lock"), progress("judging") as advance:
         journal = Journal(out / shard.file)
         if journal.torn:

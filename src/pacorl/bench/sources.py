@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.bench.table import GeneratorBenchmarkOptions
+from pacorl.config.options import packed_form
 from pacorl.engine.image_queue import GenerateImages, ImageSource
 from pacorl.io.files import digest
 from pacorl.io.quiet import quiet_loading
@@ -48,7 +49,12 @@ def _load(options: GeneratorBenchmarkOptions, kind: str) -> GenerateImages:
     rank = os.environ.get("LOCAL_RANK")
     device = f"cuda:{rank}" if rank and torch.cuda.is_available() else ""
     generator = Generator.from_pretrained(
-        options.model, kind=kind, adapter=options.adapter, **options.policy_options, device=device
+        options.model,
+        kind=kind,
+        adapter=options.adapter,
+        device=device,
+        memory=options.memory,
+        **options.policy_options,
     )
     generator.batch = options.image_batch
     return lambda prompts, seeds: generator.sample(prompts, seeds, size=options.size, steps=options.steps)
@@ -69,6 +75,7 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict
         "guidance": guidance,
         "panel": panel,
         "seed": options.seed,
+        **packed_form(options.memory),
     } | given_options
 
 

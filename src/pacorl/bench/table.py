@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pacorl.config.options import LARGEST, GeneratorOptions, JudgeOptions, inherited, option
+from pacorl.config.options import LARGEST, FrugalJudge, GeneratorOptions, inherited, option
 from pacorl.core.table import Table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions(JudgeOptions):
+class BenchmarkOptions(FrugalJudge):
     """Options of every benchmark; one of a judge measures the judge itself."""
 
     panel: ClassVar[str] = "Run"

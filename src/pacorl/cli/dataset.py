@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 
 from pacorl.cli.shared import Commands, JsonOption, echo_errors, needing, print_json, progress
-from pacorl.config.options import LARGEST, SEEDS, STRONGEST, WORKERS, GeneratorOptions, amount, inherited, option
+from pacorl.config.options import (
+    LARGEST,
+    SEEDS,
+    STRONGEST,
+    WORKERS,
+    FrugalJudge,
+    GeneratorOptions,
+    amount,
+    inherited,
+    option,
+)
 
 if TYPE_CHECKING:
     from pacorl.dataset.llm import ChatModel
@@ -113,6 +123,7 @@ class GridGeneratorOptions(GeneratorOptions):
     steps: int = inherited(GeneratorOptions, "steps", default=20, help="Denoising steps.")
     seed: int = inherited(GeneratorOptions, "seed", help="Of everything that is drawn.")
     dtype: str = option("", "float32 or bfloat16; bfloat16 unless the model is tiny.")
+    memory: str = inherited(FrugalJudge, "memory")
     batch: int = option(4, "Grids at a time.", least=1, most=LARGEST)
 
 

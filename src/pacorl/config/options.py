@@ -77,6 +77,12 @@ def inherited(group: type, name: str, *, default: Any = None, **changes: Any) ->
     return field(default=value, metadata={KEY: replace(base.metadata[KEY], **changes)})
 
 
+def packed_form(memory: str) -> dict[str, Any]:
+    """What images and scores depend on of a `memory`: the form of packed weights, or nothing if they are not packed."""
+    form = MEMORY[memory]["quantize"]
+    return {} if form == "none" else {"quantize": form}
+
+
 def amount(text: str) -> float:
     """A parser of numbers from 0 to LARGEST, which NaN and infinity are not."""
     if not 0 <= (number := float(text)) <= LARGEST:

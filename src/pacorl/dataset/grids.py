@@ -16,6 +16,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+from pacorl.config.options import packed_form
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Instance, PromptRecord, read_prompts, write_records
@@ -85,6 +86,7 @@ def image_source(
     size: Size | None = None,
     steps: int = 20,
     dtype: str = "",
+    memory: str = "normal",
     batch: int = 4,
     seed: int = 0,
     **options: Any,
@@ -97,6 +99,7 @@ def image_source(
         adapter: a LoRA in any form; a recipe names it by its content.
         size: for every prompt; None for the records' own.
         dtype: float32 or bfloat16; bfloat16 if empty, unless the checkpoint is tiny.
+        memory: as of `Generator.from_pretrained`.
         options: of the kind by name, such as guidance_scale; None for the checkpoint's default.
     """
     from pacorl.lora.formats import adapter_file
@@ -109,13 +112,15 @@ def image_source(
     recorded = {key: getattr(settings, name) for name, key in RECIPE_KEYS.items() if hasattr(settings, name)}
     recorded |= {name: value for name, value in options.items() if name not in RECIPE_KEYS and value is not None}
     description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps, **recorded, "dtype": dtype}
-    description |= {"size": str(size)} if size else {}
+    description |= packed_form(memory) | ({"size": str(size)} if size else {})
     description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}
 
     def load() -> GenerateImages:
         from pacorl.engine.generator import Generator
 
-        generator = Generator.from_pretrained(checkpoint, kind=kind, adapter=adapter, dtype=dtype, **options)
+        generator = Generator.from_pretrained(
+            checkpoint, kind=kind, adapter=adapter, dtype=dtype, memory=memory, **options
+        )
         # Not in the recipe: each image has a seed of its own, so a batch changes speed alone.
         generator.batch = batch
         return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)
