@@ -188,7 +188,9 @@ class Drawn:
 class Bench:
     """A generator of random weights on the device, with its adapter, average and optimizer."""
 
-    def __init__(self, config: PolicyConfig, device: torch.device, *, quantize: str = NONE) -> None:
+    def __init__(
+        self, config: PolicyConfig, device: torch.device, *, quantize: str = NONE, stream: bool = False
+    ) -> None:
         torch.manual_seed(0)
         self.device, self.runtime = device, Runtime()
         self.dtype = getattr(torch, config.model.dtype)
@@ -198,7 +200,7 @@ class Bench:
         transformer = self.generator.pipeline.transformer
         for part in (transformer, self.generator.pipeline.vae):
             draw_weights(part.to_empty(device=device))
-        quantize_model(transformer, quantize, device=device)
+        quantize_model(transformer, quantize, device=device, stream=stream)
         self.base_parameters = sum(one.numel() for one in self.policy.transformer.parameters())
         add_lora(
             self.policy.transformer,
@@ -344,14 +346,15 @@ def matmul_peak(
 
 # --- sections --------------------------------------------------------------------------------------------------
 
-FORMS: Mapping[str, tuple[list[str], str]] = {
-    "as it is": ([], NONE),
-    "without checkpointing": (["model.gradient_checkpointing=false"], NONE),
-    "compiled": (["model.compile=blocks"], NONE),
-    "int8": ([], "int8"),
-    "fp8": ([], "fp8"),
+FORMS: Mapping[str, tuple[list[str], Mapping[str, Any]]] = {
+    "as it is": ([], {}),
+    "without checkpointing": (["model.gradient_checkpointing=false"], {}),
+    "compiled": (["model.compile=blocks"], {}),
+    "int8": ([], {"quantize": "int8"}),
+    "int8, streamed": ([], {"quantize": "int8", "stream": True}),
+    "fp8": ([], {"quantize": "fp8"}),
 }
-"""Forms of a run → their settings, and how the base is quantised."""
+"""Forms of a run → their settings, and the form of the base's weights."""
 
 
 def epoch_section(bench: Bench, side: int, options: argparse.Namespace) -> dict[str, float]:
@@ -402,10 +405,13 @@ def ratio_section(bench: Bench, side: int, options: argparse.Namespace, *, forms
     """By how much the ratio deviates from 1 before the first update, in some forms; it should be by 0."""
     figures = {}
     for form in forms:
-        settings, quantize = FORMS[form]
-        here = Bench(run_of(side, options, *settings), bench.device, quantize=quantize)
-        metrics = here.train(here.collect(side, options), here.sampler(side, options), steps=False)
+        settings, weights = FORMS[form]
+        here = Bench(run_of(side, options, *settings), bench.device, **weights)
+        samples, sampler = here.collect(side, options), here.sampler(side, options)
+        metrics = here.train(samples, sampler, steps=False)
         figures[f"ratio's deviation, {form}"] = metrics[f"{RATIO_DEVIATION}/{NOISE_STEP}"]
+        seconds, _ = fastest(partial(here.train, samples, sampler, steps=False), here.device, repeats=1)
+        figures[f"a batch trained, {form}, s"] = seconds
         del here
         gc.collect()
     return figures

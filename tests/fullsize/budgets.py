@@ -29,6 +29,7 @@ FLUX, FLUX_WITHOUT = "FLUX.1-dev, 512 × 512", "the same without gradient checkp
 GENERATORS: dict[str, tuple[str, list[str]]] = {
     FLUX: ("flux_t2is", ONE),
     FLUX_WITHOUT: ("flux_t2is", [*ONE, UNCHECKPOINTED]),
+    "FLUX.1-dev in int8, streamed, 512 × 512": ("flux_t2is_12gb", ONE),
     "FLUX.2-klein base 4B in int8, 512 × 512": ("klein_t2is_16gb", ONE),
     "Qwen-Image-Edit, 384 × 384": ("qwen_edit", ONE),
 }
@@ -46,19 +47,20 @@ HEAD = """# Budgets
 After this page you know what a forward, a trained step and an image ask of a card at full size. Nothing was measured on
 a card: the project's own loop runs at the published width on a pretended one, with one, two or three blocks of each
 kind, and every further block asks for the same. A kernel is an operation of torch that writes memory; a card fuses a
-few of them. Copies to the host are what the host would wait for.
+few of them. GB sent are weights from main memory ([scaling.md](scaling.md#weights-that-stay-in-main-memory)), and
+copies to the host what the host would wait for.
 
 This page is made by `PYTHONPATH=src:tests/fullsize:tests/judges python tests/fullsize/budgets.py > docs/budgets.md`.
 
 ## One image through the transformer
 
-| Generator | What | Kernels | GB moved | TFLOP | Copies to the host |
-|---|---|---|---|---|---|
+| Generator | What | Kernels | GB moved | TFLOP | GB sent | Copies to the host |
+|---|---|---|---|---|---|---|
 """
 IMAGES = """
-The recipes are `configs/flux_t2is.yaml`, `configs/klein_t2is_16gb.yaml` (of whose guidance this is one of two forwards)
-and `configs/qwen_edit.yaml`. A trained step is a forward with gradients, its recomputation (gradient checkpointing) and
-its backward.
+The recipes are `configs/flux_t2is.yaml`, `configs/flux_t2is_12gb.yaml`, `configs/klein_t2is_16gb.yaml` (of whose
+guidance this is one of two forwards) and `configs/qwen_edit.yaml`. A trained step is a forward with gradients, its
+recomputation (gradient checkpointing) and its backward.
 
 ## An image, from noise to its share of the update
 
@@ -76,6 +78,7 @@ class Cost:
     kernels: float
     bytes: float
     flops: float
+    streamed: float
     to_host: float
 
 
@@ -91,7 +94,7 @@ def cost(deep: Deep[Trace], what: str) -> Cost:
 
         return read
 
-    return Cost(*(deep(per_step(name)) for name in ("kernels", "bytes", "flops", "to_host")))
+    return Cost(*(deep(per_step(name)) for name in ("kernels", "bytes", "flops", "streamed", "to_host")))
 
 
 def images_of(traced: Mapping[str, Deep[Trace]]) -> Iterator[tuple[str, float]]:
@@ -114,7 +117,8 @@ def traced_generators(folder: Path) -> dict[str, Deep[Trace]]:
 def page(traced: Mapping[str, Deep[Trace]]) -> str:
     costs = ((name, what, cost(traced[name], what)) for name in traced for what in ("forward", "trained step"))
     lines = [
-        f"| {name} | {what} | {c.kernels:,.0f} | {c.bytes / 1e9:.1f} | {c.flops / 1e12:.2f} | {c.to_host:.2g} |"
+        f"| {name} | {what} | {c.kernels:,.0f} | {c.bytes / 1e9:.1f} | {c.flops / 1e12:.2f} "
+        f"| {c.streamed / 1e9:.1f} | {c.to_host:.2g} |"
         for name, what, c in costs
     ]
     images = [f"| {form} | {value:.2f} | {FORMS[form][1]} |" for form, value in images_of(traced)]

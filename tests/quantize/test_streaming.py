@@ -170,7 +170,8 @@ def test_text_encoders_and_judge_answer_as_they_do_at_home() -> None:
     questions = [Question(tuple(images), "Do they look alike?")]
     judges = [LocalJudge.from_pretrained("tiny", quantize="int8", stream=stream) for stream in (True, False)]
     assert streamed_bytes(judges[0].model) > 0 == streamed_bytes(judges[1].model)
-    assert judges[0].verdicts(questions) == judges[1].verdicts(questions)
+    (streamed,), (at_home,) = (judge.verdicts(questions) for judge in judges)
+    assert streamed.p_yes == pytest.approx(at_home.p_yes, abs=1e-6)
 
 
 def test_what_cannot_be_streamed_is_refused_before_weights_load() -> None:

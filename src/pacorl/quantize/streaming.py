@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -29,7 +28,10 @@ class WeightStream:
         self._last = (0, 0)
         self._ahead: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         """What is probably asked for next, and its copies on the device."""
+        self._computing: torch.cuda.Stream | None = None
+        """Of a card, the stream that the copies were made for."""
         self._copier: torch.cuda.Stream | None = None
+        """Of a card, the stream that copies, beside the one that computes."""
         self._pinned = Arena(pinned=True)
 
     def park(self, tensor: Tensor, home: torch.device) -> Tensor:
@@ -38,12 +40,14 @@ class WeightStream:
 
     def fetch(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
         """Copies of a layer's parked tensors, for the work that is launched next on the device's current stream."""
+        if device.type == "cuda":
+            self._follow(torch.cuda.current_stream(device))
         current, self._ahead = self._ahead, None
         if current is None or current[0] is not parked:
             current = parked, self._send(parked, device)  # the wrong copies go before the next ones come
-        if self._copier:
+        if self._computing and self._copier:
             # Also for those wrong copies, whose memory is used again from here on.
-            torch.cuda.current_stream(device).wait_stream(self._copier)
+            self._computing.wait_stream(self._copier)
         self._following[self._last] = parked
         self._last = self._last[1], id(parked)
         if following := self._following.get(self._last):
@@ -53,21 +57,24 @@ class WeightStream:
     def _send(self, parked: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
         # Memory of the stream that computes: it is free for others once the last use is launched there.
         sent = tuple(torch.empty_like(tensor, device=device) for tensor in parked)
-        with self._beside_computing(device):
+        with self._beside_computing():
             for copy, tensor in zip(sent, parked, strict=True):
-                copy.copy_(tensor, non_blocking=True)
+                copy.copy_(tensor, non_blocking=device.type == "cuda")
         return sent
 
-    @contextmanager
-    def _beside_computing(self, device: torch.device) -> Iterator[None]:
+    def _follow(self, computing: torch.cuda.Stream) -> None:
+        """Copy for another stream than before: a judge is tried by the main thread, and then asked by the scorer's."""
+        if computing != self._computing:
+            torch.cuda.synchronize(computing.device)  # copies are memory of the stream that they were made for
+            self._ahead, self._computing = None, computing
+            self._copier = torch.cuda.Stream(computing.device)
+
+    def _beside_computing(self) -> AbstractContextManager[object]:
         """Within the block a card copies on a stream of its own, after what was launched before and beside the rest."""
-        if device.type != "cuda":
-            yield
-            return
-        self._copier = self._copier or torch.cuda.Stream(device)
-        self._copier.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._copier):
-            yield
+        if self._computing is None or self._copier is None:
+            return nullcontext()
+        self._copier.wait_stream(self._computing)
+        return torch.cuda.stream(self._copier)
 
 
 class Arena:
