@@ -286,6 +286,13 @@ def test_a_recipe_makes_its_image_again(prompts, tmp_path):
         assert other.image.tobytes() != made.image.tobytes(), left_out
 
 
+def test_a_recipe_says_that_the_model_was_packed(prompts, tmp_path):
+    for memory, form in (("normal", None), ("lowest", "int8")):
+        generator = Generator.from_pretrained("tiny", memory=memory)
+        (saved,) = save(generate_sets(generator, prompts[:1], size=SIZE, steps=1), tmp_path)
+        assert (to_dict(saved)["quantize"], png_texts(saved.path).get("quantize")) == (form, form)
+
+
 def test_a_recipe_tells_an_empty_negative_prompt_from_none(prompts, painter, tmp_path):
     empty = Generator.from_pretrained("tiny", true_cfg_scale=2, negative_prompt="")
     for generator, expected in ((empty, ""), (painter, None)):

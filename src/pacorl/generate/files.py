@@ -46,6 +46,7 @@ def recipe_texts(image: GeneratedImage, *, judge: str = "") -> dict[str, str]:
         "true_cfg_scale": None if recipe.true_cfg_scale is None else f"{recipe.true_cfg_scale:g}",
         "negative_prompt": recipe.negative_prompt,
         "max_sequence_length": None if recipe.max_sequence_length is None else str(recipe.max_sequence_length),
+        "quantize": recipe.quantize,
         "version": recipe.version,
         "score": None if score is None else f"{score:.6f}",
         "judge": judge if judge and judged else None,
@@ -107,6 +108,7 @@ def to_dict(saved: SavedImage) -> dict[str, Any]:
         "true_cfg_scale": recipe.true_cfg_scale,
         "negative_prompt": recipe.negative_prompt,
         "max_sequence_length": recipe.max_sequence_length,
+        "quantize": recipe.quantize,
         "rank": image.rank,
         "candidates": image.candidates,
     }

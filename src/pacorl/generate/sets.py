@@ -20,6 +20,7 @@ from pacorl.core.grid import split
 from pacorl.engine.generator import AnySize, Generator, Step
 from pacorl.io.images import open_image
 from pacorl.judges.pairwise import Ask, Matrix, ask_edits, ask_pairs, errors_of, matrix_of, texts_about
+from pacorl.quantize import NONE
 from pacorl.rewards.consistency import Consistency
 from pacorl.rewards.reward import mean_of
 from pacorl.types import Prompt, Size, Verdict
@@ -54,6 +55,8 @@ class Recipe:
     """Most tokens that are read of a prompt."""
     version: str
     """pacorl's."""
+    quantize: str | None = None
+    """How the model's blocks were packed, by little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ def _recipe(
         # generator's pixels change by 8 of 255.
         max_sequence_length=getattr(options, "max_sequence_length", None),
         version=version("pacorl"),
+        quantize=None if options.quantize == NONE else options.quantize,
     )
 
 
