@@ -49,6 +49,13 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     assert (run.sampling.sde_steps, run.out) == ((0, 2), Path("runs/other"))
 
 
+def test_python_reads_what_a_command_reads() -> None:
+    path = Path(__file__).parents[1] / "configs" / "tiny.yaml"
+    assert PolicyConfig.from_yaml(path, "epochs=3") == load(PolicyConfig, path, ["epochs=3"])
+    with pytest.raises(ConfigError, match="epoch: unknown key, did you mean"):
+        PolicyConfig.from_yaml(str(path), "epoch=3")
+
+
 def test_a_dumped_config_loads_as_itself(tmp_path: Path) -> None:
     run = load(PolicyConfig, None, ["epochs=7", "advantages.threshold=mean", "out=runs/é"])
     assert load(PolicyConfig, written(tmp_path, dump(run))) == run

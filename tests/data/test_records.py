@@ -177,6 +177,7 @@ def test_an_edit_is_no_t2is_record(tmp_path: Path) -> None:
 
 
 def test_tiny_sources() -> None:
+    assert load_prompts("tiny:dev:3") == prompts_from("tiny:dev:3")
     assert [len(prompts_from(f"tiny:{split}")) for split in ("train", "dev", "test")] == [288, 48, 48]
     assert len(prompts_from("tiny:test:5")) == 5
     assert prompts_from("tiny:dev:12") == prompts_from("tiny:dev")[:12]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,3 +77,24 @@ def test_a_size_may_be_a_pair_and_a_generator_says_what_it_is(generator: Generat
     assert by_pair[0].size == (16, 32)
     assert by_pair[0].tobytes() == by_size[0].tobytes()
     assert repr(generator) == "Generator('toy', kind='flux', adapter='its own')"
+
+
+def test_prompts_may_be_one_or_texts_and_seeds_count_on(generator: Generator) -> None:
+    def bytes_of(prompts: Any, seeds: Any = 0) -> list[bytes]:
+        return [image.tobytes() for image in generator.sample(prompts, seeds, steps=1, size=(16, 16))]
+
+    assert bytes_of(PROMPTS[0]) == bytes_of(PROMPTS[0].text) == bytes_of(PROMPTS[:1], [0])
+    assert bytes_of(PROMPTS, 3) == bytes_of(PROMPTS, [3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": [1, 2]}, "1 prompts and 2 seeds; give one seed per prompt"),
+        ({"steps": 0}, "steps 0 must be at least 1, or None for 28"),
+        ({"size": 64}, r"size 64 is one number; give height and width, as in size=\(64, 64\)"),
+    ],
+)
+def test_a_wrong_argument_is_named(generator: Generator, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generator.sample(PROMPTS[0], **arguments)

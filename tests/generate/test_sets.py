@@ -25,6 +25,7 @@ from pacorl.policies import kind_of
 from pacorl.policies.flux import FLUX, LORA_TARGETS, tiny_flux
 from pacorl.policies.klein import KLEIN, tiny_klein
 from pacorl.policies.kontext import KONTEXT, tiny_kontext
+from pacorl.score.reward import PacoReward
 from pacorl.types import Prompt, Question, Size, Verdict
 
 SIZE, STEPS = Size(64, 64), 3
@@ -116,7 +117,11 @@ def test_the_best_of_several_is_the_judges(painter, prompts):
         assert own == sorted(own, reverse=True)
         assert [one.judged.score for one in part] == pytest.approx(own)
         assert part[0].judged.matrix[0][1] == part[0].judged.matrix[1][0]
-    best = generate_sets(painter, prompts, seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
+    best = generate_sets(painter, prompts, seed=3, best_of=3, judge=PacoReward(judge), size=SIZE, steps=STEPS)
+    (first,) = generate_sets(painter, prompts[0], seed=3, best_of=3, judge=judge, size=SIZE, steps=STEPS)
+    assert repr(first) == repr(best[0])
+    assert repr(first).startswith(f"GeneratedImage({prompts[0].theme!r}, 64x64, seed ")
+    assert repr(first).endswith(f", score {first.judged.score:.4f}, number 1 of 3)")
     assert [one.image.tobytes() for one in best] == [ranked[0].image.tobytes(), ranked[3].image.tobytes()]
 
 

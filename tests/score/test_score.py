@@ -62,6 +62,7 @@ def test_the_odd_one_out_is_the_image_that_fits_least() -> None:
     assert odd.with_others == pytest.approx((p(0, 2) + p(1, 2) + p(2, 3)) / 3)
     assert odd.among_others == pytest.approx((p(0, 1) + p(0, 3) + p(1, 3)) / 3)
     assert score_set(GreyJudge(), IMAGES[:2]).odd_one_out is None
+    assert score_set(GreyJudge(), [IMAGES[0]] * 3).odd_one_out is None, "of equals"
 
 
 def test_symmetric_takes_the_mean_of_both_orders_and_reports_the_gap() -> None:
@@ -189,6 +190,19 @@ def test_the_terminal_shows_matrix_odd_one_and_reasons() -> None:
     assert "Fits least: y" in text
     assert "w and x: " in text
     assert "Asked: Do the two" in text
+
+
+def test_scores_are_printed_as_the_command_prints_them() -> None:
+    scores = score_set(GreyJudge(), IMAGES)
+    assert str(scores) == table(scores)
+    assert repr(scores) == f"Scores(4 images, mean {scores.mean:.4f}, 'image 3' fits least)"
+    silent = score_set(GreyJudge(silent_about="Do"), IMAGES[:2])
+    assert repr(silent) == "Scores(2 images, no mean, 1 of 1 pairs without a score)"
+
+
+def test_a_name_is_no_judge() -> None:
+    with pytest.raises(TypeError, match=r"PacoReward\.from_pretrained\('tiny'\) loads one by its name"):
+        PacoReward("tiny")  # type: ignore[arg-type]
 
 
 def test_two_images_make_one_line() -> None:

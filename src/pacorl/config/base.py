@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -56,6 +56,22 @@ class Section(BaseModel):
 
     # Extra keys are refused: a typo must not silently mean a default. A bound that is NaN is passed by every value.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, *overrides: str) -> Self:
+        """A config from a file, as a command reads it.
+
+        Args:
+            path: the YAML.
+            overrides: changes, each as `section.key=value`.
+
+        Raises:
+            ConfigError: The config cannot be run; it has one line per fault.
+
+        Example:
+            config = PolicyConfig.from_yaml("configs/tiny.yaml", "epochs=3", "sampling.batch=6")
+        """
+        return load(cls, Path(path), overrides)
 
     @field_validator("*", mode="wrap")
     @classmethod

@@ -57,13 +57,15 @@ def prompts_from(source: str, *, limit: int | None = None) -> list[Prompt]:
 
 
 def load_prompts(path: str | Path) -> list[Prompt]:
-    """Every prompt of a file, its `id` the position there; blank lines are passed over.
+    """Every prompt of a file, its `id` the position there; blank lines are passed over. `tiny:dev` is one, too.
 
     The layout is the record's `layout`, else the first one in its text, else 1x1; a line of plain text is 1x1 unless
     it has panel tags. Criteria whose text is null (the published files have a few) are left out.
 
     Raises ValueError that names file, line, fault and fix.
     """
+    if str(path).startswith(TINY):
+        return prompts_from(str(path))
     path = Path(path)
     if path.suffix.lower() == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
         return load_gedit(path)

@@ -15,6 +15,7 @@ import torch
 from pacorl.config.options import MEMORY, one_of
 from pacorl.core.devices import available_device, best_dtype
 from pacorl.core.sampling import Sampler
+from pacorl.data.records import text_prompt
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.rollout import sample_images
 from pacorl.engine.turns import Turns
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 SIZE = Size(1024, 1024)
 
+Prompts = Prompt | str | Sequence[Prompt | str]
+"""One or several; a text is a prompt of one image, or of the panels that it has tags for."""
 AnySize = Size | tuple[int, int] | None
 """A size in pixels, or its height and width; None for the default."""
 Step = Callable[[int], None]
@@ -40,13 +43,13 @@ class Generator:
     """A policy with the names that an image's recipe needs.
 
     Example:
-        from pacorl import Generator
-        from pacorl.generate.compose import prompt_from
+        from pacorl import Generator, prompt_from
 
         generator = Generator.from_pretrained("tiny")  # or a hub name, adapter="runs/sets/adapter"
         panels = ["waving, flag", "jumping, boat", "standing, tree", "waving, lamp"]
         prompt = prompt_from("tiny", theme="red round hero, crown, night", panels=panels)
-        first, second = generator.sample([prompt, prompt], seeds=[0, 1])
+        (image,) = generator.sample(prompt)
+        first, second = generator.sample([prompt, prompt], seeds=[4, 7])
     """
 
     def __init__(self, policy: PipelinePolicy, *, model: str, kind: str = DEFAULT_KIND, adapter: str = "") -> None:
@@ -154,7 +157,26 @@ class Generator:
     def _requested_size(self, prompt: Prompt, size: AnySize) -> Size:
         if isinstance(size, tuple):
             return Size(*size)
+        if isinstance(size, int):
+            raise ValueError(f"size {size} is one number; give height and width, as in size=({size}, {size})")
         return size or (self._tiny.size if self._tiny else prompt.size) or SIZE
+
+    def prompts_of(self, prompts: Prompts) -> list[Prompt]:
+        """One prompt or several, as they are or as texts, as a list.
+
+        Raises:
+            ValueError: A text's panels do not fit its layout, or the tiny generator does not know a word of it.
+        """
+        given = [prompts] if isinstance(prompts, Prompt | str) else prompts
+        return [self._read(prompt, number) for number, prompt in enumerate(given)]
+
+    def _read(self, prompt: Prompt | str, number: int) -> Prompt:
+        if isinstance(prompt, Prompt):
+            return prompt
+        read = text_prompt(prompt, number)
+        if self._tiny:
+            self._tiny.check(read)
+        return read
 
     def check(self, prompts: Sequence[Prompt], size: AnySize = None, *, lora_scale: float = 1.0) -> None:
         """Check prompts before anything is generated.
@@ -171,8 +193,8 @@ class Generator:
 
     def sample(
         self,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[int],
+        prompts: Prompts,
+        seeds: Sequence[int] | int = 0,
         *,
         size: AnySize = None,
         steps: int | None = None,
@@ -186,13 +208,22 @@ class Generator:
 
         Args:
             prompts: sets or edits, as the kind does.
-            seeds: one per prompt.
+            seeds: one per prompt, or the first one's, from which the others count on.
             size: height and width of every prompt's image; else the tiny checkpoint's, the record's, or 1024 × 1024.
             steps: denoising steps.
             base: whether to leave the adapter off.
             lora_scale: what the adapter's change is multiplied by; 1 as it was trained, 0 the base.
             on_step: called after every denoising step of a batch.
+
+        Raises:
+            ValueError: Seeds or steps are too few, or as `check` and `prompts_of` say.
         """
+        prompts = self.prompts_of(prompts)
+        seeds = range(seeds, seeds + len(prompts)) if isinstance(seeds, int) else seeds
+        if len(seeds) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(seeds)} seeds; give one seed per prompt")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps {steps} must be at least 1, or None for {self.default_steps}")
         self.check(prompts, size, lora_scale=lora_scale)
         policy = cast("Policy", _StepReporter(self.policy, on_step))
         sizes = [self._requested_size(prompt, size) for prompt in prompts]

@@ -12,12 +12,12 @@ from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from PIL.Image import Image
 
 from pacorl.core.grid import split
-from pacorl.engine.generator import AnySize, Generator, Step
+from pacorl.engine.generator import AnySize, Generator, Prompts, Step
 from pacorl.io.images import open_image
 from pacorl.judges.pairwise import Ask, Matrix, ask_edits, ask_pairs, errors_of, matrix_of, texts_about
 from pacorl.quantize import NONE
@@ -73,7 +73,7 @@ class Judged:
     """Why there is no score."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GeneratedImage:
     """An image with its recipe, and the judgement of it if there is a judge."""
 
@@ -95,6 +95,13 @@ class GeneratedImage:
         """The grid image cut apart; one image for an edit."""
         return split(self.image, self.prompt.grid)
 
+    def __repr__(self) -> str:
+        recipe, judged = self.recipe, self.judged
+        facts = [repr(self.prompt.theme or self.prompt.text[:60]), str(recipe.size), f"seed {recipe.seed}"]
+        facts += [f"score {judged.score:.4f}"] if judged and judged.score is not None else []
+        facts += [f"number {self.rank} of {self.candidates}"] if self.candidates > 1 else []
+        return f"GeneratedImage({', '.join(facts)})"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the page of `pacorl generate --report`."""
         from pacorl.generate.files import SavedImage, page_of  # which imports this module
@@ -103,18 +110,26 @@ class GeneratedImage:
         return notebook_frame(page_of([SavedImage(self, Path("image"), ())], title=self.prompt.theme or "An image"))
 
 
+@runtime_checkable
+class HoldsJudge(Protocol):
+    """What has a judge, as `PacoReward` does."""
+
+    judge: Judge
+    """Who ranks."""
+
+
 Rank = Callable[[Sequence[Prompt], Sequence[Image]], list[Judged]]
 """The candidates of one prompt → a judgement of each."""
 
 
 def generate_sets(
     generator: Generator,
-    prompts: Sequence[Prompt],
+    prompts: Prompts,
     *,
     seed: int = 0,
     count: int = 1,
     best_of: int = 1,
-    judge: Judge | None = None,
+    judge: Judge | HoldsJudge | None = None,
     ask: Ask = "theme",
     rank: Rank | None = None,
     size: AnySize = None,
@@ -127,6 +142,11 @@ def generate_sets(
     """Generate `count` images per prompt, in order.
 
     Args:
+        generator: what samples.
+        prompts: one or several, as `Generator.sample` takes them.
+        seed: of the first candidate.
+        count: images per prompt.
+        judge: a judge, or a `PacoReward` with one; needed if there are candidates to choose from.
         best_of: candidates per image, of which the judge's best is kept, or all (best first) with `keep_all`.
         ask: whether the judge is asked about a set's theme or about its written criteria.
         rank: another way to judge candidates.
@@ -140,18 +160,20 @@ def generate_sets(
 
     Example:
         generator = Generator.from_pretrained("tiny")
-        (image,) = generate_sets(generator, [prompt], best_of=4, judge=judge)
-        image.image.save("set.png")
+        (best,) = generate_sets(generator, prompt, best_of=4, judge=PacoReward.from_pretrained("tiny"))
+        best.image.save("set.png")
     """
     if count < 1 or best_of < 1:
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
-        raise ValueError(f"the best of {best_of} needs a judge to say which; name one with --judge")
+        raise ValueError(f"the best of {best_of} needs a judge to say which; give one as judge=")
+    asked = judge.judge if isinstance(judge, HoldsJudge) else judge
+    prompts = generator.prompts_of(prompts)
     options: Any = {"size": size, "steps": steps, "base": base, "lora_scale": lora_scale}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
-        ranked_by = rank or (_rank_by(judge, prompt, ask=ask) if judge else None)
+        ranked_by = rank or (_rank_by(asked, prompt, ask=ask) if asked else None)
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
         # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
         candidates = generator.sample([prompt] * best_of, seeds, **options, on_step=on_step)

@@ -232,7 +232,8 @@ class PolicySpec:
         """The diffusers class, whose first mention imports thousands of modules."""
         import diffusers
 
-        return getattr(diffusers, self.pipeline)
+        with quiet("transformers.utils.import_utils"):  # torchvision is not missed
+            return getattr(diffusers, self.pipeline)
 
     @property
     def published(self) -> str:

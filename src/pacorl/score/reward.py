@@ -40,6 +40,10 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
     """
 
     def __init__(self, judge: Judge, *, name: str = "") -> None:
+        if isinstance(judge, str | Path):
+            raise TypeError(
+                f"PacoReward takes a judge; PacoReward.from_pretrained({str(judge)!r}) loads one by its name"
+            )
         self.judge = judge
         """Answers the questions."""
         self.name = name or type(judge).__name__

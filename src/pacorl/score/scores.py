@@ -73,7 +73,7 @@ class OddOneOut:
     """Mean score of the pairs without it; None if none was scored."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Scores:
     """The scored pairs of some images."""
 
@@ -111,7 +111,7 @@ class Scores:
     def odd_one_out(self) -> OddOneOut | None:
         """Of three images or more, the one whose pairs score lowest."""
         means = {image: mean for image in range(len(self.names)) if (mean := self.mean_of(image)) is not None}
-        if len(self.names) < 3 or not means:  # of two, neither is the odd one
+        if len(self.names) < 3 or len(set(means.values())) < 2:  # of two, or of equals, none is the odd one
             return None
         odd = min(means, key=lambda image: means[image])
         among_others = [pair.p_yes for pair in self.pairs if odd not in (pair.first, pair.second)]
@@ -136,6 +136,19 @@ class Scores:
             "pairs": [self._pair_dict(pair) for pair in self.pairs],
             "matrix": [list(row) for row in self.matrix],
         }
+
+    def __repr__(self) -> str:
+        mean, odd = self.mean, self.odd_one_out
+        facts = [f"{len(self.names)} images", f"mean {mean:.4f}" if mean is not None else "no mean"]
+        facts += [f"{self.names[odd.image]!r} fits least"] if odd else []
+        facts += [f"{len(self.missing)} of {len(self.pairs)} pairs without a score"] if self.missing else []
+        return f"Scores({', '.join(facts)})"
+
+    def __str__(self) -> str:
+        """What `pacorl score` prints."""
+        from pacorl.score.page import table  # which imports this module
+
+        return table(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the page of `pacorl score --report`."""
