@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,15 +105,18 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> 
     (tmp_path / "ran").mkdir()
     (tmp_path / "ran" / "metrics.jsonl").write_text("{}\n")
     write_ranking(tmp_path / "rank")
-    done = subprocess.run(
-        [sys.executable, "-c", RUNS],
-        cwd=tmp_path,
-        input=json.dumps([words for words, _ in MISTAKES]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for (words, message), line in zip(MISTAKES, done.stdout.splitlines(), strict=True):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        mistakes = [*MISTAKES, (["serve", "tiny", "--port", port], f"127.0.0.1:{port} cannot be listened on")]
+        done = subprocess.run(
+            [sys.executable, "-c", RUNS],
+            cwd=tmp_path,
+            input=json.dumps([words for words, _ in mistakes]),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    for (words, message), line in zip(mistakes, done.stdout.splitlines(), strict=True):
         code, said, loaded = json.loads(line)
         assert (code, loaded) == (2 if words[0] == "doctor" else 1, []), (words, said)
         assert message in said, words

@@ -17,7 +17,7 @@ from pacorl.cli import app
 from pacorl.cli.shared import BELOW, INCOMPLETE
 from pacorl.core.questions import consistent, meets_criterion, same_theme
 from pacorl.data.characters import all_panels, draw, draw_grid, vocabulary
-from pacorl.io.images import open_image
+from pacorl.io.images import open_image, png_bytes
 from pacorl.io.remote import PRIVATE_VARIABLE
 from pacorl.judges.local import LocalJudge
 from pacorl.score.reward import PacoReward
@@ -252,6 +252,19 @@ def test_python_says_why_there_is_no_score(photograph: Path, images: list[Path])
         scores = reward.score_set([*images[:2], photograph])
         assert [pair.declined for pair in scores.pairs] == [False, True, True]
         assert reward.score(*images[:2]) == scores.mean
+
+
+def test_a_whole_set_is_told_how_its_panels_are_compared(
+    images: list[Path], judge_folder: Path, tmp_path: Path
+) -> None:
+    texts = {"whole": {"layout": "2x2"}, "panel": {"layout": "2x2", "panel": "a hat"}, "alone": {"layout": "1x1"}}
+    paths = {name: tmp_path / f"{name}.png" for name in texts}
+    for name, path in paths.items():
+        path.write_bytes(png_bytes(open_image(images[0]), texts[name]))
+    said = f"{paths['whole']} is a whole set; `pacorl score {paths['whole']} --grid 2x2` compares its panels"
+    assert said in run(paths["alone"], paths["whole"], "--judge", judge_folder).stderr
+    for words in ((paths["alone"], paths["panel"]), (paths["whole"], "--grid", "2x2")):
+        assert "is a whole set" not in run(*words, "--judge", judge_folder).stderr
 
 
 def test_a_least_score_is_a_gate(images: list[Path], judge_folder: Path, judge: LocalJudge) -> None:

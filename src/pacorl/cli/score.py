@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -91,7 +92,8 @@ def score(
             from pacorl.io import processor  # noqa: F401 - the most that loading it imports
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
-        echo_errors(note)  # before any number: it says for which images the judge's numbers mean something
+        # Before any number: they say for which images the judge's numbers mean something.
+        echo_errors(note, "" if ask.grid else _whole_sets(images))
         scores = scoring.score_set(
             reward.judge,
             opened,
@@ -115,6 +117,17 @@ def score(
     if output.least is not None and scores.mean is not None and scores.mean < output.least:
         echo_errors(f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min {output.least:g}")
         raise typer.Exit(BELOW)
+
+
+def _whole_sets(images: Sequence[str]) -> str:
+    """What to say of images that `pacorl generate` wrote as grids of panels: a judge compares panels."""
+    from pacorl.io.images import png_texts
+
+    for image in images:
+        texts = png_texts(Path(image))
+        if (layout := texts.get("layout", "1x1")) != "1x1" and "panel" not in texts:
+            return f"{image} is a whole set; `pacorl score {image} --grid {layout}` compares its panels"
+    return ""
 
 
 def _check_complete(scores: Scores, *, keep_going: bool) -> None:

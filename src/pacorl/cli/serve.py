@@ -96,6 +96,7 @@ def _key_of(description: Endpoints) -> str:
 
 def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extra: list[str]) -> None:
     from pacorl.engine.cores import use_cores
+    from pacorl.io.quiet import quiet_loading
     from pacorl.judges import check_judge
 
     if extra:
@@ -106,9 +107,14 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
     for adapter in server.adapters.values() or [""]:
         check_judge(server.checkpoint, adapter=adapter)
     with needing("serve", what="the built-in server"):
+        from pacorl.web.site import listening
+
+        with listening(server.host, server.port):  # a port that is taken is told before weights are loaded
+            pass
         from pacorl.judges.http.client import DECLINE_HEADER
         from pacorl.serve.builtin import Limits, load_judges, run_builtin
     use_cores()
+    quiet_loading()
     judges = load_judges(server, dtype=options.dtype)
     _announce(servers)
     # Said before the server takes over this thread.

@@ -24,6 +24,7 @@ from pacorl.engine.image_queue import GenerateImages, ImageJob, ImageSource, Sha
 from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, disk_errors, flush_all, inside
 from pacorl.io.images import open_image, png_bytes
+from pacorl.io.quiet import quiet_loading
 from pacorl.types import Size
 
 
@@ -118,6 +119,7 @@ def image_source(
     def load() -> GenerateImages:
         from pacorl.engine.generator import Generator
 
+        quiet_loading()
         generator = Generator.from_pretrained(
             checkpoint, kind=kind, adapter=adapter, dtype=dtype, memory=memory, **options
         )

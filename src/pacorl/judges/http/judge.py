@@ -91,7 +91,8 @@ class HttpJudge:
         """A judge from a URL (then `model` is its name there), or from an endpoints YAML (then `model` chooses)."""
         if is_url(url := str(source)):
             if not model:
-                raise ValueError(f"name the model to ask at {url}; `curl {api_url(url)}/models` lists them")
+                names = f"`curl {api_url(url)}/models` lists them"
+                raise ValueError(f"name the model to ask at {url}, by --judge-model or model=; {names}")
             return cls(model, [url], api_key_env=api_key_env, **options)
         document = load_endpoints(Path(source))
         served = document.named(model)
