@@ -24,6 +24,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -460,6 +461,9 @@ def pretended() -> Iterator[PretendedCard]:
         made = made_here(data, **options)
         return made if device is None else made.to(device)
 
+    # torch remembers its factories from when it is first asked: with ours among them, `with META` would not see torch's
+    # for the rest of the process, and transformers would leave the positions of a CLIP without values.
+    _device_constructors()
     with fused_attention(), card.attached(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "tensor", tensor)
         yield card

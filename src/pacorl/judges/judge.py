@@ -171,7 +171,8 @@ class InProcessOptions(BackendOptions):
     """Whether the weights of the model's blocks are kept in 8 or 4 bits: `int8`, `fp8`, or `nf4`, which needs
     `pip install 'pacorl[nf4]'`."""
     stream: bool = False
-    """Whether they stay in main memory, and are sent to the device layer by layer in each forward."""
+    """Whether the weights of the model's blocks stay in main memory, and are sent to the device layer by layer in each
+    forward."""
     batch_tokens: Positive = 8192
     """Most tokens of one forward, padding included; so many keep a GPU busy with a 7B model, whose activations then
     take about 2 GiB."""

@@ -165,10 +165,10 @@ def generation_rows(
     phases["transformer"] = sampling[1:] if low else everywhere
     rows = generator_rows(options, policy, transformer=sampling)
     weights = [replace(row, phases=phases.get(row.component, everywhere)) for row in rows if row.place == "device"]
-    streamed = [row for row in rows if row.place == "host"]
-    for attribute, name in policy.encoders.items():
-        streamed += _streamed(name, streamed_bytes(getattr(policy.pipeline, attribute)))
-    weights += [replace(row, phases=(*loading * (row in rows), *everywhere)) for row in streamed]
+    weights += [replace(row, phases=(*loading, *everywhere)) for row in rows if row.place == "host"]
+    for attribute, name in policy.encoders.items():  # pages of their files, from the first prompt on
+        streamed = _streamed(name, streamed_bytes(getattr(policy.pipeline, attribute)))
+        weights += [replace(row, phases=everywhere) for row in streamed]
     weights += [replace(row, phases=everywhere if row.parameters and not low else ("score",)) for row in judge]
     encoders = sum(row.bytes for row in weights if row.component in policy.encoders.values())
     turns = [weight_bytes(policy.transformer), encoders, sum(row.bytes for row in judge if row.parameters)]

@@ -123,8 +123,8 @@ class PolicyOptions(Section):
     """Whether the frozen weights of the transformer's blocks are kept in 8 or 4 bits, in sampling and in training
     alike: `int8`, `fp8`, or `nf4`, which needs `pip install 'pacorl[nf4]'`."""
     stream: bool = False
-    """Whether these weights, and those of the text encoders' blocks, stay in main memory: each is sent to the device
-    when its layer computes. Two layers' are there at a time, and a forward sends all of them once."""
+    """Whether the weights of the blocks of transformer and text encoders stay in main memory: each is sent to the
+    device when its layer computes. Two layers' are there at a time, and a forward sends all of them once."""
     gradient_checkpointing: bool | Literal["auto"] = True
     """Whether activations are computed again in the backward: less memory for a third more work in training. `auto` is
     off if the plan of `--dry-run` fits this machine's card without, and on in runs that no command plans."""
