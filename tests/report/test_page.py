@@ -14,7 +14,7 @@ from run_folder import EVIL, finished_run, json_lines, write_evaluation, write_m
 
 from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.ranking import Interval
-from pacorl.report.curves import BUCKETS, Chart, charts, thinned
+from pacorl.report.curves import BUCKETS, Chart, charts, folded, thinned
 from pacorl.report.figures import (
     DARK_RAMP,
     LIGHT_RAMP,
@@ -29,6 +29,7 @@ from pacorl.report.figures import (
     padded,
     pair_matrix_svg,
     readable_on,
+    score,
     show,
     tag,
     ticks,
@@ -421,3 +422,21 @@ def test_a_page_opens_on_the_median_change(run: Path) -> None:
     assert "Median change" in headline
     assert 'href="#set-2-7"' in headline
     assert headline.count("<img") == 2
+
+
+def test_what_did_not_move_is_folded_away_and_no_curve_is_drawn_twice(tmp_path: Path) -> None:
+    records = [
+        {"kind": "epoch", "epoch": epoch, "loss": 0.5, "grad_norm": epoch * 0.1}
+        | {"reward/ratio": epoch, "reward/a_to_b": epoch}
+        for epoch in (1, 2, 3)
+    ]
+    run = read_run(write_metrics(tmp_path, *records))
+    titles = {group: [chart.title for chart in drawn] for group, drawn in folded(run).items()}
+    assert titles == {"Rewards": ["A to b"], "Training health": ["Gradient norm"], "More": ["Loss"]}
+    page = write_report(tmp_path).read_text()
+    assert "1 more curve, which did not move" in " ".join(page.split())
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (3e-5, "0.000"), (0.25, "0.250"), (1, "1.000"), (12, "12.0")])
+def test_a_score_has_three_places(value: float | None, text: str) -> None:
+    assert score(value) == text

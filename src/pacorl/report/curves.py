@@ -50,6 +50,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
 BUCKETS = 200
 """A series is thinned to the extremes of so many buckets, so that a long run keeps its spikes and loses its weight."""
 
+RATIO = "reward/ratio"
 NOT_CHARTED = {"kind", "epoch", "step"}
 
 CORRELATION, TRAINED, AVERAGE = "correlation/", "trained/", "average/"
@@ -83,12 +84,25 @@ class Chart:
         values = [value for _, value in self.lines[0].points if value is not None]
         return amount(values[0]) if len(values) == 1 else f"{amount(values[0])} → {amount(values[-1])}"
 
+    @property
+    def flat(self) -> bool:
+        """Whether no line has moved, over three points or more of all lines."""
+        moved = any(len({value for _, value in line.points}) > 1 for line in self.lines)
+        return not moved and sum(len(line.points) for line in self.lines) > 2
+
 
 def charts(run: RunFolder) -> dict[str, list[Chart]]:
     """Group → its charts, in the order of GROUPS; groups without charts are left out."""
     epochs, evaluations = _series(run.epochs), _series(run.evaluations)
     drawn = [*_training_charts(epochs), *_evaluation_charts(evaluations), *_hacking_charts(epochs, evaluations)]
     grouped = {group: [chart for chart in drawn if chart.group == group] for group in GROUPS}
+    return {group: members for group, members in grouped.items() if members}
+
+
+def folded(run: RunFolder) -> dict[str, list[Chart]]:
+    """The charts as a page shows them: what did not move stands under MORE, and is not looked through by everybody."""
+    drawn = [chart for members in charts(run).values() for chart in members]
+    grouped = {group: [chart for chart in drawn if (MORE if chart.flat else chart.group) == group] for group in GROUPS}
     return {group: members for group, members in grouped.items() if members}
 
 
@@ -109,6 +123,8 @@ def _training_charts(series: Mapping[str, Points]) -> list[Chart]:
     # A reward's spread is the band around its mean, and not a curve of its own.
     banded = {key.removesuffix("mean") + "std" for key in series if re.fullmatch(RULES[0][0], key)}
     rules = {key: _rule_of(key) for key in series if key not in banded and not key.startswith((MONITOR, ALARM))}
+    if series.get(RATIO) in [points for key, points in series.items() if key.startswith("reward/") and key != RATIO]:
+        rules.pop(RATIO)  # of two rewards, the one ratio has a name that says of which
     for key, (_, group, title, line) in sorted(rules.items(), key=lambda item: item[1][0]):  # stable within a rule
         chart = drawn.setdefault((group, title), Chart(group=group, title=title, band=_band(series, key)))
         chart.lines.append(Line(line, thinned(series[key])))

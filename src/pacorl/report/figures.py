@@ -73,6 +73,11 @@ def amount(value: float | None) -> str:
     return text.replace("-", MINUS)
 
 
+def score(value: float | None) -> str:
+    """A value between 0 and 1 to three places, so that nearly 0 reads as 0; any other as `amount` says."""
+    return f"{value:.3f}" if value is not None and 0 <= value <= 1 else amount(value)
+
+
 def change(value: float | None) -> str:
     """An amount that says its direction: `+0.120`."""
     return ("+" if value is not None and value > 0 else "") + amount(value)

@@ -20,7 +20,7 @@ from pacorl.core.grid import panel_texts
 from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
 from pacorl.report import figures
-from pacorl.report.curves import charts, line_chart_svg
+from pacorl.report.curves import folded, line_chart_svg
 from pacorl.report.figures import ShownImage, changes_svg, pair_matrix_svg, shares_svg, show, unit_axis
 from pacorl.report.folder import RunFolder, Sample, read_run
 from pacorl.report.results import alarms, compared, facts, is_monitored, provenance, results, seconds
@@ -69,7 +69,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(figures, name) for name in ("label", "amount", "change", "duration")}
+    environment.filters |= {name: getattr(figures, name) for name in ("label", "amount", "score", "change", "duration")}
     environment.globals |= {name: getattr(figures, name) for name in ("MEANINGS", "interval_svg")} | {"zip": zip}
     return environment
 
@@ -95,7 +95,7 @@ def _contents(run: RunFolder) -> dict[str, object]:
         "shares": shares_svg(spent) if spent else Markup(""),
         "training_images": {epoch: show(_open(run.training_images[epoch])) for epoch in shown_epochs},
         "charts": {
-            group: [(chart, line_chart_svg(chart)) for chart in members] for group, members in charts(run).items()
+            group: [(chart, line_chart_svg(chart)) for chart in members] for group, members in folded(run).items()
         },
         "config": run.config,
         "provenance": provenance(run.summary),
