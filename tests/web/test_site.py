@@ -109,7 +109,7 @@ def test_who_was_led_to_a_link_is_asked_before_the_cookie_changes(client, site):
     answer = client.get("/join/secret", headers=site)
     assert (answer.status_code, "set-cookie" in answer.headers) == (200, False)
     assert '<input type="hidden" name="token" value="secret">' in answer.text
-    assert "<button>Open as &lt;ann&gt;</button>" in answer.text
+    assert ">Open as &lt;ann&gt;</button>" in answer.text
     assert answer.headers["referrer-policy"] == "same-origin"
     origin = {"Origin": "http://localhost:8767", "Content-Type": "application/x-www-form-urlencoded"}
     joined = client.post("/join", content="token=secret", headers=origin)

@@ -34,9 +34,10 @@ Route = tuple[str, str, Callable[..., Any]]
 SHARED_FILES = Path(__file__).parent / "page"
 JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="stylesheet" href="/page/base.css"><main><h1>{title}</h1>
+<link rel="stylesheet" href="/page/base.css"><main class="gate"><h1>{title}</h1>
+<p>This link is a password. It stays open in this browser.</p>
 <form method="post" action="/join"><input type="hidden" name="token" value="{token}">
-<button>Open{name}</button></form></main></html>
+<button class="main">Open{name}</button></form></main></html>
 """
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
 HEADERS = {
