@@ -153,6 +153,8 @@ def test_main_memory_and_disk_are_held_against_this_machine(monkeypatch: pytest.
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=8 * GIB))
     _, host = doctor._memory(planned(*rows, card=80 * GIB))
     assert (host.severity, "9.0 GiB of 8.0 GiB main memory" in host.text) == ("error", True)
+    _, host = doctor._memory(planned(Row("files", 9 * GIB, place="host", is_file=True), card=80 * GIB))
+    assert (host.severity, "; 0 B without pages of the checkpoints' files" in host.text) == ("warning", True)
     disk = doctor._disk(load(PolicyConfig, recipe(), [f"out={tmp_path}"]), planned(*rows, card=80 * GIB))
     assert (disk.severity, "lower keep_checkpoints" in disk.text) == ("error", True)
 

@@ -62,6 +62,8 @@ class Row:
     phases: tuple[Phase, ...] = tuple(PHASES)
     """When it is there; for the disk without meaning."""
     note: str = ""
+    is_file: bool = False
+    """Whether these are pages of a file, which the system takes back for whoever needs memory, and reads again."""
 
 
 def policy_on_meta(config: PolicyConfig, configs: Parts) -> PipelinePolicy:
@@ -179,7 +181,7 @@ def generation_rows(
         Row("encoding a prompt", memory.encoding_peak(policy, size=size, prompts=1), phases=("encode",)),
         Row("sampling an image", memory.sampling_peak(policy, size=size, batch=1), phases=("sample",), note=f"{size}"),
         Row("decoding an image", memory.decoding_peak(policy, size=size, batch=1), phases=("decode",), note=f"{size}"),
-        Row("checkpoint's files, mapped", files, place="host", phases=loading),
+        Row("checkpoint's files, mapped", files, place="host", phases=loading, is_file=True),
         Row("process", PROCESS, place="host", note="Python and its libraries"),
         *([Row("who waits for a turn", parked, place="host", phases=everywhere, note="memory: low")] if low else []),
     )
@@ -216,7 +218,8 @@ def judge_rows(component: str, options: InProcessOptions, configs: Parts, *, pan
 
 def _files(component: str, size: int) -> Row:
     """The files of a model that scores; it is loaded right after the adapter was checked."""
-    return Row(f"{component}'s files, mapped", size, place="host", phases=("check",), note="shared by all processes")
+    note = "shared by all processes"
+    return Row(f"{component}'s files, mapped", size, place="host", phases=("check",), note=note, is_file=True)
 
 
 def pair_tokens(panel: Size, configs: Parts) -> int:
@@ -342,11 +345,14 @@ def _host_rows(config: PolicyConfig, policy: PipelinePolicy, work: Work, *, prom
     encoders = [getattr(policy.pipeline, name) for name in policy.encoders]
     # Streamed ones are read from their files until all is encoded.
     encoder_files = (sum if config.model.stream else max)(weight_bytes(e) + streamed_bytes(e) for e in encoders)
-    # Their pages are let go when the last layer is packed.
-    packed = world * streamed_bytes(policy.transformer)
-    files = max(encoder_files, (parameter_count(policy.transformer) - adapter) * width + packed)
+    transformer_files = (parameter_count(policy.transformer) - adapter) * width
+    files = max(encoder_files, transformer_files)
+    # The pages of the transformer's are let go when the last layer is packed.
+    packed = max(0, transformer_files + world * streamed_bytes(policy.transformer) - files)
+    loading: Any = {"place": "host", "phases": ("encode",)}
     return [
-        Row("checkpoint's files, mapped", files, place="host", phases=("encode",), note="shared by all processes"),
+        Row("checkpoint's files, mapped", files, **loading, note="shared by all processes", is_file=True),
+        *([Row("transformer, packed beside its files", packed, **loading)] if packed else []),
         Row("adapters, before they are placed", world * adapter * FP32, place="host", phases=("encode",)),
         Row("processes", world * PROCESS, place="host", note=f"{world}, Python and its libraries"),
         Row("an epoch's rollouts", rollouts, place="host", phases=AFTER_ENCODING, note=note),

@@ -154,9 +154,18 @@ def _folder(config: PolicyConfig) -> Iterator[Finding]:
 def _memory(plan: Plan) -> Iterator[Finding]:
     needed, card = plan.peak_bytes, plan.device_bytes
     yield _on_card(plan, needed + CUDA_BYTES, card) if card else _without_card(plan, needed)
-    host = plan.host_bytes + (0 if card else needed)
-    text = f"{size_text(host)} of {size_text(_main_memory())} main memory, for all processes"
-    yield Finding("error" if host > _main_memory() else "fine", "memory", text)
+    yield _in_main_memory(plan, beside=0 if card else needed)
+
+
+def _in_main_memory(plan: Plan, *, beside: int) -> Finding:
+    host, held, memory = plan.host_bytes + beside, plan.held_bytes + beside, _main_memory()
+    text = f"{size_text(host)} of {size_text(memory)} main memory, for all processes"
+    if held > memory:
+        return Finding("error", "memory", text)
+    if host > memory:
+        pages = f"{size_text(held)} without pages of the checkpoints' files, which then are read more than once"
+        return Finding("warning", "memory", f"{text}; {pages}: loading is slow")
+    return Finding("fine", "memory", text)
 
 
 def _on_card(plan: Plan, needed: int, card: int) -> Finding:

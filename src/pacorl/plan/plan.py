@@ -70,9 +70,10 @@ class Plan:
     balance: Balance | None = None
     """Of trainers and judges; None if no reward asks a judge, and of a plan to generate."""
 
-    def phase_bytes(self, phase: Phase, *, place: Place = "device") -> int:
-        """What is on a device in a phase, or elsewhere."""
-        return sum(row.bytes for row in self.rows if row.place == place and phase in row.phases)
+    def phase_bytes(self, phase: Phase, *, place: Place = "device", files: bool = True) -> int:
+        """What is on a device in a phase, or elsewhere, with the pages of files or without them."""
+        rows = (row for row in self.rows if row.place == place and phase in row.phases)
+        return sum(row.bytes for row in rows if files or not row.is_file)
 
     @property
     def peak_bytes(self) -> int:
@@ -83,6 +84,11 @@ class Plan:
     def host_bytes(self) -> int:
         """What the main memory of a machine must hold of all its processes, loading included."""
         return max(self.phase_bytes(phase, place="host") for phase in PHASES)
+
+    @property
+    def held_bytes(self) -> int:
+        """Those of `host_bytes` that no other program can have: all but pages of files."""
+        return max(self.phase_bytes(phase, place="host", files=False) for phase in PHASES)
 
     @property
     def disk_bytes(self) -> int:
