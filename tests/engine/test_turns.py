@@ -90,6 +90,10 @@ def test_low_memory_leaves_what_is_given_and_refuses_what_contradicts_it() -> No
     served = ["judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, overlap: true}"]
     assert load(PolicyConfig, None, ["memory=low", *served]).judge.overlap is True
     assert load(PolicyConfig, None, ["memory=low", "judge=none"]).judge is None
+    held_out = load(
+        PolicyConfig, None, ["memory=lowest", "evaluation={judge: {checkpoint: tiny}, rewards: [{name: consistency}]}"]
+    ).evaluation.judge
+    assert (held_out.quantize, held_out.stream) == ("int8", True)
 
 
 def test_a_sharded_transformer_takes_no_turns() -> None:

@@ -260,6 +260,9 @@ def with_low_memory(document: Mapping[str, Any]) -> dict[str, Any]:
     for section, keys in sections.items():
         if isinstance(given := document.get(section, {}), Mapping):  # not `judge: none`
             filled[section] = {**keys, **given}
+    evaluation = document.get("evaluation")
+    if isinstance(evaluation, Mapping) and isinstance(judge := evaluation.get("judge"), Mapping):
+        filled["evaluation"] = {**evaluation, "judge": {**weights, **judge}}
     return filled
 
 
