@@ -752,6 +752,17 @@ def test_what_tells_most_comes_first(tmp_path):
         assert sorted(following(store)) == sorted(pairs)
 
 
+def test_a_judges_opinion_says_what_is_asked_first(tmp_path):
+    """The judge is sure that a is above b and c, and in doubt of these two."""
+    rows = [Instance(one + other, "g", "r", (one, other)) for one, other in ("ab", "bc", "ac")]
+    prior = [{"images": ["r", name], "p_yes": p} for name, p in (("a", 0.99), ("b", 0.2), ("c", 0.2))]
+    write_jsonl(tmp_path / "prior.jsonl", prior)
+    with Store(tmp_path / "annotations.db") as store:
+        store.add_person("ann")
+        store.share(rows, Sharing(overlap=0, controls=0, order="informative"))
+        assert following(store)[0] == "bc"
+
+
 def test_control_questions_keep_their_turns(tmp_path):
     rows = instances(20)
     controls = [replace(one, id=f"c-{one.id}", must=((0, 1),)) for one in rows[:5]]

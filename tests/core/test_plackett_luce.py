@@ -109,6 +109,19 @@ def test_nothing_ranked_is_the_prior():
     assert (result.skill_K.tolist(), result.better(0, 1)) == ([1], 0.5)
 
 
+def test_scores_begin_at_the_means_of_their_priors():
+    prior_I = np.array([2.0, -1.0, 0.5])
+    assert fit(Choices.of([]), items=3, people=0, prior_I=prior_I).score_I == pytest.approx(prior_I, abs=1e-9)
+    rankings: list[Ranking] = [(0, [[1], [0]])] * 3
+
+    def loss(score: np.ndarray) -> float:
+        moved = (score**2).sum() - ((score - prior_I) ** 2).sum()
+        return -log_density(score, rankings, np.ones(1)) - moved / (2 * PRIOR_DEVIATION**2)
+
+    peak = minimize(loss, prior_I, options={"gtol": 1e-8}).x
+    assert fit(Choices.of(rankings), items=3, people=1, prior_I=prior_I).score_I == pytest.approx(peak, abs=1e-3)
+
+
 def test_whoever_contradicts_themselves_has_little_skill_and_nothing_grows_beyond_bounds():
     rankings = [(0, [[a], [b], [c]]) for a, b, c in permutations(range(3))] * 5
     rankings += [(1, [[0], [1], [2]])] * 30

@@ -12,6 +12,7 @@ import numpy as np
 
 from pacorl.annotate.store import Person, Store, Task, public_key, shown_order
 from pacorl.core.ranking import Floats
+from pacorl.dataset.prior import read_prior
 from pacorl.dataset.records import Answer, Instance
 from pacorl.dataset.scores import PairScore, Scores
 
@@ -71,6 +72,7 @@ class LiveScores:
         self._lock = threading.Lock()
         self._instances = {one.id: one for one in store.instances()}
         self._questions = [one for one in self._instances.values() if not one.is_control]
+        self._p_yes = read_prior(store.path.parent)
         self._version, self._stands_until = -1, 0.0
         self._scores: Scores | None = None
 
@@ -83,7 +85,9 @@ class LiveScores:
             version = self._store.version()
             if self._scores is None or (version != self._version and time.monotonic() > self._stands_until):
                 started = time.monotonic()
-                self._scores = Scores(self._store.answers(), questions=self._questions, previous=self._scores)
+                self._scores = Scores(
+                    self._store.answers(), questions=self._questions, previous=self._scores, p_yes=self._p_yes
+                )
                 self._version = version
                 self._stands_until = time.monotonic() + self._patience * (time.monotonic() - started)
             return self._scores

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import Commands, JsonOption, echo_errors, needing, print_json, progress
+from pacorl.cli.shared import Commands, JsonOption, OnlyJudge, echo_errors, needing, print_json, progress
 from pacorl.config.options import (
     LARGEST,
     SEEDS,
@@ -257,6 +257,18 @@ def pair(
         from pacorl.dataset.grids import pair as cut
 
         step.perform("cutting", partial(cut, folder, prompts=prompts))
+
+
+@app.command()
+def prior(folder: Path = FOLDER, *, question: str = QUESTION, judge: OnlyJudge, step: StepOptions) -> None:
+    """Ask a judge about every pair: scores then begin at what it says, and people are asked what it is in doubt of."""
+    from pacorl.dataset.prior import judge_pairs
+    from pacorl.judges import check_judge
+    from pacorl.score.reward import PacoReward
+
+    check_judge(judge.judge, adapter=judge.judge_adapter)
+    load = partial(PacoReward.from_pretrained, judge.judge, **judge.judge_access)
+    step.perform("judging", partial(judge_pairs, folder, load, name=judge.judge_name, question=question))
 
 
 @app.command()

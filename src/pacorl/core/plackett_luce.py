@@ -187,10 +187,11 @@ class Fit:
         return 0.5 * np.asarray(np.linalg.slogdet(gain_QMM)[1])
 
 
-def fit(choices: Choices, *, items: int, people: int, start: Fit | None = None) -> Fit:
+def fit(choices: Choices, *, items: int, people: int, start: Fit | None = None, prior_I: Floats | None = None) -> Fit:
     """The scores of the highest posterior density given the skills, and the skills by expectation and maximization.
 
     Args:
+        prior_I: the means of the scores' priors; 0 for all without it.
         start: an earlier fit of the same items and people, from which it is not far.
 
     Example:
@@ -198,8 +199,9 @@ def fit(choices: Choices, *, items: int, people: int, start: Fit | None = None) 
         >>> fit(two, items=3, people=1).score_I.round(2).tolist()
         [1.46, -0.73, -0.73]
     """
-    model = _Model(choices, items, people)
-    score_I, log_skill_K = np.zeros(items), np.zeros(people)
+    prior_I = np.zeros(items) if prior_I is None else prior_I
+    model = _Model(choices, prior_I, people)
+    score_I, log_skill_K = prior_I, np.zeros(people)
     if start is not None:
         score_I, log_skill_K = start.score_I, np.log(start.skill_K)
     for _ in range(MAX_ROUNDS):
@@ -216,8 +218,9 @@ def fit(choices: Choices, *, items: int, people: int, start: Fit | None = None) 
 class _Model:
     """The posterior density of the scores, and steps towards the best scores and skills."""
 
-    def __init__(self, choices: Choices, items: int, people: int) -> None:
-        self.choices, self.items, self.people = choices, items, people
+    def __init__(self, choices: Choices, prior_I: Floats, people: int) -> None:
+        self.choices, self.prior_I, self.people = choices, prior_I, people
+        self.items = items = len(prior_I)
         self.blocks = Blocks.of(choices, items)
         self.person_E = np.repeat(choices.person_S, choices.counts)
         self.first_P, self.second_P = choices.pairs()
@@ -230,7 +233,8 @@ class _Model:
         pull_E = -share_E
         pull_E[self.choices.start_S] += 1
         pull_E *= np.exp(log_skill_K)[self.person_E]
-        gradient_I = np.bincount(self.choices.item_E, pull_E, minlength=self.items) - score_I / PRIOR_DEVIATION**2
+        pull_I = np.bincount(self.choices.item_E, pull_E, minlength=self.items)
+        gradient_I = pull_I - (score_I - self.prior_I) / PRIOR_DEVIATION**2
         step_I = np.empty(self.items)
         for members, matrix in self.blocks.split(self._curvature(score_I, log_skill_K)):
             step_I[members] = np.linalg.solve(matrix, gradient_I[members][:, :, None])[:, :, 0]
@@ -270,7 +274,7 @@ class _Model:
 
     def _shares(self, score_I: Floats, log_skill_K: Floats) -> tuple[Floats, float]:
         """P(i | C) of every alternative, and the scores' log posterior density."""
-        prior = -float((score_I**2).sum()) / PRIOR_DEVIATION**2 / 2
+        prior = -float(((score_I - self.prior_I) ** 2).sum()) / PRIOR_DEVIATION**2 / 2
         if not len(self.choices.start_S):
             return np.empty(0), prior
         logit_E = np.exp(log_skill_K)[self.person_E] * score_I[self.choices.item_E]

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 from pacorl.core.questions import same_theme
 from pacorl.data.comparisons import save_comparisons, save_sharegpt
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
+from pacorl.dataset.prior import PRIOR, judged_scores
 from pacorl.dataset.records import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
-from pacorl.dataset.scores import Scores
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
 from pacorl.io.files import disk_errors, flush_all, inside, replacing
 from pacorl.types import Comparison
@@ -220,7 +220,8 @@ def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
 
 def write_scores(export: Export) -> list[Path]:
     """The score of every ranked pair of images, whatever its split, and the skill of every annotator."""
-    pairs, annotators = Scores(export.answers).rows()
+    every, annotators = judged_scores(export.folder, export.answers).rows()
+    pairs = [row for row in every if row["rankings"]]  # those of others are the judge's alone
     for name in sorted({name for row in pairs for name in row["images"]}):
         export.bring_image(name)
     write_jsonl(export.out / "scores.jsonl", pairs)
@@ -270,14 +271,15 @@ def label(
             f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
         )
     answers += [answer for path in imported_files if path.name == "rankings.jsonl" for answer in read_answers(path)]
-    voting = Scores(answers).consensus() if labels == "scores" else answers
+    voting = judged_scores(folder, answers).consensus() if labels == "scores" else answers
     pairs, balance = label_pairs(voting, rule=rule, question=question)
     imported = [pair for path in imported_files if path.name == "pairs.jsonl" for pair in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
     labelled = LabelledData([*pairs, *imported], answers, counts)
     if not dry_run:
-        sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
+        of_scores = (folder / PRIOR, folder / "instances.jsonl") if labels == "scores" else ()
+        sources = [path for path in (folder / "rankings.jsonl", *imported_files, *of_scores) if path.is_file()]
         # A step of its own: `explain` and `export` both label, and the second must not rewrite the first one's file.
         step = DatasetStep(
             folder, "label", inputs=sources, options={"rule": rule, "question": question, "labels": labels}

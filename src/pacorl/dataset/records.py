@@ -116,6 +116,30 @@ class Answer:
         ranked = zip(ranks, self.candidates, strict=True)
         return tuple(tuple(name for _, name in tier) for _, tier in groupby(ranked, key=lambda entry: entry[0]))
 
+    @classmethod
+    def to(
+        cls, question: Instance, best_first: tuple[str, ...], *, annotator: str, adjudicated: bool = False
+    ) -> Answer:
+        """Somebody's ranking of a question."""
+        return cls(
+            question.id,
+            annotator,
+            question.group,
+            question.reference,
+            best_first,
+            question.theme,
+            question.category,
+            adjudicated=adjudicated,
+        )
+
+
+@dataclass(frozen=True, slots=True, config=RECORD)
+class JudgedPair:
+    """What a judge says of two images."""
+
+    images: tuple[str, str]
+    p_yes: Annotated[float, Field(strict=True, ge=0, le=1)]
+
 
 @dataclass(frozen=True, slots=True, config=RECORD)
 class LabelledPair:
@@ -162,7 +186,12 @@ def read_pairs(path: Path) -> list[LabelledPair]:
     return _read(path, LabelledPair, "a labelled pair", "key {0.key!r} is already taken by an earlier record")
 
 
-def write_records(path: Path, records: Sequence[Instance | Answer | LabelledPair]) -> None:
+def read_judged_pairs(path: Path) -> list[JudgedPair]:
+    """Raises ValueError with file and record if one is malformed or its pair is taken."""
+    return _read(path, JudgedPair, "a judged pair", "{0.images} are already judged in an earlier record")
+
+
+def write_records(path: Path, records: Sequence[Instance | Answer | JudgedPair | LabelledPair]) -> None:
     write_jsonl(path, map(asdict, records))
 
 
@@ -253,8 +282,7 @@ def stored_answers(db: sqlite3.Connection, *, controls: bool = False) -> list[An
     for person, ranking, content, role in rows:
         shown = instance_of(content)
         candidates = tuple(shown.candidates[index] for index in stored_ranking(ranking, shown, read=order_of))
-        texts = {"theme": shown.theme, "category": shown.category, "adjudicated": role == ADJUDICATOR}
-        answers.append(Answer(shown.id, person, shown.group, shown.reference, candidates, **texts))
+        answers.append(Answer.to(shown, candidates, annotator=person, adjudicated=role == ADJUDICATOR))
     return answers
 
 

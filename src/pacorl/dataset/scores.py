@@ -7,14 +7,15 @@ pair that two instances share, one from each side, ties them together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pacorl.core.plackett_luce import Choices, Fit, fit
-from pacorl.core.ranking import Indices
+from pacorl.core.plackett_luce import PRIOR_DEVIATION, Choices, Fit, fit
+from pacorl.core.ranking import Floats, Indices
 from pacorl.dataset.records import Answer, Instance
 from pacorl.dataset.rules import in_either_order
 
@@ -48,31 +49,51 @@ class Scores:
         answers: the rankings.
         questions: further instances whose pairs are to have a score, though nobody may have ranked them.
         previous: scores of fewer answers about the same questions, from which this fit starts.
+        p_yes: a judge's P(Yes) of pairs, by `pair_of`: its logits, standardized, are the means of the scores' priors,
+            and as far apart as these are wide.
     """
 
     def __init__(
-        self, answers: Sequence[Answer], *, questions: Iterable[Instance] = (), previous: Scores | None = None
+        self,
+        answers: Sequence[Answer],
+        *,
+        questions: Sequence[Instance] = (),
+        previous: Scores | None = None,
+        p_yes: Mapping[tuple[str, str], float] = MappingProxyType({}),
     ) -> None:
         self.answers = [answer for answer in answers if not answer.adjudicated]
         self._decisions = [answer for answer in answers if answer.adjudicated]
         self.people = sorted({answer.annotator for answer in self.answers})
+        self._questions = questions
         self._item: dict[tuple[str, str], int] = {}
         self._group: list[str] = []
         ranked: list[Instance | Answer] = [*questions, *self.answers]
         for question in ranked:
             for name in question.candidates:
-                pair = _pair(question.reference, name)
+                pair = pair_of(question.reference, name)
                 if self._item.setdefault(pair, len(self._item)) == len(self._group):
                     self._group.append(question.group)
         person = {name: number for number, name in enumerate(self.people)}
         rankings = ((person[answer.annotator], self._tiers(answer)) for answer in self.answers)
         alike = previous is not None and (previous._item, previous.people) == (self._item, self.people)
         start = previous.fit if previous is not None and alike else None
-        self.fit: Fit = fit(Choices.of(rankings), items=len(self._item), people=len(self.people), start=start)
+        sizes = {"items": len(self._item), "people": len(self.people)}
+        self.fit: Fit = fit(Choices.of(rankings), **sizes, start=start, prior_I=self._prior(p_yes))
+
+    def _prior(self, p_yes: Mapping[tuple[str, str], float]) -> Floats:
+        """The mean of each score's prior; 0 for a pair that the judge has not judged."""
+        judged = [item for pair, item in self._item.items() if pair in p_yes]
+        prior_I = np.zeros(len(self._item))
+        if judged:
+            p = np.clip([p_yes[pair] for pair in self._item if pair in p_yes], 1e-6, 1 - 1e-6)
+            logit = np.log(p / (1 - p))
+            # A judge that says the same of all has no opinion.
+            prior_I[judged] = PRIOR_DEVIATION * (logit - logit.mean()) / max(float(logit.std()), 1e-6)
+        return prior_I
 
     def items(self, question: Instance | Answer) -> Indices:
         """The items of a question's candidates, in their order."""
-        return np.array([self._item[_pair(question.reference, name)] for name in question.candidates])
+        return np.array([self._item[pair_of(question.reference, name)] for name in question.candidates])
 
     def skill(self, annotator: str) -> float:
         """1 for somebody who has ranked nothing."""
@@ -80,9 +101,9 @@ class Scores:
         return float(self.fit.skill_K[self.people.index(annotator)]) if known else 1.0
 
     def consensus(self) -> list[Answer]:
-        """One ranking of each instance that was ranked, by its candidates' scores, and the decisions."""
+        """One ranking by score of each instance that was ranked, or whose pairs all were, and the decisions."""
         rankings = []
-        for answer in {answer.instance: answer for answer in self.answers}.values():
+        for answer in [*{answer.instance: answer for answer in self.answers}.values(), *self._answered_by_others()]:
             # Rounded, since the same ties make scores that differ in the last bits.
             score = dict(
                 zip(answer.candidates, np.round(self.fit.score_I[self.items(answer)], 6).tolist(), strict=True)
@@ -92,6 +113,16 @@ class Scores:
             tied = len(set(ranks)) < len(ranks)
             rankings.append(replace(answer, annotator="scores", candidates=best_first, ranks=ranks if tied else ()))
         return [*rankings, *self._decisions]
+
+    def _answered_by_others(self) -> list[Answer]:
+        """The questions that nobody has ranked, but of whose pairs each was part of some ranking."""
+        asked = {answer.instance for answer in self.answers}
+        ranked = {item for answer in self.answers for item in self.items(answer).tolist()}
+        return [
+            Answer.to(one, one.candidates, annotator="scores")
+            for one in self._questions
+            if one.id not in asked and ranked.issuperset(self.items(one).tolist())
+        ]
 
     def pairs(self) -> list[PairScore]:
         """Every pair, best first."""
@@ -119,9 +150,9 @@ class Scores:
         return [asdict(pair) for pair in self.pairs()], [asdict(skill) for skill in self.skills()]
 
     def _tiers(self, answer: Answer) -> list[list[int]]:
-        return [[self._item[_pair(answer.reference, name)] for name in tier] for tier in answer.tiers]
+        return [[self._item[pair_of(answer.reference, name)] for name in tier] for tier in answer.tiers]
 
 
-def _pair(first: str, second: str) -> tuple[str, str]:
+def pair_of(first: str, second: str) -> tuple[str, str]:
     """The pair's key, whichever of the two was the reference."""
     return (first, second) if first < second else (second, first)
