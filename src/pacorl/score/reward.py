@@ -118,7 +118,11 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         """P(Yes) of two images.
 
         Args:
-            first: A file, an http(s) URL, PIL's own, or an array or tensor (`pacorl.io.images.as_rgb`); so is `second`.
+            first: A file, an http(s) URL, PIL's own, or an array or tensor (`pacorl.io.images.as_rgb`).
+            second: Likewise.
+            theme: What they are to share; without theme and criteria the plain question is asked.
+            criteria: Label → text of questions of their own; the score is the mean over them.
+            symmetric: Whether both orders are asked, and their mean is taken.
 
         Raises:
             ImageError: if it is no image.
@@ -135,14 +139,35 @@ class PacoReward(AbstractContextManager["PacoReward", None]):
         *,
         theme: str = "",
         criteria: Mapping[str, str] | None = None,
-        **options: Any,
+        ranking: bool = False,
+        symmetric: bool = False,
+        reasons: bool = False,
     ) -> Scores:
-        """Every pair of two images or more; options as in `score`, and `reasons`."""
-        opened = [_as_image(image) for image in images]
-        return score_set(self.judge, opened, questions=questions_about(theme, criteria), **options)
+        """Every pair of two images or more.
+
+        Args:
+            images: Two or more, of any form that `score` takes.
+            theme: What they are to share; without theme and criteria the plain question is asked.
+            criteria: Label → text of questions of their own; a pair's score is the mean over them.
+            ranking: Whether the first image alone is compared with each of the others.
+            symmetric: Whether both orders are asked, and their mean is taken.
+            reasons: Whether the judge also answers in words, which takes longer by far.
+
+        Raises:
+            ImageError: if one is no image.
+            ValueError: for fewer than two images.
+        """
+        return score_set(
+            self.judge,
+            [_as_image(image) for image in images],
+            questions=questions_about(theme, criteria),
+            ranking=ranking,
+            symmetric=symmetric,
+            reasons=reasons,
+        )
 
     def rank(self, images: Sequence[ImageLike], **options: Any) -> Scores:
-        """The first image against each of the others; options as in `score`, and `reasons`."""
+        """The first image against each of the others, `ranked` best first; options as in `score_set`."""
         return self.score_set(images, ranking=True, **options)
 
     def explain(self, first: ImageLike, second: ImageLike, *, theme: str = "") -> str:
