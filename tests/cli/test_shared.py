@@ -91,3 +91,10 @@ def test_fields_stand_under_the_heading_of_their_group() -> None:
     shown = CliRunner(env={"COLUMNS": "120", "TERM": "dumb"}).invoke(app, ["--help"]).stdout
     assert shown.index("Judge") < shown.index("--judge-model") < shown.index("Sorting") < shown.index("--order")
     assert "Who sorts." in shown
+
+
+def test_the_help_names_a_value_in_a_word_and_a_switch_by_itself() -> None:
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    assert re.search(r"--tags\s+TEXT", text)
+    assert re.search(r"--count\s+N \[1<=x<=9\]", text)
+    assert re.search(r"--fast\s+Do not look twice", text)

@@ -76,17 +76,17 @@ class SharingOptions:
 
     # None is "as remembered", so that the defaults stand in the help alone.
     overlap: float | None = option(
-        None, "Share of the instances that several people rank.  [default: 0.1]", least=0, most=1
+        None, "Share of the instances that several people rank. Default: 0.1.", least=0, most=1
     )
-    judges: int | None = option(None, "How many people each of those gets.  [default: 3]", least=2, most=LARGEST)
+    judges: int | None = option(None, "How many people each of those gets. Default: 3.", least=2, most=LARGEST)
     controls: int | None = option(
-        None, "Hidden control questions, made from the data.  [default: 40]", least=0, most=LARGEST
+        None, "Hidden control questions, made from the data. Default: 40.", least=0, most=LARGEST
     )
     control_every: int | None = option(
-        None, "One control question among so many, or 0 for none.  [default: 20]", least=0, most=LARGEST
+        None, "One control question among so many, or 0 for none. Default: 20.", least=0, most=LARGEST
     )
-    seed: int | None = option(None, "Of the shares and the control questions.  [default: 0]", least=0, most=SEEDS)
-    order: str | None = option(None, "shuffled, or informative: what tells most comes first.  [default: shuffled]")
+    seed: int | None = option(None, "Of the shares and the control questions. Default: 0.", least=0, most=SEEDS)
+    order: str | None = option(None, "shuffled, or informative: what tells most comes first. Default: shuffled.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from pacorl.cli.shared import print_json
+from pacorl.cli.shared import Commands, print_json
 from pacorl.config.options import LARGEST, SEEDS
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class ConfigCommands(TyperGroup):
         return super().parse_args(ctx, ["show", *args] if is_key else args)
 
 
-prompts = typer.Typer(name="prompts", no_args_is_help=True, help="Check and split files of prompts and edits.")
-config = typer.Typer(
+prompts = Commands(name="prompts", no_args_is_help=True, help="Check and split files of prompts and edits.")
+config = Commands(
     name="config", cls=ConfigCommands, no_args_is_help=True, help="Configs of runs: `pacorl config KEY` explains a key."
 )
 

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, get_annotations, signature
-from typing import Any, ClassVar, get_type_hints
+from pathlib import Path
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
 
@@ -25,6 +27,8 @@ INCOMPLETE = 3
 """Exit code if something has no judgement, or was left out because the user allowed it."""
 BELOW = 4
 """Exit code if a score is below what was asked for."""
+METAVARS: Mapping[type, str] = {bool: "", int: "N", float: "X", Path: "PATH"}
+"""What the help calls the values of a type; those of all others are texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,10 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         for flag in (_flags(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])])
     ]
 
+    for parameter in parameters:
+        if isinstance(flag := parameter.default, OptionInfo) and flag.metavar is None:
+            flag.metavar = _metavar(parameter.annotation)
+
     @wraps(command)
     def run(**values: Any) -> Any:
         options = {
@@ -84,6 +92,12 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _metavar(annotation: Any) -> str:
+    """What the help calls a flag's value: nothing for a switch. Typer's own `<float range>` takes a whole column."""
+    inner = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
+    return METAVARS.get(inner, "TEXT")
 
 
 def _options_of(group: type) -> list[Field[Any]]:
