@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import sqlite3
 import threading
 import time
@@ -940,6 +941,15 @@ def test_serving_twice_is_refused(dataset):
     folder = dataset(prompts=2, grids=2)
     with only_server(folder / "annotations.db", url="http://here"), pytest.raises(ValueError, match="already served"):
         serve(folder, ["ann"], sharing=NO_OVERLAP, port=0)
+
+
+def test_a_start_whose_port_is_taken_makes_no_links(dataset):
+    folder, announced = dataset(prompts=2, grids=2), []
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="cannot be listened on"):
+        serve(folder, ["ann"], sharing=NO_OVERLAP, port=taken.getsockname()[1], announce=announced.append)
+    with Store(folder / "annotations.db") as store:
+        assert prepare(store, folder, ["ann"]).keys() == {"admin", "ann"}
+    assert announced == []
 
 
 def test_how_work_is_shared_is_remembered(dataset):

@@ -66,13 +66,17 @@ def serve(
     """
     read_instances(folder / "instances.jsonl")  # before a database is made in a folder that is none
     database = folder / DATABASE
-    with only_server(database, url=f"http://{host}:{port}"), Store(database) as store:
+    # Bound first: links are told once, and a port that is taken would lose them.
+    with (
+        only_server(database, url=f"http://{host}:{port}"),
+        Store(database) as store,
+        listening(host, port) as (listener, url),
+    ):
         links = prepare(store, folder, people, sharing=sharing, days=days, renew=renew, adjudicators=adjudicators)
-        with listening(host, port) as (listener, url):
-            for name, link in links.items():
-                announce(f"{name}\t{url}{link}")
-            announce(f"serving {folder} at {url}")
-            run(make_app(folder, store), sockets=[listener])
+        for name, link in links.items():
+            announce(f"{name}\t{url}{link}")
+        announce(f"serving {folder} at {url}")
+        run(make_app(folder, store), sockets=[listener])
 
 
 def prepare(

@@ -77,10 +77,13 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
 
     from pacorl.config.base import load
     from pacorl.config.policy_run import PolicyConfig
+    from pacorl.io.quiet import quiet_loading
     from pacorl.plan.doctor import EXIT_CODES, examine
     from pacorl.plan.plan import print_components
 
-    diagnosis = examine(load(PolicyConfig, path, overrides), ask=ask)
+    run = load(PolicyConfig, path, overrides)
+    quiet_loading()
+    diagnosis = examine(run, ask=ask)
     if as_json:
         typer.echo(diagnosis.to_json())
         return EXIT_CODES[diagnosis.severity]
