@@ -43,6 +43,7 @@ def test_a_fault_is_one_line_and_debug_shows_where() -> None:
     ("words", "line"),
     [
         (("score", "--colour"), "pacorl: No such option: --colour; see pacorl score --help"),
+        (("train-policy",), "pacorl: Missing argument 'config'; see pacorl train-policy --help"),
         (("skore",), "pacorl: No such command 'skore'"),
         (("benchmark", "t2is"), "pacorl: Missing argument 'data'; see pacorl benchmark t2is --help"),
     ],

@@ -263,6 +263,7 @@ def test_a_whole_set_is_told_how_its_panels_are_compared(
         path.write_bytes(png_bytes(open_image(images[0]), texts[name]))
     said = f"{paths['whole']} is a whole set; `pacorl score {paths['whole']} --grid 2x2` compares its panels"
     assert said in run(paths["alone"], paths["whole"], "--judge", judge_folder).stderr
+    assert said in str(run(paths["whole"], "--judge", judge_folder).exception)
     for words in ((paths["alone"], paths["panel"]), (paths["whole"], "--grid", "2x2")):
         assert "is a whole set" not in run(*words, "--judge", judge_folder).stderr
 

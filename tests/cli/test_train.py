@@ -77,6 +77,7 @@ def test_a_key_that_is_looked_at_after_the_config_was_read_has_its_file(
         (["run.yaml", "--resume", "runs/a/checkpoints/step-000040"],) * 2,
         (["run.yaml", "--resume=auto"],) * 2,
         (["run.yaml"],) * 2,
+        ([],) * 2,
     ],
 )
 def test_a_bare_resume_means_auto(given: list[str], meant: list[str]) -> None:

@@ -139,7 +139,7 @@ def test_benchmarks_go_into_the_card_without_the_papers_rows(run: Path, tmp_path
 def test_an_unknown_base_needs_a_licence(run: Path) -> None:
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("black-forest-labs/FLUX.1-dev", "my/model"))
-    with pytest.raises(ValueError, match="the licence of my/model is not known here; name one with --licence"):
+    with pytest.raises(ValueError, match="the licence of my/model is not known here; name one, e"):
         write_card(run)
     assert "license: mit" in (write_card(run, licence="mit") / "README.md").read_text()
 

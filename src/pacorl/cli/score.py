@@ -84,6 +84,9 @@ def score(
         if len(opened) != 1:
             raise ValueError(f"--grid cuts one image, {len(opened)} are given")
         names, opened = scoring.panels_of(names[0], opened[0], parse_layout(ask.grid))
+    whole = "" if ask.grid else _whole_sets(images)
+    if whole and len(opened) == 1:
+        raise ValueError(whole)
     # Before a judge is loaded, which takes minutes.
     scoring.check_count(len(opened), ranking=ask.rank)
     check_judge(judge.judge, adapter=judge.judge_adapter)
@@ -93,7 +96,7 @@ def score(
     with PacoReward.from_pretrained(judge.judge, **judge.judge_access, temperature=judge.temperature) as reward:
         name, note = reward.name, reward.note
         # Before any number: they say for which images the judge's numbers mean something.
-        echo_errors(note, "" if ask.grid else _whole_sets(images))
+        echo_errors(note, whole)
         scores = scoring.score_set(
             reward.judge,
             opened,

@@ -144,7 +144,8 @@ def studio(
 ) -> None:
     """Open a page to make sets, see them ranked, compare an adapter with its base, and judge your own images."""
     folder = None if history == "none" else Path(history)
-    _check_studio(models, folder)
+    config = Path(recipe) if recipe else None
+    _check_studio(models, folder, config)
     with needing("serve", what="the studio"):
         from pacorl.judges.http.endpoints import is_loopback
         from pacorl.studio.server import serve as serve_page
@@ -159,17 +160,20 @@ def studio(
             # The line is `studio: URL`.
             webbrowser.open(line.partition(" ")[2])
 
-    config = Path(recipe) if recipe else None
     serve_page(models, history=folder, recipe=config, host=host, port=port, announce=announce)
 
 
-def _check_studio(models: StudioModels, history: Path | None) -> None:
+def _check_studio(models: StudioModels, history: Path | None, recipe: Path | None) -> None:
     # The page would be there at once, and say half a minute later that its models are not.
+    from pacorl.config.base import load
+    from pacorl.config.policy_run import PolicyConfig
     from pacorl.io.files import check_writable
     from pacorl.judges import check_judge
     from pacorl.policies import POLICIES, kind_of
 
     if history:
         check_writable(history, folder=True)
+    if recipe:
+        load(PolicyConfig, recipe)
     POLICIES.named(models.kind or kind_of(models.model)).check_source(models.model, adapter=models.adapter)
     check_judge(models.judge, adapter=models.judge_adapter)

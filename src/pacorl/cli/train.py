@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ class ResumableCommand(TyperCommand):
 def spelled_out(args: Sequence[str]) -> list[str]:
     """The arguments with `auto` after each `--resume` that no checkpoint's folder follows."""
     full: list[str] = []
-    for word, following in zip(args, [*args[1:], "--"], strict=True):
+    for word, following in pairwise([*args, "--"]):
         full.append(word)
         # Another flag, an override or the config itself may follow; a folder is none of these.
         if word == RESUME and (following.startswith("-") or "=" in following or following.endswith((".yaml", ".yml"))):

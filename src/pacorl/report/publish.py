@@ -140,7 +140,7 @@ def _header(base: str, licence: str, *, is_judge: bool, is_adapter: bool) -> dic
     generators = {spec.published: spec.licence for spec in POLICIES.values()}
     base_licence, licence_name = (generators | JUDGE_LICENCES).get(base, ("", ""))
     if not (licence or base_licence):
-        raise ValueError(f"the licence of {base or 'the base'} is not known here; name one with --licence")
+        raise ValueError(f"the licence of {base or 'the base'} is not known here; name one, e.g. --licence apache-2.0")
     header: dict[str, Any] = {"license": licence or base_licence}
     if licence_name and not licence:
         header["license_name"] = licence_name
