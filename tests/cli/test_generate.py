@@ -63,6 +63,8 @@ def records(tmp_path_factory) -> Path:
         ((*SET, "--layout", "1x4"), "sets of 4 panels as 2x2 and no others"),
         ((*SET, "--ask", "price"), "--ask 'price' is none of theme, criteria"),
         (("--prompt", "a red dragon"), "'dragon'"),
+        (("a red dragon",), "the prompt says 'dragon'"),
+        ((*SET, "a fox"), "'a fox' and --prompt 'red round hero, crown, night' are two prompts; give one"),
         (("--record", "nowhere.jsonl:1"), "cannot be read"),
         (("--storyboard", "nowhere.yaml"), "nowhere.yaml"),
         (("--prompt", "a fox", "--model", "some/model", "--best-of", "2"), "needs a judge to say which"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -102,9 +102,18 @@ class GenerationRequest:
 
 
 def generate(
-    *, request: RequestOptions, generator: AdaptedGenerator, choice: ChoiceOptions, output: OutputOptions
+    text: str = typer.Argument("", help="Short for --prompt."),
+    *,
+    request: RequestOptions,
+    generator: AdaptedGenerator,
+    choice: ChoiceOptions,
+    output: OutputOptions,
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
+    if text:
+        if request.prompt:
+            raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
+        request = replace(request, prompt=text)
     if output.dry_run:
         _dry_run(generator, choice, edits=bool(request.images), as_json=output.as_json)
     # Everything that can be wrong with the words is said before torch and weights are loaded.
