@@ -21,11 +21,10 @@ from statistics import fmean
 from PIL import Image
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.engine.cores import use_cores
-from pacorl.quickstart import recipe
 from pacorl.train.trainer import train_policy
 from pacorl.types import Prompt
 

@@ -28,7 +28,7 @@ import torch
 from epoch import step_of_each_sample
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import split
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import seed_of
@@ -36,7 +36,6 @@ from pacorl.data.characters import Oracle
 from pacorl.engine.rollout import sample_images
 from pacorl.io.quiet import quiet_loading
 from pacorl.lora.layers import fuse_lora
-from pacorl.quickstart import recipe
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Size
 

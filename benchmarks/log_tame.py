@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.engine.cores import use_cores
 from pacorl.io.quiet import quiet_loading
-from pacorl.quickstart import recipe
 from pacorl.train.trainer import train_policy
 
 WAYS = {

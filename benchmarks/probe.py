@@ -26,13 +26,12 @@ from learning import learn
 from scipy.stats import rankdata
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.io.quiet import quiet_loading
 from pacorl.probe.design import ProbeOptions
 from pacorl.probe.run import probe
 from pacorl.probe.show import to_dict
-from pacorl.quickstart import recipe
 
 SETTINGS: Mapping[str, Sequence[str]] = {
     "as_configured": (),

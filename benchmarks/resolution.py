@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.grid import split
 from pacorl.data.characters import GRADES, Oracle
 from pacorl.io.quiet import quiet_loading
-from pacorl.quickstart import recipe
 from pacorl.train.trainer import ExtraMetrics, PolicyTrainer
 from pacorl.types import Prompt
 

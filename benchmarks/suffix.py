@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 from pacorl.config import base as configs
-from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.core.sampling import Suffix
 from pacorl.engine.rollout import Draw, Trunk
 from pacorl.engine.rows import Row, epoch_rows
 from pacorl.engine.scoring import Scorer
 from pacorl.io.quiet import quiet_loading
-from pacorl.quickstart import recipe
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Advantages
 

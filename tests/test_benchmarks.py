@@ -1,5 +1,7 @@
-"""The benchmark that needs a GPU runs where there is none: on tiny shapes, and at full width on a pretended card."""
+"""Benchmarks can be run: what they import is there, and the one that needs a GPU runs where there is none."""
 
+import ast
+import importlib
 import importlib.util
 import json
 import os
@@ -23,6 +25,16 @@ def benchmark(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_is_there(path: Path) -> None:
+    """Most are run by hand alone, so that a name that moves would be missed for long."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "pacorl":
+            names = {alias.name for alias in node.names}
+            absent = names - {*dir(importlib.import_module(node.module))}
+            assert [name for name in absent if not importlib.util.find_spec(f"{node.module}.{name}")] == []
 
 
 def test_the_gpu_day_runs_at_full_width_on_a_pretended_card() -> None:

@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
     if os.environ.get("ACCELERATE_USE_FSDP") != "true":
         differences = apart(traced)
         # The processes share the encoding, so that a batch of texts may be smaller than the plan's.
-        assert differences.pop("encode") >= 0
+        assert differences.pop("encode") >= -WITHIN, apart(traced)
         assert all(abs(difference) <= WITHIN for difference in differences.values()), differences
     (own / "peaks.json").write_text(json.dumps(traced.peaks))
 
