@@ -49,6 +49,7 @@ MISTAKES = [
     ([*TRAIN, "model.checkpoint=nothere"], "there is no nothere"),
     ([*TRAIN, "judge.checkpoint=nothere"], "there is no nothere"),
     ([*TRAIN, "adapter.start=lora"], "it has no layer foo"),
+    ([*TRAIN, "prompts.train=tiny:none"], "'tiny:none' is no part of the tiny world"),
     ([*TRAIN, "prompts.train=absent.jsonl"], "absent.jsonl: cannot be read"),
     ([*TRAIN, "sampling.size=[33,35]"], "the nearest is 32x32"),
     ([*TRAIN, "rewards=[{name: nothere}]"], "unknown reward 'nothere'"),

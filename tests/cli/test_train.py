@@ -43,10 +43,11 @@ def test_a_bad_dataset_is_one_line(
 def test_what_a_run_imports_is_never_looked_through_for_garbage(tmp_path: Path) -> None:
     gc.unfreeze()  # what an earlier test has frozen
     recipe = RECIPE.parents[1] / "tiny.yaml"
-    overrides = ["prompts.train=tiny:none", f"out={tmp_path}"]  # which ends it before anything is loaded
+    (tmp_path / "bad.jsonl").write_text("{")  # which ends it before anything is loaded
+    overrides = [f"prompts.train={tmp_path / 'bad.jsonl'}", f"out={tmp_path}"]
     ended = CliRunner().invoke(cli.app, ["train-policy", str(recipe), *overrides])
     try:
-        assert "is no part of the tiny world" in str(ended.exception)
+        assert "bad.jsonl:1: " in str(ended.exception)
         assert gc.get_freeze_count() > 10_000
     finally:
         gc.unfreeze()

@@ -156,7 +156,8 @@ def check_run(run: PolicyConfig, *, resume: Resume | None = None) -> None:
     for size in (*run.sampling.sizes, run.evaluation.size):
         run.generator.check_source(run.model.checkpoint, size=Size(*size))
     for source in (run.prompts.train, run.prompts.evaluation):
-        if not source.startswith(f"{TINY}:") and not Path(source.partition(":")[0]).exists():
+        # A file may be long, and is read by the trainer alone.
+        if source.startswith(f"{TINY}:") or not Path(source.partition(":")[0]).exists():
             load_prompts(source)  # says what can be named
     # A judge that nothing asks is never loaded, so it may be absent.
     if run.judge and any(asks_judge(reward, run=False) for reward in run.rewards):
