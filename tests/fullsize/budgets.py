@@ -23,7 +23,7 @@ UNIT = 21.5e12
 """FLOPs: about a forward of FLUX.1-dev at 512 × 512."""
 ALONE = ["judge=none", "best_by=''", "rewards=[{name: jpeg_size}]", "evaluation.rewards=[]"]
 """Without what scores the images."""
-ONE = ["sampling.batch=1", *ALONE]
+ONE = ["sampling.batch=1", "prompts.evaluation_limit=1", *ALONE]
 UNCHECKPOINTED = "model.gradient_checkpointing=false"
 FLUX, FLUX_WITHOUT = "FLUX.1-dev, 512 × 512", "the same without gradient checkpointing"
 GENERATORS: dict[str, tuple[str, list[str]]] = {
