@@ -110,10 +110,7 @@ def generate(
     output: OutputOptions,
 ) -> None:
     """Generate sets of images, edits and storyboards; each PNG says what made it."""
-    if text:
-        if request.prompt:
-            raise ValueError(f"{text!r} and --prompt {request.prompt!r} are two prompts; give one")
-        request = replace(request, prompt=text)
+    request = with_prompt(request, text)
     if output.dry_run:
         _dry_run(generator, choice, edits=bool(request.images), as_json=output.as_json)
     # Everything that can be wrong with the words is said before torch and weights are loaded.
@@ -167,6 +164,17 @@ def generate(
 
 
 # --- the request -----------------------------------------------------------------------------------------------
+
+
+def with_prompt(options: RequestOptions, text: str) -> RequestOptions:
+    """The request with the prompt that was given without a flag.
+
+    Raises:
+        ValueError: if there is another one.
+    """
+    if text and options.prompt:
+        raise ValueError(f"{text!r} and --prompt {options.prompt!r} are two prompts; give one")
+    return replace(options, prompt=text or options.prompt)
 
 
 def read_request(options: RequestOptions, model: str) -> GenerationRequest:

@@ -117,8 +117,13 @@ def score(
         echo_errors(f"page: {output.report}")
     if refused or scores.missing:
         raise typer.Exit(INCOMPLETE)
-    if output.least is not None and scores.mean is not None and scores.mean < output.least:
-        echo_errors(f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min {output.least:g}")
+    _check_least(scores, output.least)
+
+
+def _check_least(scores: Scores, least: float | None) -> None:
+    """The gate of `--min`."""
+    if least is not None and scores.mean is not None and scores.mean < least:
+        echo_errors(f"the mean of {len(scores.pairs)} pairs is {scores.mean:.4f}, below --min {least:g}")
         raise typer.Exit(BELOW)
 
 

@@ -6,7 +6,7 @@ ranks sets by their pairs of panels, edits by what was kept and followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -167,28 +167,42 @@ def generate_sets(
         raise ValueError(f"count {count} and best-of {best_of} must be at least 1")
     if best_of > 1 and judge is None and rank is None:
         raise ValueError(f"the best of {best_of} needs a judge to say which; give one as judge=")
-    asked = judge.judge if isinstance(judge, HoldsJudge) else judge
+    ranking_judge = judge.judge if isinstance(judge, HoldsJudge) else judge
     prompts = generator.prompts_of(prompts)
     options: Any = {"size": size, "steps": steps, "base": base, "lora_scale": lora_scale}
     images: list[GeneratedImage] = []
     for number in range(len(prompts) * count):
         prompt = prompts[number // count]
-        ranked_by = rank or (_rank_by(asked, prompt, ask=ask) if asked else None)
+        rank_by = rank or (_rank_by(ranking_judge, prompt, ask=ask) if ranking_judge else None)
         seeds = [seed + number * best_of + candidate for candidate in range(best_of)]
-        # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
-        candidates = generator.sample([prompt] * best_of, seeds, **options, on_step=on_step)
-        recipes = [_recipe(generator, prompt, seed, **options) for seed in seeds]
-        judged: Sequence[Judged | None] = [None]
-        order = [0]
-        if ranked_by:
-            with generator.judging():
-                judged = judgements = ranked_by([prompt] * best_of, candidates)
-            order = best_first(judgements)
-        images += [
-            GeneratedImage(prompt, candidates[i], recipes[i], judged[i], rank=position, candidates=best_of)
-            for position, i in enumerate(order if keep_all else order[:1], 1)
-        ]
+        ranked = _ranked_candidates(generator, prompt, seeds, rank_by=rank_by, options=options, on_step=on_step)
+        images += ranked if keep_all else ranked[:1]
     return images
+
+
+def _ranked_candidates(
+    generator: Generator,
+    prompt: Prompt,
+    seeds: Sequence[int],
+    *,
+    rank_by: Rank | None,
+    options: Mapping[str, Any],
+    on_step: Step,
+) -> list[GeneratedImage]:
+    """An image of each seed, best first; the first one alone if nobody ranks."""
+    # All candidates in one call: the generator samples them in batches, and encodes their prompt once.
+    candidates = generator.sample([prompt] * len(seeds), seeds, **options, on_step=on_step)
+    recipes = [_recipe(generator, prompt, seed, **options) for seed in seeds]
+    judged: Sequence[Judged | None] = [None]
+    order = [0]
+    if rank_by:
+        with generator.judging():
+            judged = judgements = rank_by([prompt] * len(seeds), candidates)
+        order = best_first(judgements)
+    return [
+        GeneratedImage(prompt, candidates[i], recipes[i], judged[i], rank=position, candidates=len(seeds))
+        for position, i in enumerate(order, 1)
+    ]
 
 
 def _rank_by(judge: Judge, prompt: Prompt, *, ask: Ask) -> Rank:
