@@ -170,11 +170,13 @@ def test_earlier_sets_are_found_again_by_keys_alone(page):
     page.locator("#ranks .card").first.focus()
     page.keyboard.press("ArrowRight")
     playwright.expect(page.locator("#ranks .card").nth(1)).to_be_focused()
-    page.keyboard.press("h")
+    with page.expect_response("**/api/history"):
+        page.keyboard.press("h")
     playwright.expect(page.locator("#history")).to_be_visible()
-    count = page.locator("#sets li").count()
-    page.locator("#sets li button").last.press("Enter")
-    page.locator("#sets li button").last.press("Enter")
+    count, away = page.locator("#sets li").count(), page.locator("#sets li button").last
+    away.press("Enter")
+    playwright.expect(away).to_have_text("For good?")
+    away.press("Enter")
     playwright.expect(page.locator("#sets li")).to_have_count(count - 1)
 
 
