@@ -1,7 +1,7 @@
 """The tiny judge's domain: which share of photographs and textures it declines, and of its own world's images.
 
-    python benchmarks/judge_domain.py                        # photographs that installed packages ship
-    python benchmarks/judge_domain.py --photos FOLDER …      # and all images below these folders
+    PYTHONPATH=. python benchmarks/judge_domain.py                        # photographs that installed packages ship
+    PYTHONPATH=. python benchmarks/judge_domain.py --photos FOLDER …      # and all images below these folders
 
 Nothing here was seen when the classifier and its threshold were made (`pacorl tiny domain`): it learned from drawn
 textures of other families and from no photograph, and of the world from training characters and other seeds.
