@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from pacorl.web import connections
 from pacorl.web.connections import HEADER_SECONDS, Connection
-from pacorl.web.guard import HOSTS_VARIABLE, RefusedError
+from pacorl.web.guard import HOSTS_VARIABLE, OTHERS, BodyLimit, RefusedError
 from pacorl.web.site import Session, Site, listening
 
 EXPIRES = time.time() + 3600
@@ -43,7 +43,7 @@ def client(tmp_path):
     for name in ("index.html", "people.html", "page.js", "style.css", "notes.txt"):
         (folder / name).write_text(name)
     (tmp_path / "outside.js").write_text("secret")
-    site = Site("a site", folder, cookie="a_cookie", sign_in=sign_in, max_body=100)
+    site = Site("a site", folder, cookie="a_cookie", sign_in=sign_in, limits={OTHERS: BodyLimit(100)})
 
     async def whoami(request: Request) -> dict[str, str]:
         return echo(site, request)

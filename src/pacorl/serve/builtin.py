@@ -33,8 +33,9 @@ from pacorl.score.scores import check_count
 from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel, check_length
 from pacorl.serve.schema import ChatRequest, ConsistencyRequest, TokenizeRequest, asking, fetch_image
 from pacorl.web.connections import run
-from pacorl.web.guard import Guard, RefusedError
-from pacorl.web.site import listening, validation_message
+from pacorl.web.forms import JsonRoute, validation_message
+from pacorl.web.guard import OTHERS, BodyLimit, Guard, RefusedError
+from pacorl.web.site import HEADERS, listening, with_headers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,6 +52,7 @@ class Limits:
     """What one request may hold."""
 
     body_bytes: int = 64 * 2**20
+    """On the routes that take images; BodyLimit's on all others."""
     images: int = 8
     pixels: int = MAX_PIXELS
     """Of one image."""
@@ -85,6 +87,7 @@ def create_app(
             model.executor.shutdown(cancel_futures=True)
 
     app = FastAPI(title="pacorl judge", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.route_class = JsonRoute
     _add_guards(app, limits, api_key)
     _add_pages(app, models, metrics, limits)
 
@@ -258,7 +261,9 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     def refusal(fault: RefusedError) -> JSONResponse:
         return _error(fault.status, str(fault))
 
-    app.add_middleware(Guard, answer=refusal, max_body=limits.body_bytes, admit=check_key)
+    with_images = dict.fromkeys(("/v1/chat/completions", "/v1/consistency"), BodyLimit(limits.body_bytes))
+    app.add_middleware(Guard, answer=refusal, limits={OTHERS: BodyLimit(), **with_images}, admit=check_key)
+    app.middleware("http")(with_headers)
 
     @app.middleware("http")
     async def echo_id(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -288,7 +293,7 @@ async def _fault(_: Request, fault: Exception) -> JSONResponse:
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None, *, kind: str = "") -> JSONResponse:
     kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
-    return JSONResponse(body, status_code=status, headers=dict(headers or {}))
+    return JSONResponse(body, status_code=status, headers=HEADERS | dict(headers or {}))
 
 
 class Metrics:
