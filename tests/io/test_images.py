@@ -67,6 +67,19 @@ def test_exif_orientation_is_applied() -> None:
     assert open_image(written(GRADIENT, "jpeg", exif=exif)).size == (30, 40)
 
 
+@pytest.mark.parametrize("orientation", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 99, 255, 65535])
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_the_size_of_a_header_is_the_decoded_one_at_every_orientation(
+    kind: str, orientation: int, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "a"
+    path.write_bytes(written(GRADIENT, kind, exif=exif))
+    image, size = open_image(path), upright_size(path)
+    assert (size.width, size.height) == image.size
+
+
 @pytest.mark.parametrize("kind", ["gif", "png", "tiff", "webp"])
 def test_several_frames_are_refused(kind: str) -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue", "green")]

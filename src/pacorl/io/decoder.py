@@ -1,142 +1,202 @@
-"""Images from strangers, decoded in a process of its own: what a file does to a decoder, it does there.
+"""Untrusted images, decoded in processes of their own: whatever a file does to a decoder, it does there.
 
-    image = open_upload(data, name="cat.png", max_pixels=25_000_000)
+    image = open_upload(data, name="cat.png", max_pixels=25_000_000, caller="192.0.2.7")
 
-One process takes one image at a time, under a limit of memory. If an image takes too long, or the process dies of it,
-that image is refused, and the next one gets a new process.
+There are DECODERS processes (`io.decoder_process`), each with one image at a time. An image that takes too much CPU
+time or memory is refused, and a process that died of it is replaced. Callers take turns, and a caller has one decoder
+at most, so a caller's slow images delay nobody else's.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import subprocess
 import sys
 import threading
+from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import IO, Any
+from dataclasses import dataclass, field
+from queue import LifoQueue, SimpleQueue
+from typing import IO, cast
 
 from PIL import Image
 
-from pacorl.io.documents import parse_object
-from pacorl.io.images import MAX_PIXELS, ImageError, open_image
+from pacorl.io.children import INHERITED, start_confined
+from pacorl.io.decoder_process import receive, send
+from pacorl.io.images import MAX_PIXELS, ImageError
 
-MAX_SECONDS = 20.0
-"""For one image; 64 million pixels of PNG take two."""
-BASE_BYTES, BYTES_PER_PIXEL = 2**29, 16
-"""Address space of the process without an image, and for each pixel that one may have: transparent images are four
-buffers of four channels before they are three."""
+DECODERS = 2
+MAX_CPU_SECONDS = 10
+"""CPU time of one image, so that a busy machine refuses no honest one; 64 million pixels of PNG take two."""
+MAX_SECONDS = 120.0
+"""Wall time of one image, in case a process waits instead of computing."""
 
 
-def open_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read the content of a file as `open_image` does.
+def open_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, caller: str = "") -> Image.Image:
+    """Read the content of a file as `open_image` does; `caller` is as of `submit_upload`.
 
     Raises:
         ImageError: as `open_image`; also if decoding takes too much time or memory.
     """
-    return _DECODER.open(data, name=name, max_pixels=max_pixels)
+    return submit_upload(data, name=name, max_pixels=max_pixels, caller=caller).result()
 
 
-class _Decoder:
+def submit_upload(data: bytes, *, name: str, max_pixels: int = MAX_PIXELS, caller: str = "") -> Future[Image.Image]:
+    """Queue the content of a file for decoding, and return at once.
+
+    Args:
+        caller: Who sent it, for instance an address. Images of one caller are decoded one after the other.
+
+    Returns:
+        The image, or the error of `open_upload`. An image that is cancelled before its turn is not decoded.
+    """
+    job = _Job(name, max_pixels, data)
+    _DECODERS.submit(caller, job)
+    return job.future
+
+
+class _Decoders:
+    """Some processes, and the images that wait for them by caller."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._waiting: dict[str, deque[_Job]] = {}
+        """Of each caller with a turn or a decoder."""
+        self._turns: SimpleQueue[str] = SimpleQueue()
+        """Callers with a waiting image and no decoder, each once."""
+        self.processes = [_Process() for _ in range(DECODERS)]
+        # The last one used is the next one used: a second process starts only if two are needed.
+        self._idle: LifoQueue[_Process] = LifoQueue()
+        for process in self.processes:
+            self._idle.put(process)
+        self._has_threads = False
+
+    def submit(self, caller: str, job: _Job) -> None:
+        with self._lock:
+            if not self._has_threads:
+                self._has_threads = True
+                for _ in self.processes:
+                    threading.Thread(target=self._work, name="decoder", daemon=True).start()
+            if caller not in self._waiting:
+                self._turns.put(caller)
+            self._waiting.setdefault(caller, deque()).append(job)
+
+    def _work(self) -> None:
+        while True:
+            self._take_turn(self._turns.get())
+
+    def _take_turn(self, caller: str) -> None:
+        """Decode a caller's next image; the caller stands last again if another one waits."""
+        with self._lock:
+            waiting = self._waiting[caller]
+            job = waiting.popleft() if waiting else None
+        process = self._idle.get()
+        if job is not None:
+            job.run(process)
+        self._idle.put(process)
+        with self._lock:
+            if waiting:
+                self._turns.put(caller)
+            else:
+                del self._waiting[caller]
+
+    def close(self) -> None:
+        """End all processes, and start no other."""
+        with self._lock:
+            for waiting in self._waiting.values():
+                for job in waiting:
+                    job.future.cancel()
+                waiting.clear()
+        for process in self.processes:
+            process.close()
+        for _ in self.processes:
+            self._idle.get().close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """An image that waits."""
+
+    name: str
+    max_pixels: int
+    data: bytes
+    future: Future[Image.Image] = field(default_factory=Future)
+
+    def run(self, process: _Process) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            image = process.open(self.data, name=self.name, max_pixels=self.max_pixels)
+        except Exception as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(image)
+
+
+class _Process:
+    """A decoding process, started when it is needed."""
+
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
 
     def open(self, data: bytes, *, name: str, max_pixels: int) -> Image.Image:
-        with self._lock:
-            process = self._running()
-            alarm = threading.Timer(MAX_SECONDS, process.kill)
-            alarm.start()
-            try:
-                answer, pixels = _asked(process, data, name=name, max_pixels=max_pixels)
-            except (OSError, ValueError, EOFError):  # the process is gone, in the middle of whatever it said
-                self.close()
-                raise ImageError(f"{name}: decoding it takes too much time or memory; save it anew as PNG") from None
-            finally:
-                alarm.cancel()
-        if "fault" in answer:
-            raise ImageError(answer["fault"])
-        return Image.frombytes("RGB", tuple(answer["size"]), pixels)
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        # After a fork two processes would read each other's answers.
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+        """Decode one image; raises ImageError."""
+        process = self._running(name)
+        question = {"name": name, "max_pixels": max_pixels, "cpu_seconds": MAX_CPU_SECONDS}
+        alarm = threading.Timer(MAX_SECONDS, process.kill)
+        alarm.start()
+        try:
+            send(cast(IO[bytes], process.stdin), question, data)
+            answer, pixels = receive(cast(IO[bytes], process.stdout), most=3 * max_pixels)
+            image = None if "fault" in answer else Image.frombytes("RGB", tuple(answer["size"]), pixels)
+        except Exception:  # the process is gone, perhaps within a message, or an image has made it answer anything
             self.close()
-            self._owner = os.getpid()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", "from pacorl.io.decoder import serve; serve()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # Ctrl-C reaches it too, and its traceback would say nothing
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+            raise ImageError(f"{name}: decoding it takes too much time or memory; save it anew as PNG") from None
+        finally:
+            alarm.cancel()
+        if image is None:
+            raise ImageError(str(answer["fault"]))
+        return image
+
+    def _running(self, name: str) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = start_confined("pacorl.io.decoder_process:serve")
+            try:
+                receive(cast(IO[bytes], self._process.stdout))
+            except (EOFError, ValueError):
+                self.close()
+                raise ImageError(
+                    f"{name}: not decoded, since the decoder does not start; `{sys.executable} -I -c 'import PIL'` "
+                    f"must work with {', '.join(INHERITED)} alone"
+                ) from None
         return self._process
 
     def close(self) -> None:
-        """End the process, if it is this one's."""
+        """End the process."""
         process, self._process = self._process, None
-        if process is not None and self._owner == os.getpid():
+        if process is not None:
             process.kill()
             process.wait()
             for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(OSError):  # what a dead process did not read
-                        pipe.close()
+                with suppress(OSError):  # what a dead process did not read
+                    cast(IO[bytes], pipe).close()
 
 
-_DECODER = _Decoder()
-atexit.register(_DECODER.close)
+_DECODERS = _Decoders()
+_PARENTS: list[_Decoders] = []
+"""Decoders of the processes that this one was forked from, held so that they are not closed here."""
 
 
-def _asked(process: subprocess.Popen[bytes], data: bytes, **question: Any) -> tuple[dict[str, Any], bytes]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    _send(process.stdin, question, data)
-    return _received(process.stdout)
+def _after_fork() -> None:
+    # Threads do not survive a fork, and two processes would read each other's answers.
+    global _DECODERS  # noqa: PLW0603
+    _PARENTS.append(_DECODERS)
+    _DECODERS = _Decoders()
 
 
-# --- what the two processes say to each other: a line of JSON that has the length of what follows it --------------
-
-
-def _send(pipe: IO[bytes], header: dict[str, Any], content: bytes) -> None:
-    pipe.write(json.dumps({**header, "bytes": len(content)}).encode() + b"\n")
-    pipe.write(content)
-    pipe.flush()
-
-
-def _received(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
-    line = pipe.readline()
-    if not line:
-        raise EOFError
-    header = parse_object(line)
-    content = pipe.read(header["bytes"])
-    if len(content) < header["bytes"]:
-        raise EOFError
-    return header, content
-
-
-def serve() -> None:
-    """Decode what comes until the other process is gone."""
-    while True:
-        try:
-            question, data = _received(sys.stdin.buffer)
-        except EOFError:
-            return
-        _limit_memory(BASE_BYTES + BYTES_PER_PIXEL * question["max_pixels"])
-        try:
-            image = open_image(data, name=question["name"], max_pixels=question["max_pixels"])
-        except ImageError as error:
-            _send(sys.stdout.buffer, {"fault": str(error)}, b"")
-        else:
-            _send(sys.stdout.buffer, {"size": image.size}, image.tobytes())
-
-
-def _limit_memory(most: int) -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(lambda: _DECODERS.close())

@@ -41,6 +41,9 @@ MAX_BYTES = 2**29
 CHANNELS = (1, 3, 4)
 """Of an array: grey, RGB, RGB with transparency."""
 
+SIDEWAYS = (5, 6, 7, 8)
+"""EXIF orientations whose rows are columns; larger numbers have no meaning, and no reader turns by them."""
+
 SHOWN_FAULTS = 10
 """How many unusable images a message lists; the rest is counted."""
 
@@ -100,8 +103,7 @@ def upright_size(path: Path) -> Size:
     """Height and width of an image as it is looked at, from its header. Raises as `open_image` does."""
     data = read_bytes(path, limit=MAX_BYTES)
     with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        # EXIF orientations from 5 on say that the camera was held sideways.
-        sideways = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
         return Size(image.width, image.height) if sideways else Size(image.height, image.width)
 
 

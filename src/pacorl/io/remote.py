@@ -38,8 +38,36 @@ FILE_INSTEAD = "or download the image and give its file"
 Allowed = Callable[[str], bool]
 """Whether an IP address may be connected to."""
 
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
-"""IPv4 addresses as an IPv6-only network writes them (RFC 6052); Python calls all of them public."""
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "168.63.129.16/32",  # within a large cloud, a service of the host
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/3",
+        ),
+    )
+)
+"""IPv4 networks outside of the public internet (IANA's special-purpose registry). Not the interpreter's own list,
+which differs from version to version."""
+GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""All public IPv6 addresses."""
+NOT_PUBLIC_6 = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+"""Networks of GLOBAL_UNICAST that are not public: protocols and tunnels (Teredo, 6to4), documentation."""
+EMBEDDING = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+"""IPv6 networks whose last 32 bits are an IPv4 address: compatible, mapped, translated, NAT64 (RFC 6052)."""
 
 
 def open_source(source: Path | str, *, allow_private: bool | None = None) -> Image:
@@ -57,19 +85,35 @@ def fetch_image(
     max_pixels: int = MAX_PIXELS,
     seconds: float = DEADLINE_SECONDS,
     allow_private: bool | None = None,
+    caller: str = "",
 ) -> Image:
-    """Fetch an image by URL; `name` stands for the URL in messages about its pixels.
+    """Fetch an image by URL and decode it.
 
     Args:
-        max_bytes: the most that is read of an answer, MAX_BYTES at most.
-        seconds: the deadline of everything together.
-        allow_private: whether addresses that are not public are connected to; by default the environment says so.
+        name: Stands for the URL in messages about the pixels.
+        max_bytes: As of `fetch_bytes`.
+        seconds: As of `fetch_bytes`.
+        allow_private: As of `fetch_bytes`.
+        caller: As of `io.decoder.open_upload`.
+    """
+    data = fetch_bytes(url, max_bytes=max_bytes, seconds=seconds, allow_private=allow_private)
+    return open_upload(data, name=name or shown_url(url), max_pixels=max_pixels, caller=caller)
+
+
+def fetch_bytes(
+    url: str, *, max_bytes: int = MAX_BYTES, seconds: float = DEADLINE_SECONDS, allow_private: bool | None = None
+) -> bytes:
+    """Fetch the file of an image by URL.
+
+    Args:
+        max_bytes: Most bytes of an answer that are read, MAX_BYTES at most.
+        seconds: Deadline of everything together.
+        allow_private: Whether addresses that are not public are connected to; by default PRIVATE_VARIABLE decides.
     """
     if allow_private is None:
         allow_private = os.environ.get(PRIVATE_VARIABLE, "") not in ("", "0")
     allowed = (lambda _: True) if allow_private else is_public
-    data = fetch(url, max_bytes=min(max_bytes, MAX_BYTES), seconds=seconds, allowed=allowed)
-    return open_upload(data, name=name or shown_url(url), max_pixels=max_pixels)
+    return fetch(url, max_bytes=min(max_bytes, MAX_BYTES), seconds=seconds, allowed=allowed)
 
 
 def fetch(url: str, *, max_bytes: int, seconds: float, allowed: Allowed) -> bytes:
@@ -163,15 +207,10 @@ def _resolved(host: str, port: int, deadline: float) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, and so does any IPv4 address that it stands for."""
+    """Whether an address, or the IPv4 address that it embeds, belongs to the public internet."""
     ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        teredo = ip.teredo
-        inner = [ip.ipv4_mapped, ip.sixtofour, *(teredo or ())]
-        if ip in NAT64:
-            inner.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
-        if any(address is not None and not is_public(str(address)) for address in inner):
-            return False
-        if ip.ipv4_mapped is not None:
-            return True
-    return ip.is_global and not ip.is_multicast
+    if isinstance(ip, ipaddress.IPv6Address) and any(ip in network for network in EMBEDDING):
+        ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    if isinstance(ip, ipaddress.IPv4Address):
+        return not any(ip in network for network in NOT_PUBLIC)
+    return ip in GLOBAL_UNICAST and not any(ip in network for network in NOT_PUBLIC_6)

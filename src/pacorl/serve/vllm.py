@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from pacorl.io.children import SAFE_PATH
 from pacorl.io.documents import read_object
 from pacorl.io.files import safetensors_errors
 from pacorl.io.net import TransientError, blocking, exchange
@@ -103,6 +104,7 @@ def run_vllm(
     # The key travels in the environment: a command line can be read by every user of the machine.
     environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment |= {"VLLM_API_KEY": api_key} if api_key else {}
+    environment |= SAFE_PATH  # vLLM starts further Python processes
     with ExitStack() as stack:
         caught = stack.enter_context(_signals())
         processes = []

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from pacorl.config.policy_run import recipe as tiny_recipe
 from pacorl.data.records import save_prompts
 from pacorl.engine.runtime import Interrupted
 from pacorl.generate.compose import prompt_from
+from pacorl.io.children import start_python
 from pacorl.io.documents import read_json, read_jsonl, write_json
 from pacorl.io.files import read_bytes, safe_name, write_atomic
 from pacorl.judges import JUDGES, backend_of
@@ -188,13 +188,13 @@ class TasteRuns:
     def launch(self, name: str) -> None:
         """Start a run's trainer, or let it go on from its last round."""
         folder = self._folder(name)
-        command = [sys.executable, "-m", "pacorl", "train-policy", str(folder / "config.yaml"), "--resume", "auto"]
+        command = ["-m", "pacorl", "train-policy", str(folder / "config.yaml"), "--resume", "auto"]
         command.append("--stop-with-stdin")  # a studio that is killed cannot end it
         with self._lock, (folder / "log.txt").open("wb") as log:
             if self._announced == name:  # else it was stopped while it waited for the studio's jobs
                 self._let_go()
                 pipes: Any = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}
-                self._name, self._process = name, subprocess.Popen(command, **pipes)
+                self._name, self._process = name, start_python(*command, **pipes)
                 self._announced = ""  # last: between the two it would seem to be stopped
 
     def check_idle(self) -> None:

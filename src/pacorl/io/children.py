@@ -1,0 +1,100 @@
+"""Python child processes: none of them searches the working directory for modules.
+
+`python -c` and `python -m` put the working directory first on the module path, so a `yaml.py` in a downloaded folder
+would be executed. A trusted child inherits everything but that. A confined child, which reads untrusted input, inherits
+next to nothing, and gives up its privileges and the network where the system allows it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Environment by which a program written in Python, and every Python that it starts, behaves as `python -P`."""
+INHERITED = ("PATH", "LANG", "LD_LIBRARY_PATH", "SYSTEMROOT")
+"""Environment variables of a confined child; some Python installations do not start without the last two."""
+NEEDED = ("pacorl", "PIL")
+"""Packages that a confined child imports, which may lie outside of the interpreter's own folders (PYTHONPATH)."""
+CONFINED = (
+    "import sys; sys.path[:0] = [folder for folder in sys.argv[2:] if folder not in sys.path]; "
+    "from pacorl.io.children import run_confined; run_confined()"
+)
+
+# linux/prctl.h, linux/sched.h and linux/capability.h
+PR_SET_NO_NEW_PRIVS = 38
+CAPABILITY_VERSION_3 = 0x20080522
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+
+
+def start_python(*arguments: str, **pipes: Any) -> subprocess.Popen[bytes]:
+    """Start `python -P ARGUMENTS` with this environment and working directory; `pipes` are Popen's."""
+    return subprocess.Popen([sys.executable, "-P", *arguments], **pipes)
+
+
+def start_confined(entry: str) -> subprocess.Popen[bytes]:
+    """Start a process that confines itself and calls a function, `module:name`.
+
+    It is isolated (`python -I`), works in the root folder, has the INHERITED variables, and is connected to this
+    process by its stdin and stdout.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", CONFINED, entry, *_import_folders()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # Ctrl-C reaches it too, and its traceback would be noise
+        env={name: os.environ[name] for name in INHERITED if name in os.environ},
+        cwd=Path(sys.executable).anchor,
+    )
+
+
+def _import_folders() -> list[str]:
+    """Folders that this process imports the NEEDED packages from."""
+    specs = [find_spec(name) for name in NEEDED]
+    origins = [Path(spec.origin) for spec in specs if spec and spec.origin]
+    return list(dict.fromkeys(str(origin.parents[1].resolve()) for origin in origins))
+
+
+def run_confined() -> None:
+    """Confine this process, then call the function that its command line names."""
+    confine()
+    module, _, name = sys.argv[1].partition(":")
+    getattr(import_module(module), name)()
+
+
+def confine() -> bool:
+    """Give up the network, new privileges, and the right to write files and start processes.
+
+    Each as far as the system allows it: containers often forbid namespaces, and only Linux has them.
+
+    Returns:
+        Whether the network is gone.
+    """
+    offline = False
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        # A user namespace of its own is what permits an unprivileged process an empty network namespace.
+        offline = libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
+        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        # The new namespace has granted all capabilities within it, which reach much of the kernel.
+        libc.capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
+    limit("RLIMIT_FSIZE", 0)
+    limit("RLIMIT_NPROC", 0)
+    return offline
+
+
+def limit(resource_name: str, most: int) -> None:
+    """Lower a resource limit of this process. Windows has none."""
+    try:
+        import resource
+    except ImportError:
+        return
+    kind = getattr(resource, resource_name)
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
