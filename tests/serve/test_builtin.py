@@ -24,7 +24,7 @@ from pacorl.judges.http.messages import encode
 from pacorl.judges.judge import JudgeRefusedError
 from pacorl.judges.local import LocalJudge
 from pacorl.score.reward import PacoReward
-from pacorl.serve.builtin import Limits
+from pacorl.serve.schema import Limits
 from pacorl.types import Question
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]

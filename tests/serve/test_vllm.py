@@ -93,6 +93,14 @@ def test_a_judge_gets_the_flags_it_needs() -> None:
     assert "--enable-lora" not in command
 
 
+def test_callers_make_vllm_fetch_nothing_unless_its_user_allows_a_host() -> None:
+    command = vllm_command(server(8001), VllmOptions(extra=("--allowed-media-domains", "images.example")))
+    allowed = [number for number, word in enumerate(command) if word == "--allowed-media-domains"]
+    # An empty list would allow every host.
+    assert [command[number + 1] for number in allowed] == ["nothing.invalid", "images.example"]
+    assert command[allowed[0] + 2].startswith("--")
+
+
 def test_adapters_are_served_beside_their_base(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "lora")
     command = vllm_command(server(names=(), adapters={"paco": folder, "hub": "org/lora"}), VllmOptions())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import asyncio
 import io
 import json
 import os
@@ -149,23 +150,23 @@ def test_the_queue_is_bounded_and_forgets(jobs):
 )
 def test_what_cannot_be_judged_is_refused_by_name(data, fault):
     with pytest.raises(ImageError, match=fault):
-        Uploads().add(data, "x.png")
+        asyncio.run(Uploads().add(data, "x.png"))
 
 
 def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
     monkeypatch.setattr(limits, "MAX_IMAGES", 2)
     uploads = Uploads()
-    first = uploads.add(png(600, 300), "a\n  b.png")
-    uploads.add(png(), "")
+    first = asyncio.run(uploads.add(png(600, 300), "a\n  b.png"))
+    asyncio.run(uploads.add(png(), ""))
     with pytest.raises(ValueError, match="2 images are here already"):
-        uploads.add(png(), "c.png")
+        asyncio.run(uploads.add(png(), "c.png"))
     assert (first.name, first.size, uploads.of("")[1].name) == ("a b.png", (600, 300), "image")
     assert Image.open(io.BytesIO(first.preview)).size == (512, 256)
     assert first.open().size == (600, 300)
     uploads.remove(first.id)
     uploads.remove("nobody")
     assert uploads.find(first.id) is None
-    uploads.add(png(), "c.png")
+    asyncio.run(uploads.add(png(), "c.png"))
 
 
 # --- what can be asked for -------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def test_the_judge_tab_says_what_it_cannot_judge():
     drawn = [draw(panel, 64) for panel in all_panels()[:4000:3000]]
     noise = Image.effect_noise((64, 64), 90).convert("RGB")
     uploads = Uploads()
-    handed_in = [uploads.add(png_bytes(image), f"{number}.png") for number, image in enumerate([*drawn, noise])]
+    handed_in = [asyncio.run(uploads.add(png_bytes(image), "a.png")) for image in [*drawn, noise]]
     host = ModelHost(StudioModels())
     result = host.judge(Job("1", "judgement"), handed_in)
     host.close()
@@ -193,7 +194,7 @@ def test_the_tiny_editor_starts_from_a_picture_and_says_what_it_cannot_do():
     host = ModelHost(StudioModels(kind="kontext"))
     assert host.modes is None
     hero = draw(all_panels()[0], 32)
-    upload = Uploads().add(png_bytes(hero), "me.png")
+    upload = asyncio.run(Uploads().add(png_bytes(hero), "me.png"))
     prompt = edit_prompt(host.names, "Paint the hero green.")
     job = Job("1", "set")
     result = host.make_set(job, prompt, Sampling(candidates=2, steps=1), sources=[upload])
@@ -237,7 +238,7 @@ def test_on_a_small_card_generator_and_judge_take_turns():
     result = host.make_set(Job("1", "set"), prompt, Sampling(candidates=2, steps=1, size=Size(64, 64)))
     assert all(candidate["error"] or candidate["score"] is not None for candidate in result["candidates"])
     uploads = Uploads()
-    drawn = [uploads.add(png_bytes(draw(panel, 64)), "hero.png") for panel in all_panels()[:2]]
+    drawn = [asyncio.run(uploads.add(png_bytes(draw(panel, 64)), "hero.png")) for panel in all_panels()[:2]]
     assert host.judge(Job("2", "judgement"), drawn)["mean"] > 0
     assert len(answered) >= 2
     assert all(answered)

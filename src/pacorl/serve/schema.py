@@ -5,20 +5,14 @@ A field that is not listed is refused by name, so that nothing a caller asks for
 
 from __future__ import annotations
 
-import base64
-import binascii
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, FailFast, Field, model_validator
 
-from pacorl.io import net, remote
-from pacorl.io.decoder import open_upload
-from pacorl.io.images import ImageError
+from pacorl.io.images import MAX_PIXELS
 from pacorl.score.scores import QuestionSpec, questions_about
 from pacorl.web.forms import Form, Text
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 MOST_MESSAGES = 32
 MOST_PARTS = 256
@@ -28,6 +22,26 @@ MOST_IMAGES = 256
 MOST_CRITERIA = 64
 MOST_URL = 2**30
 """Letters of an image's URL; the limit of the body is lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may hold."""
+
+    body_bytes: int = 64 * 2**20
+    """On the routes that take images; BodyLimit's on all others."""
+    images: int = 8
+    pixels: int = MAX_PIXELS
+    """Of all its images together."""
+    held_pixels: int = 2 * MAX_PIXELS
+    """Of the images of all requests that are answered at one time; further requests wait."""
+    prompt_tokens: int = 8192
+    """Of a request, its images included: one thread answers everybody, and a prompt of ten times as many stalls it."""
+    new_tokens: int = 2048
+    waiting: int = 1024
+    """Questions that may queue for one model."""
+    together: int = 64
+    """Questions that are answered in common; what they share is computed once."""
 
 
 def _not_tiny(temperature: float) -> float:
@@ -127,7 +141,7 @@ class ConsistencyRequest(Form):
     """The judge's name; the first that is served if it is left out."""
     images: Annotated[list[Url], Field(max_length=MOST_IMAGES)]
     theme: Text = ""
-    criteria: Annotated[dict[Name, Text], Field(max_length=MOST_CRITERIA)] = {}
+    criteria: dict[Name, Text] = Field({}, max_length=MOST_CRITERIA)
     """Label → criterion in words."""
     ranking: bool = False
     """Whether the first image is compared with each of the others, instead of all with all."""
@@ -151,25 +165,3 @@ class TokenizeRequest(Form):
     model: Name = ""
     prompt: Text
     add_special_tokens: bool = False
-
-
-def fetch_image(url: str, *, name: str, max_pixels: int, max_bytes: int, allow_urls: bool = False) -> Image:
-    """Decodes a data URL; fetches an http one (`io.remote`) only if `allow_urls` says so.
-
-    Raises ImageError naming the image and the fault. No other scheme is ever followed.
-    """
-    if not url.startswith("data:"):
-        if not net.is_url(url):
-            raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) ones" if allow_urls else ""))
-        if not allow_urls:
-            raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
-        return remote.fetch_image(url, name=name, max_bytes=max_bytes, max_pixels=max_pixels)
-    head, comma, encoded = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
-    try:
-        # Strictly: characters outside of the alphabet would be skipped, and a torn URL would pass as an image.
-        content = base64.b64decode(encoded, validate=True)
-    except binascii.Error as error:
-        raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
-    return open_upload(content, name=name, max_pixels=max_pixels)

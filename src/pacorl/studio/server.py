@@ -111,7 +111,7 @@ class StoryboardForm(SamplingForm):
     title: Text
     style: Text = ""
     layout: Annotated[forms.Text, Field(max_length=9)] = "2x2"
-    characters: Annotated[dict[Text, Text], Field(max_length=12)] = {}
+    characters: dict[Text, Text] = Field({}, max_length=12)
     scenes: Annotated[list[Text], Field(max_length=MAX_SCENES)]
 
 
@@ -132,7 +132,7 @@ class RanksForm(Form):
 class JudgeForm(Form):
     uploads: Annotated[list[Text], Field(max_length=MAX_IMAGES)]
     theme: Text = ""
-    criteria: Annotated[list[Text], Field(max_length=12)] = []
+    criteria: list[Text] = Field([], max_length=12)
     layout: Annotated[forms.Text, Field(max_length=9)] = ""
     symmetric: bool = False
 
@@ -474,9 +474,7 @@ def taste_picture(name: str, when: Literal["before", "after"], number: int, stat
 
 async def upload(request: Request, state: State, browser: Browser, name: str = "image") -> dict[str, Any]:
     """One image's bytes. What cannot be judged is refused by name."""
-    from starlette.concurrency import run_in_threadpool
-
-    return _upload_dict(await run_in_threadpool(state.uploads.add, await request.body(), name, owner=browser))
+    return _upload_dict(await state.uploads.add(await request.body(), name, owner=browser))
 
 
 def _upload_dict(uploaded: Upload) -> dict[str, Any]:
