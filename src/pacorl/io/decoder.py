@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
-import sys
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -169,7 +168,7 @@ class _Process:
             except (EOFError, ValueError):
                 self.close()
                 raise ImageError(
-                    f"{name}: not decoded, since the decoder does not start; `{sys.executable} -I -c 'import PIL'` "
+                    f"{name}: not decoded, since the decoder does not start; `python -I -c 'import PIL'` "
                     f"must work with {', '.join(INHERITED)} alone"
                 ) from None
         return self._process
@@ -197,6 +196,10 @@ def _after_fork() -> None:
     _DECODERS = _Decoders()
 
 
+@atexit.register
+def _close() -> None:
+    _DECODERS.close()
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_after_fork)
-atexit.register(lambda: _DECODERS.close())

@@ -1,0 +1,64 @@
+"""A bound on the decoded images that a server holds for all its callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from pacorl.io.images import ImageError
+from pacorl.types import Size
+
+
+class PixelBudget:
+    """Pixels that all requests of an event loop may hold at one time, three bytes each; first come, first served."""
+
+    def __init__(self, pixels: int, *, per_request: int) -> None:
+        if not 0 < per_request <= pixels:
+            raise ValueError(f"per_request {per_request:,} must be from 1 to the budget's {pixels:,} pixels")
+        self.free, self.per_request = pixels, per_request
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def reserve(self, sizes: Sequence[Size]) -> AsyncIterator[None]:
+        """Wait until the images of a request fit into the budget, and hold their pixels for the block.
+
+        Raises:
+            ImageError: They have more than `per_request` pixels together.
+        """
+        pixels = sum(size.height * size.width for size in sizes)
+        if pixels > self.per_request:
+            raise ImageError(
+                f"the images of this request have {pixels:,} pixels together; send at most {self.per_request:,}"
+            )
+        await self._take(pixels)
+        try:
+            yield
+        finally:
+            self.free += pixels
+            self._admit()
+
+    async def _take(self, pixels: int) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((pixels, turn))
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # its turn came in the moment in which it was cancelled
+                self.free += pixels
+            self._admit()
+            raise
+
+    def _admit(self) -> None:
+        """Give turns in order, to as many as fit."""
+        while self._waiting:
+            pixels, turn = self._waiting[0]
+            # A caller that has gone needs nothing, and must not hold up the next.
+            if not turn.cancelled():
+                if pixels > self.free:
+                    return
+                self.free -= pixels
+                turn.set_result(None)
+            self._waiting.popleft()

@@ -1,0 +1,148 @@
+"""Child processes: Python is started in one module, without the working directory on the module path."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pacorl
+from pacorl.io.children import SAFE_PATH, start_python
+
+SOURCE = Path(pacorl.__file__).parent
+HOME = "io/children.py"
+PROGRAMS = {"serve/vllm.py", "rewards/ocr.py"}
+"""Modules that start programs, vLLM and Tesseract, which are no Python of this package."""
+STARTERS = re.compile(
+    r"subprocess\.\w+|os\.(system|popen|startfile|posix_spawnp?|fork|forkpty|exec\w+|spawn\w+)"
+    r"|(concurrent\.futures\.)?ProcessPoolExecutor|(torch\.)?multiprocessing\..+|asyncio\.create_subprocess_\w+|pty\.\w+"
+)
+MODULES = {"subprocess", "multiprocessing", "pty"}
+
+
+def starts(source: str, *, is_program: bool = False) -> list[str]:
+    """Every start of a process in a module, and every mention of the interpreter."""
+    faults = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and STARTERS.fullmatch(name := ast.unparse(node.func)) and not is_program:
+            faults.append(f"line {node.lineno}: {name}")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable":
+            faults.append(f"line {node.lineno}: sys.executable")
+        if isinstance(node, ast.List) and node.elts and re.fullmatch(r"'python[\d.]*'", ast.unparse(node.elts[0])):
+            faults.append(f"line {node.lineno}: {ast.unparse(node)}")
+        if isinstance(node, ast.ImportFrom) and (
+            str(node.module).split(".")[0] in MODULES or "ProcessPoolExecutor" in {alias.name for alias in node.names}
+        ):
+            faults.append(f"line {node.lineno}: from {node.module} import …")
+    return faults
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / HOME], ids=lambda path: path.name
+)
+def test_python_is_started_in_one_module(path: Path) -> None:
+    is_program = path.relative_to(SOURCE).as_posix() in PROGRAMS
+    assert starts(path.read_text(encoding="utf-8"), is_program=is_program) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "subprocess.Popen([program])",
+        "command = [sys.executable, '-m', 'pacorl']",
+        "run(['python3', 'x.py'])",
+        "from subprocess import run",
+        "def later():\n    os.execv(program, arguments)",
+        "os.system('x')",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "multiprocessing.Process(target=f).start()",
+        "torch.multiprocessing.spawn(f)",
+        "await asyncio.create_subprocess_exec(program)",
+    ],
+)
+def test_a_start_elsewhere_is_seen(source: str) -> None:
+    assert starts(source)
+
+
+def test_types_and_exceptions_of_subprocess_are_allowed() -> None:
+    assert starts("process: subprocess.Popen[bytes]\ntry: pass\nexcept subprocess.TimeoutExpired: pass") == []
+    assert starts("subprocess.run([program])", is_program=True) == []
+    assert starts("subprocess.run([sys.executable])", is_program=True)
+
+
+# --- traps in the working directory --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, whose modules leave a file `executed`; it is in its parent's folder."""
+    for module in ("yaml", "pydantic", "typer", "PIL", "torch", "numpy", "json", "pacorl"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    return tmp_path / "executed"
+
+
+def test_a_python_child_does_not_search_the_working_directory(trap: Path) -> None:
+    child = start_python("-m", "pacorl", "--version", stdout=subprocess.PIPE)
+    assert child.communicate(timeout=120)[0].startswith(b"pacorl ")
+    assert not trap.exists()
+
+
+def test_neither_does_a_program_with_the_safe_path(trap: Path) -> None:
+    command = [sys.executable, "-c", "import yaml"]
+    subprocess.run(command, check=True, env=os.environ | SAFE_PATH)
+    assert not trap.exists()
+    subprocess.run(command, check=True)
+    assert trap.exists()  # the trap works
+
+
+def test_neither_does_the_console_script(trap: Path) -> None:
+    script = Path(sys.executable).with_name("pacorl")
+    if not script.is_file():
+        pytest.skip("the package is not installed as a program")
+    done = subprocess.run([script, "score", "--help"], capture_output=True, check=True)
+    assert b"Usage" in done.stdout
+    assert not trap.exists()
+
+
+# --- what a confined process can do --------------------------------------------------------------------------------
+
+ATTEMPTS = """
+import socket, subprocess, sys
+from pacorl.io.children import confine
+offline = confine()
+def attempt(action):
+    try:
+        action()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+print(offline)
+print(attempt(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5)))
+def write():
+    with open(sys.argv[2], "w") as handle:
+        handle.write("x")
+print(attempt(write))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux'")
+def test_a_confined_process_has_no_network_and_writes_no_file(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        arguments = [str(server.getsockname()[1]), str(tmp_path / "written")]
+        done = subprocess.run(
+            [sys.executable, "-c", ATTEMPTS, *arguments], capture_output=True, text=True, check=True, timeout=60
+        )
+    offline, connected, written = done.stdout.split()
+    assert connected == ("OSError" if offline == "True" else "done")
+    assert written == "OSError"
+    assert (tmp_path / "written").read_bytes() == b""
+    namespaces = subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True, check=False)
+    assert (offline == "True") == (namespaces.returncode == 0)
