@@ -21,6 +21,8 @@ from pacorl.web.budget import PixelBudget
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+PIECE = 2**20
+"""Letters of base64 that are decoded at one time; a multiple of four."""
 FETCHES = 8
 """URLs that are fetched at one time, for all callers; they wait in threads of their own."""
 
@@ -51,12 +53,12 @@ class RequestImages:
         """
         if len(urls) > self._limits.images:
             raise ImageError(f"{len(urls)} images in one request; at most {self._limits.images} are taken")
-        received: list[ReceivedImage] = []
+        received = []
+        spare = self._limits.body_bytes
         for number, url in enumerate(urls, 1):
             name = f"image {number}"
-            content = await self._content(
-                url, name, spare=self._limits.body_bytes - sum(len(r.content) for r in received)
-            )
+            content = await self._content(url, name, most=spare)
+            spare -= len(content)
             size = image_size(content, name=name)
             check_shape(size, name)
             received.append(ReceivedImage(name, content, size))
@@ -78,8 +80,8 @@ class RequestImages:
                 images.append(await asyncio.wrap_future(decoding))
             yield images
 
-    async def _content(self, url: str, name: str, *, spare: int) -> bytes:
-        """Read at most `spare` bytes of an image; no scheme but data, http and https is ever followed."""
+    async def _content(self, url: str, name: str, *, most: int) -> bytes:
+        """Read the file of an image, fetching `most` bytes; no scheme but data, http and https is ever followed."""
         if url.startswith("data:"):
             return await asyncio.to_thread(data_of, url, name=name)
         if not net.is_url(url):
@@ -87,7 +89,7 @@ class RequestImages:
         if not self._allow_urls:
             raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._fetches, lambda: remote.fetch_bytes(url, max_bytes=spare))
+        return await loop.run_in_executor(self._fetches, lambda: remote.fetch_bytes(url, max_bytes=most))
 
 
 def data_of(url: str, *, name: str) -> bytes:
@@ -96,7 +98,11 @@ def data_of(url: str, *, name: str) -> bytes:
     if not comma or not head.endswith(";base64"):
         raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
     try:
-        # Strictly: characters outside of the alphabet would be skipped, and a torn URL would pass as an image.
-        return base64.b64decode(encoded, validate=True)
-    except binascii.Error as error:
+        if encoded.find("=", 0, len(encoded) - 2) >= 0:
+            raise binascii.Error("padding before the end")
+        # In pieces, since other threads wait for each. Strictly: characters outside of the alphabet would be skipped,
+        # and a torn URL would pass as an image.
+        starts = range(0, len(encoded), PIECE)
+        return b"".join(base64.b64decode(encoded[start : start + PIECE], validate=True) for start in starts)
+    except ValueError as error:
         raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
