@@ -19,6 +19,7 @@ from typing import Any
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from pacorl.io.files import read_bytes
+from pacorl.io.image_headers import excess_of, size_of
 from pacorl.types import Size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -62,6 +63,7 @@ def open_image(source: Path | str | bytes, *, name: str = "", max_pixels: int = 
     data = source if isinstance(source, bytes) else read_bytes(Path(source), limit=MAX_BYTES)
     name = name or ("the image" if isinstance(source, bytes) else str(source))
     with _decoder_errors(name, data, max_pixels):
+        _check_blocks(data, name)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         check_frames(image, name)
         # Before the pixels are decoded: a bomb of a few kilobytes would fill the memory. And after: some formats say
@@ -84,13 +86,21 @@ def _decoder_errors(name: str, data: bytes, max_pixels: int) -> Iterator[None]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ImageError(f"{name}: too large; an image may have {max_pixels:,} pixels") from None
     except UnidentifiedImageError:
-        kind = "empty" if not data else "not an image of a known format"
-        raise ImageError(f"{name}: {kind}") from None
+        raise ImageError(f"{name}: {_unknown(data)}") from None
     except MemoryError:
         raise ImageError(f"{name}: too large to be decoded in this machine's memory") from None
     except Exception as error:  # decoders raise what they like: struct.error, TypeError, RuntimeError
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise ImageError(f"{name}: damaged or cut off ({reason})") from None
+
+
+def _unknown(data: bytes) -> str:
+    return "not an image of a known format" if data else "empty"
+
+
+def _check_blocks(data: bytes, name: str) -> None:
+    if excess := excess_of(data):
+        raise ImageError(f"{name}: {excess}; save it anew as PNG")
 
 
 def _check_pixels(image: Image.Image, name: str, most: int) -> None:
@@ -102,9 +112,25 @@ def _check_pixels(image: Image.Image, name: str, most: int) -> None:
 def upright_size(path: Path) -> Size:
     """Height and width of an image as it is looked at, from its header. Raises as `open_image` does."""
     data = read_bytes(path, limit=MAX_BYTES)
-    with _decoder_errors(str(path), data, MAX_PIXELS), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
-        return Size(image.width, image.height) if sideways else Size(image.height, image.width)
+    with _decoder_errors(str(path), data, MAX_PIXELS):
+        _check_blocks(data, str(path))
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            sideways = image.getexif().get(ExifTags.Base.Orientation) in SIDEWAYS
+            return Size(image.width, image.height) if sideways else Size(image.height, image.width)
+
+
+def image_size(data: bytes, *, name: str = "the image") -> Size:
+    """Height and width of the content of a file as stored, from its first bytes, in microseconds.
+
+    The header may contradict the pixels, so decode with `max_pixels` of this size.
+
+    Raises:
+        ImageError: it is no image, or is cut off before its size.
+    """
+    size = size_of(data)
+    if size is None:
+        raise ImageError(f"{name}: {_unknown(data)}")
+    return size
 
 
 def check_readable(paths: Iterable[Path]) -> None:
@@ -187,9 +213,10 @@ def _from_array(array: Any, name: str) -> Image.Image:
 
 def check_frames(image: Image.Image, name: str) -> None:
     """Raise ImageError if a file holds several frames or pages."""
-    frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-    if frames > 1:
-        raise ImageError(f"{name}: has {frames} frames or pages; save the one that is meant as an image of its own")
+    # Not `n_frames` where there is another way: to count them all takes a minute for a large file of empty ones.
+    several = image.is_animated if hasattr(image, "is_animated") else getattr(image, "n_frames", 1) > 1
+    if several and image.format != "MPO":
+        raise ImageError(f"{name}: has several frames or pages; save the one that is meant as an image of its own")
 
 
 def check_shape(image: Image.Image | Size, name: str) -> None:
@@ -216,7 +243,9 @@ def png_bytes(image: Image.Image, texts: Mapping[str, str] | None = None) -> byt
 def png_texts(path: Path) -> dict[str, str]:
     """The text chunks of a PNG; none if the file is missing or broken."""
     try:
-        with Image.open(path, formats=["PNG"]) as image:
+        data = read_bytes(path, limit=MAX_BYTES)
+        _check_blocks(data, str(path))
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             image.load()  # Pillow reads the chunks behind the pixels only now
             return {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
     except Exception:  # whatever a decoder raises

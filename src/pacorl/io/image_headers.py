@@ -1,0 +1,298 @@
+"""Image files, walked block by block without decoding: the size in the header, and files made to keep a decoder busy.
+
+The pixels of an image do not bound a decoder's time. A repeated scan of a JPEG takes 95 bytes and decodes the whole
+image once more, and Pillow reads the blocks before the pixels in Python. So the number of blocks is bounded here, far
+above what cameras and programs write. A walk is linear, and ends where a file is damaged: Pillow names the damage.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pacorl.types import Size
+
+MAX_SCANS = 100
+"""Of a JPEG; programs write about ten. libtiff has the same limit for JPEGs within a TIFF."""
+MAX_BLOCKS = 500
+"""Segments of a JPEG, chunks of a PNG and tags of a TIFF besides the pixels; a colour profile has up to 255."""
+MAX_PIXEL_CHUNKS = 2**17
+"""Of a PNG; the largest file that is read has half as many of libpng's usual 8 KiB."""
+MAX_DATA_BLOCKS = 2**20
+"""Sub-blocks of a GIF, values of a tag of a TIFF; 64 million pixels take 400,000."""
+MAX_RUN_BYTES = 2**22
+"""Of a BMP with run-length coding, of which Pillow decodes two million bytes a second."""
+
+
+def size_of(data: bytes) -> Size | None:
+    """Height and width as stored, from the header alone, which may contradict the pixels; None if there is none."""
+    kind = _kind_of(data)
+    return kind.size(data) if kind else None
+
+
+def excess_of(data: bytes) -> str:
+    """The reason why decoding a file would take too long; empty if there is none."""
+    kind = _kind_of(data)
+    return kind.excess(data) if kind else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A file format."""
+
+    signatures: tuple[bytes, ...]
+    size: Callable[[bytes], Size | None]
+    excess: Callable[[bytes], str]
+
+
+def _kind_of(data: bytes) -> _Kind | None:
+    return next((kind for kind in _KINDS if data.startswith(kind.signatures)), None)
+
+
+def _too_many(what: str, most: int) -> str:
+    return f"has more than {most:,} {what}"
+
+
+# --- PNG ----------------------------------------------------------------------------------------------------------
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PNG_DATA = (b"IDAT", b"fdAT", b"fcTL")
+"""Chunks of pixels; the last two are those of an animation's frames."""
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Name and first eight bytes of each chunk."""
+    position = len(PNG)
+    while position + 8 <= len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        yield data[position + 4 : position + 8], data[position + 8 : position + 16]
+        position += 12 + length
+
+
+def _png_size(data: bytes) -> Size | None:
+    size = None
+    for count, (name, content) in enumerate(_png_chunks(data)):
+        if name == b"IHDR":  # of several, Pillow takes the last one
+            size = Size(int.from_bytes(content[4:], "big"), int.from_bytes(content[:4], "big"))
+        if name in PNG_DATA or count > MAX_BLOCKS:
+            break
+    return size
+
+
+def _png_excess(data: bytes) -> str:
+    data_blocks = blocks = 0
+    for name, _ in _png_chunks(data):
+        data_blocks += name in PNG_DATA
+        blocks += name not in PNG_DATA
+        if blocks > MAX_BLOCKS:
+            return _too_many("chunks besides its pixels", MAX_BLOCKS)
+        if data_blocks > MAX_PIXEL_CHUNKS:
+            return _too_many("chunks of pixels", MAX_PIXEL_CHUNKS)
+        if name == b"IEND":
+            break
+    return ""
+
+
+# --- JPEG ---------------------------------------------------------------------------------------------------------
+
+MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
+"""In entropy-coded data, FF is followed by 00 or a restart marker (D0 to D7). FF may be repeated before a marker."""
+SOI, EOI, SOS, TEM = 0xD8, 0xD9, 0xDA, 0x01
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+ARITHMETIC = range(0xC9, 0xCC)
+
+
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, position of the content, and the number of bytes skipped before the marker, as libjpeg finds them."""
+    position = 2
+    while found := MARKER.search(data, position):
+        marker, start = data[found.end() - 1], found.end()
+        yield marker, start, found.start() - position
+        length = 0 if marker in (SOI, EOI, TEM) else int.from_bytes(data[start : start + 2], "big")
+        position = start + length
+
+
+def _jpeg_size(data: bytes) -> Size | None:
+    size = None
+    for count, (marker, start, skipped) in enumerate(_jpeg_segments(data)):
+        if marker in FRAMES:
+            height, width = data[start + 3 : start + 5], data[start + 5 : start + 7]
+            size = Size(int.from_bytes(height, "big"), int.from_bytes(width, "big"))
+        if marker == SOS or count + skipped > MAX_BLOCKS:
+            break
+    return size
+
+
+def _jpeg_excess(data: bytes) -> str:
+    scans = blocks = 0
+    for marker, _, skipped in _jpeg_segments(data):
+        if marker == EOI and scans:
+            break
+        if marker in ARITHMETIC:  # scans of no bytes at all took 0.2 s each
+            return "is coded arithmetically, which takes too long to decode"
+        # Pillow walks the bytes between the segments before the first scan one by one.
+        blocks += 1 if scans else 1 + skipped
+        scans += marker == SOS
+        if scans > MAX_SCANS:
+            return _too_many("scans", MAX_SCANS)
+        if blocks - scans > MAX_BLOCKS:
+            return _too_many("segments", MAX_BLOCKS)
+    return ""
+
+
+# --- GIF ----------------------------------------------------------------------------------------------------------
+
+GIF_EXTENSION, GIF_FRAME, GIF_END = 0x21, 0x2C, 0x3B
+
+
+def _gif_blocks(data: bytes) -> Iterator[tuple[int, int]]:
+    """First byte and position of each block; 0 and the position of each sub-block."""
+    position = 13 + _colour_bytes(data[10:11])
+    while position < len(data):
+        block = data[position]
+        yield block, position
+        if block == GIF_EXTENSION:
+            position += 2
+        elif block == GIF_FRAME:
+            position += 11 + _colour_bytes(data[position + 9 : position + 10])
+        else:
+            position += 1  # Pillow skips bytes that begin no block
+            continue
+        while position < len(data) and data[position]:
+            yield 0, position
+            position += 1 + data[position]
+        position += 1
+
+
+def _colour_bytes(flags: bytes) -> int:
+    """Size of the colour table that follows."""
+    return 3 << ((flags[0] & 7) + 1) if flags and flags[0] & 0x80 else 0
+
+
+def _gif_size(data: bytes) -> Size | None:
+    left, top, width, height = 0, 0, 0, 0
+    for count, (block, position) in enumerate(_gif_blocks(data)):
+        if block == GIF_FRAME:
+            left, top, width, height = _words(data[position + 1 : position + 9])
+        if block in (GIF_FRAME, GIF_END) or count > MAX_BLOCKS:
+            break
+    if len(data) < 10:
+        return None
+    screen_width, screen_height = _words(data[6:14])[:2]
+    # A first frame beyond the screen enlarges the image.
+    return Size(max(screen_height, top + height), max(screen_width, left + width))
+
+
+def _gif_excess(data: bytes) -> str:
+    frames = 0
+    for count, (block, _) in enumerate(_gif_blocks(data)):
+        frames += block == GIF_FRAME
+        if frames > 1 or block == GIF_END:  # Pillow looks no further
+            break
+        if count > MAX_DATA_BLOCKS:
+            return _too_many("blocks", MAX_DATA_BLOCKS)
+    return ""
+
+
+# --- TIFF ---------------------------------------------------------------------------------------------------------
+
+TIFF = (b"II*\0", b"MM\0*", b"MM*\0", b"II\0*", b"II+\0", b"MM\0+")
+"""Pillow reads the third and fourth too, which are wrong. The last two are BigTIFF."""
+TIFF_WIDTH, TIFF_HEIGHT = 256, 257
+TEXTS = (1, 2, 6, 7)
+"""Types whose values are single bytes, which cost nothing to read."""
+
+
+def _tiff_tags(data: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Tag, type, number of values, and the value (or its position) of each entry of the first directory."""
+    order: Literal["little", "big"] = "little" if data[:1] == b"I" else "big"
+
+    def number(position: int, size: int) -> int:
+        return int.from_bytes(data[position : position + size], order)
+
+    is_big = b"+" in data[2:4]
+    word = 8 if is_big else 4  # bytes of a position
+    directory = number(8 if is_big else 4, word)
+    count_bytes = 8 if is_big else 2
+    for index in range(number(directory, count_bytes)):
+        entry = directory + count_bytes + index * (4 + 2 * word)
+        if entry >= len(data):
+            return
+        kind, values = number(entry + 2, 2), number(entry + 4, word)
+        # A short value stands at the front of its field.
+        size = {3: 2, 4: 4}.get(kind, word) if values == 1 else word
+        yield number(entry, 2), kind, values, number(entry + 4 + word, size)
+
+
+def _tiff_size(data: bytes) -> Size | None:
+    sides = {}
+    for count, (tag, _, _, value) in enumerate(_tiff_tags(data)):
+        if tag in (TIFF_WIDTH, TIFF_HEIGHT):
+            sides[tag] = value
+        if count > MAX_BLOCKS:
+            break
+    return Size(sides[TIFF_HEIGHT], sides[TIFF_WIDTH]) if len(sides) == 2 else None
+
+
+def _tiff_excess(data: bytes) -> str:
+    for count, (_, kind, values, _) in enumerate(_tiff_tags(data)):
+        if count > MAX_BLOCKS:
+            return _too_many("tags", MAX_BLOCKS)
+        if kind not in TEXTS and values > MAX_DATA_BLOCKS:
+            return _too_many("values in a tag", MAX_DATA_BLOCKS)
+    return ""
+
+
+# --- BMP and WebP -------------------------------------------------------------------------------------------------
+
+BMP_RUNS = (1, 2)
+
+
+def _bmp_size(data: bytes) -> Size | None:
+    if len(data) < 26:
+        return None
+    if data[14:18] == b"\x0c\0\0\0":  # OS/2
+        width, height = _words(data[18:26])[:2]
+        return Size(height, width)
+    width, height = struct.unpack("<ii", data[18:26])
+    return Size(abs(height), abs(width))  # a negative height counts from the top
+
+
+def _bmp_excess(data: bytes) -> str:
+    has_runs = int.from_bytes(data[30:34], "little") in BMP_RUNS
+    return (
+        f"has more than {MAX_RUN_BYTES:,} bytes in run-length coding" if has_runs and len(data) > MAX_RUN_BYTES else ""
+    )
+
+
+def _webp_size(data: bytes) -> Size | None:
+    if len(data) < 30 or data[8:12] != b"WEBP":
+        return None
+    match data[12:16]:
+        case b"VP8X":
+            return Size(int.from_bytes(data[27:30], "little") + 1, int.from_bytes(data[24:27], "little") + 1)
+        case b"VP8L":
+            bits = int.from_bytes(data[21:25], "little")
+            return Size((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
+        case b"VP8 ":
+            width, height = _words(data[26:34])[:2]
+            return Size(height & 0x3FFF, width & 0x3FFF)
+    return None
+
+
+def _words(data: bytes) -> Sequence[int]:
+    """Four numbers of 16 bits, the low byte first; 0 where a file is cut off."""
+    return struct.unpack("<4H", data.ljust(8, b"\0"))
+
+
+_KINDS = (
+    _Kind((PNG,), _png_size, _png_excess),
+    _Kind((b"\xff\xd8\xff",), _jpeg_size, _jpeg_excess),
+    _Kind((b"GIF87a", b"GIF89a"), _gif_size, _gif_excess),
+    _Kind(TIFF, _tiff_size, _tiff_excess),
+    _Kind((b"BM",), _bmp_size, _bmp_excess),
+    _Kind((b"RIFF",), _webp_size, lambda data: ""),
+)
