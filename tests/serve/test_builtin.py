@@ -286,8 +286,10 @@ def test_images_that_are_too_many_are_refused_by_their_headers(
 
 
 def test_an_image_of_no_shape_for_a_judge_is_not_decoded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(monkeypatch)
-    status, answer = chat(url, messages=asking_about(encode(Image.new("RGB", (5000, 16))).url))
+    decoder, buffer = Decoder(monkeypatch), io.BytesIO()
+    Image.new("RGB", (5000, 16)).save(buffer, "PNG")
+    thin = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    status, answer = chat(url, messages=asking_about(thin))
     assert (status, "5000x16 is too long" in answer["error"]["message"]) == (400, True)
     assert decoder.decoding == []
 

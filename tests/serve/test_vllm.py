@@ -111,6 +111,17 @@ def test_adapters_are_served_beside_their_base(tmp_path: Path) -> None:
     assert value_of(vllm_command(server(adapters={"paco": folder}), VllmOptions()), "--max-lora-rank") == "16"
 
 
+@pytest.mark.parametrize(("before", "after"), [({}, "0"), ({"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}, "1")])
+def test_vllm_follows_no_redirect_unless_its_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: str
+) -> None:
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ServerFailedError):
+        run_vllm([server()], program=program("dies", tmp_path))
+    assert [note["environment"]["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] for note in notes(tmp_path)] == [after]
+
+
 def test_an_adapter_of_the_vision_tower_is_refused(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "lora", key="base_model.model.visual.blocks.0.attn.qkv.lora_A.weight")
     with pytest.raises(ValueError, match="changes the vision tower"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import asyncio
+import errno
 import io
 import json
 import os
@@ -11,6 +11,7 @@ import platform
 import threading
 import time
 import zipfile
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -167,6 +168,37 @@ def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
     uploads.remove("nobody")
     assert uploads.find(first.id) is None
     asyncio.run(uploads.add(png(), "c.png"))
+
+
+def test_uploads_that_wait_for_a_decoder_hold_no_thread(monkeypatch):
+    decoding, uploads = [], Uploads()
+
+    def submit(data, *, name, max_pixels, caller):
+        assert (max_pixels, caller) == (limits.MAX_PIXELS, "browser")
+        decoding.append(Future())
+        return decoding[-1]
+
+    async def hand_in():
+        waiting = [asyncio.create_task(uploads.add(png(), "a.png", owner="browser")) for _ in range(50)]
+        assert await asyncio.wait_for(asyncio.to_thread(len, "another"), 30) == 7
+        assert len(decoding) == 50
+        for future in decoding:
+            future.set_result(Image.new("RGB", (32, 32)))
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    monkeypatch.setattr(limits, "submit_upload", submit)
+    ended = asyncio.run(hand_in())
+    assert sum(isinstance(upload, limits.Upload) for upload in ended) == limits.MAX_IMAGES
+
+
+def test_the_page_has_a_way_out(server):
+    client, _ = server
+    enter(client)
+    assert 'id="leave"' in client.get("/").text
+    assert '"/leave"' in client.get("/page/page.js").text
+    assert client.get("/api/state").status_code == 200
+    client.post("/leave")
+    assert client.get("/api/state").status_code == 401
 
 
 # --- what can be asked for -------------------------------------------------------------------------------------
