@@ -20,6 +20,7 @@ from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import PromptRecord, read_prompts
 from pacorl.dataset.selections import SELECTIONS, Goal, Vectors, select, spread
 from pacorl.io.documents import read_object, write_jsonl
+from pacorl.io.pretrained import pretrained
 
 
 def diversify(
@@ -181,10 +182,10 @@ class TransformerEmbedder:
         from transformers.utils import cached_file
 
         self.batch = batch
-        self.is_clip = AutoConfig.from_pretrained(checkpoint).model_type in ("clip", "clip_text_model")
+        self.is_clip = pretrained(AutoConfig, checkpoint).model_type in ("clip", "clip_text_model")
         kind = CLIPTextModelWithProjection if self.is_clip else AutoModel
-        self.model = kind.from_pretrained(checkpoint).eval().requires_grad_(False)
-        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.model = pretrained(kind, checkpoint).eval().requires_grad_(False)
+        self.tokenizer = pretrained(AutoTokenizer, checkpoint)
         positions = getattr(self.model.config, "max_position_embeddings", 512)
         # RoBERTa counts two positions for padding; tokenizers without a limit report an astronomical one.
         usable = positions - (2 if self.model.config.model_type == "roberta" else 0)

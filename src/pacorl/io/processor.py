@@ -16,6 +16,7 @@ from transformers.processing_utils import ProcessorMixin
 from transformers.utils import cached_file
 
 from pacorl.io.documents import read_object
+from pacorl.io.pretrained import pretrained
 from pacorl.types import Size
 
 
@@ -56,8 +57,8 @@ def image_tokens(image: Size, options: Mapping[str, Any]) -> int:
 
 def load_processor(source: str | Path, **hub: Any) -> ImageTextProcessor:
     """The processor of a checkpoint folder or hub name, whichever files it was saved in."""
-    tokenizer = AutoTokenizer.from_pretrained(source, **hub)
-    image_processor = Qwen2VLImageProcessorPil.from_pretrained(source, **hub)
+    tokenizer = pretrained(AutoTokenizer, source, **hub)
+    image_processor = pretrained(Qwen2VLImageProcessorPil, source, **hub)
     template = tokenizer.chat_template  # of a file chat_template.jinja too
     # The processor's own older file wins, as in transformers.
     if path := cached_file(source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **hub):

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from pacorl.core.devices import available_device, best_dtype, check_dtype
 from pacorl.core.questions import text_fault
-from pacorl.io.files import safetensors_errors
 from pacorl.io.hub import check_checkpoint
 from pacorl.io.net import is_url, shown_url
 from pacorl.judges.domain import Domain
@@ -136,11 +135,11 @@ class LocalJudge:
             logger.warning("%s is a LoRA adapter; the judge is its base %s with it merged in", checkpoint, source)
         from transformers import AutoModelForImageTextToText
 
+        from pacorl.io.pretrained import pretrained
         from pacorl.io.processor import load_processor
         from pacorl.judges.adapter import merge_adapter
 
-        with safetensors_errors(source):
-            model = AutoModelForImageTextToText.from_pretrained(source, dtype=getattr(torch, dtype))
+        model = pretrained(AutoModelForImageTextToText, source, dtype=getattr(torch, dtype))
         if merged:
             model = merge_adapter(model, merged)
         quantize_model(model, quantize, device=device, stream=stream)

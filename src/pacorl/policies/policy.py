@@ -307,6 +307,7 @@ class PolicySpec:
         """
         import torch
 
+        from pacorl.io.pretrained import pretrained
         from pacorl.quantize.linear import check_quantization
 
         check_quantization(options.quantize)
@@ -316,7 +317,7 @@ class PolicySpec:
         components = self.policy.components_from(source)
         # diffusers would note that a component of ours is of another class than its index says.
         with quiet(*(["diffusers.pipelines.pipeline_utils"] if components else [])):
-            pipeline = self.pipeline_type.from_pretrained(source, dtype=getattr(torch, options.dtype), **components)
+            pipeline = pretrained(self.pipeline_type, source, dtype=getattr(torch, options.dtype), **components)
         policy = self.policy(pipeline, options, record_sizes=record_sizes)
         policy.place_encoders(device)
         if not staged:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pacorl.core.grid import split
 from pacorl.io.files import safetensors_errors
+from pacorl.io.pretrained import pretrained
 from pacorl.rewards.reward import RewardError, check_pairs, check_panels
 from pacorl.types import Prompt
 
@@ -51,11 +52,11 @@ class ClipEncoder:
             from transformers import CLIPModel, CLIPTokenizer
             from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-            model = CLIPModel.from_pretrained(self.checkpoint, dtype=getattr(torch, self.dtype))
+            model = pretrained(CLIPModel, self.checkpoint, dtype=getattr(torch, self.dtype))
             self._loaded = (
                 model.eval().requires_grad_(False).to(self.device),
-                CLIPImageProcessorPil.from_pretrained(self.processor),
-                CLIPTokenizer.from_pretrained(self.processor),
+                pretrained(CLIPImageProcessorPil, self.processor),
+                pretrained(CLIPTokenizer, self.processor),
             )
         return self._loaded
 

@@ -16,8 +16,9 @@ from transformers.utils import cached_file
 
 from pacorl.config.judge_run import RewardTuningConfig
 from pacorl.io.documents import read_object, write_json
-from pacorl.io.files import safetensors_errors, write_atomic
+from pacorl.io.files import write_atomic
 from pacorl.io.hub import check_checkpoint
+from pacorl.io.pretrained import pretrained
 from pacorl.io.processor import load_processor
 from pacorl.judges.adapter import lora_config, merge_adapter, read_adapter, with_lora
 from pacorl.judges.local import TINY_JUDGE
@@ -41,7 +42,7 @@ def source_of(checkpoint: str) -> str:
     if lora := lora_config(source):
         base = lora.get("base_model_name_or_path") or "BASE"
         raise ValueError(f"{checkpoint} is a LoRA adapter; set model.checkpoint={base} tuning.start={checkpoint}")
-    kind = AutoConfig.from_pretrained(source).model_type
+    kind = pretrained(AutoConfig, source).model_type
     if kind not in PROCESSORS:
         raise ValueError(f"{checkpoint} is a {kind}; a judge is of {', '.join(PROCESSORS)}")
     return source
@@ -62,8 +63,7 @@ def processor_of(checkpoint: str, *, max_pixels: int = 0) -> Any:
 
 def load_model(checkpoint: str, *, dtype: str) -> Any:
     """The checkpoint's model, on the CPU. Raises ValueError if its weights are damaged."""
-    with safetensors_errors(checkpoint):
-        return AutoModelForImageTextToText.from_pretrained(source_of(checkpoint), dtype=getattr(torch, dtype))
+    return pretrained(AutoModelForImageTextToText, source_of(checkpoint), dtype=getattr(torch, dtype))
 
 
 def tune(model: Any, options: RewardTuningConfig) -> Any:
@@ -159,7 +159,7 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
 
     vLLM's transformers loads a part for videos too: the checkpoint's own, or one with the images' settings.
     """
-    kind = AutoConfig.from_pretrained(source).model_type
+    kind = pretrained(AutoConfig, source).model_type
     out.mkdir(parents=True, exist_ok=True)
     processor.tokenizer.save_pretrained(out)
     # The tokenizer has written its own there, which may be another.

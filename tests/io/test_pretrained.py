@@ -1,0 +1,174 @@
+"""Checkpoints are data: none of their Python files is run or asked about, and no pickle is read."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+
+import pacorl
+from pacorl.io.pretrained import pretrained
+from pacorl.judges.local import TINY_JUDGE, LocalJudge
+from pacorl.policies.flux import FLUX
+
+SOURCE = Path(pacorl.__file__).parent
+CODE = "needs Python code of its own, and no code of a checkpoint is run; convert it, or name another checkpoint"
+
+
+@pytest.fixture(autouse=True)
+def executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that a checkpoint's code would write; a person who is asked says yes."""
+    asked: list[str] = []
+    monkeypatch.setattr(builtins, "input", lambda *question: asked.append(str(question)) or "y")
+    yield tmp_path / "executed"
+    assert asked == []
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY_JUDGE, tmp_path / "judge"))
+
+
+@pytest.fixture
+def generator(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SOURCE / "checkpoints" / "flux", tmp_path / "flux"))
+
+
+def change(path: Path, **values: Any) -> None:
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(settings | values))
+
+
+def write_code(folder: Path, executed: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "evil.py").write_text(f"open({str(executed)!r}, 'w').close()\nclass Evil: pass\n")
+
+
+def give_code(judge: Path, executed: Path) -> None:
+    """Make a judge's config name a class of its own."""
+    write_code(judge, executed)
+    classes = {"AutoConfig": "evil.Evil", "AutoModelForImageTextToText": "evil.Evil"}
+    change(judge / "config.json", model_type="evil", auto_map=classes)
+
+
+@pytest.mark.parametrize("kind", [AutoConfig, AutoModelForImageTextToText])
+def test_a_model_with_code_of_its_own_is_refused(kind: Any, judge: Path, executed: Path) -> None:
+    give_code(judge, executed)
+    with pytest.raises(ValueError, match=f"^{judge} {CODE}$"):
+        pretrained(kind, judge)
+
+
+def test_so_is_a_judge_with_it(judge: Path, executed: Path) -> None:
+    give_code(judge, executed)
+    with pytest.raises(ValueError, match=f"^{judge} {CODE}$"):
+        LocalJudge.from_pretrained(judge)
+
+
+def test_a_tokenizer_with_code_of_its_own_is_read_without_it(judge: Path, executed: Path) -> None:
+    write_code(judge, executed)
+    change(judge / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Evil"] * 2})
+    assert pretrained(AutoTokenizer, judge).decode([1])
+
+
+def test_an_unknown_model_is_named_in_one_line(judge: Path) -> None:
+    change(judge / "config.json", model_type="new")
+    with pytest.raises(ValueError, match=f"^{judge} is a 'new', which this version of transformers does not know; .*$"):
+        pretrained(AutoModelForImageTextToText, judge)
+
+
+def test_pickled_weights_of_a_model_are_not_read(judge: Path) -> None:
+    torch.save(load_file(judge / "model.safetensors"), judge / "pytorch_model.bin")
+    (judge / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=f"^{judge} has no weights as safetensors, and pickled ones .* are not read"):
+        pretrained(AutoModelForImageTextToText, judge)
+
+
+def test_nor_are_those_of_a_generator(generator: Path) -> None:
+    (weights,) = (generator / "transformer").glob("*.safetensors")
+    torch.save(load_file(weights), weights.with_suffix(".bin"))
+    weights.unlink()
+    with pytest.raises(ValueError, match=f"^{generator} has no weights as safetensors, and pickled ones"):
+        FLUX.from_pretrained(generator)
+
+
+def test_damaged_weights_are_named(judge: Path) -> None:
+    weights = judge / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"^{judge}: its weights are damaged or cut off"):
+        pretrained(AutoModelForImageTextToText, judge)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [["evil", "Evil"], ["os", "system"], ["this", "x"], ["transformers", "AutoModel"], ["diffusers", "AutoModel"]],
+)
+def test_a_component_is_a_class_of_a_library(entry: list[str], generator: Path, executed: Path) -> None:
+    write_code(generator / "text_encoder", executed)
+    change(generator / "model_index.json", text_encoder=entry)
+    named = rf"its model_index\.json names {entry[0]}\.{entry[1]} as text_encoder, and a component is a model class of"
+    with pytest.raises(ValueError, match=f"^{generator}: {named}"):
+        FLUX.from_pretrained(generator)
+
+
+def test_a_processor_in_a_pipeline_runs_no_code_either(generator: Path, executed: Path) -> None:
+    folder = generator / "tokenizer"
+    write_code(folder, executed)
+    change(generator / "model_index.json", tokenizer=["transformers", "LlavaProcessor"])
+    change(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
+    change(
+        folder / "preprocessor_config.json", image_processor_type="Evil", auto_map={"AutoImageProcessor": "evil.Evil"}
+    )
+    change(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.Evil"] * 2})
+    with pytest.raises(ValueError, match=f"^{generator} {CODE}$"):
+        pretrained(diffusers.FluxPipeline, generator)
+
+
+# --- the door -----------------------------------------------------------------------------------------------------
+
+
+def modules() -> dict[str, ast.AST]:
+    paths = sorted(SOURCE.rglob("*.py"))
+    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def own_classes(trees: dict[str, ast.AST]) -> set[str]:
+    """Classes of the package with a `from_pretrained` of their own."""
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    methods = {node.name: {part.name for part in node.body if isinstance(part, ast.FunctionDef)} for node in classes}
+    return {name for name, names in methods.items() if "from_pretrained" in names}
+
+
+def loads(tree: ast.AST, own: set[str]) -> list[str]:
+    """Every `from_pretrained` in a module but those of the package's own classes."""
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    found = [(node.lineno, ast.unparse(node.value)) for node in attributes if node.attr == "from_pretrained"]
+    return [f"line {line}: {kind}.from_pretrained" for line, kind in found if kind not in own]
+
+
+def test_checkpoints_are_loaded_by_one_function() -> None:
+    trees = modules()
+    # PEFT's config is JSON, and names no code.
+    own = own_classes(trees) | {"PeftConfig"}
+    assert {"LocalJudge", "PacoReward", "Generator"} < own
+    found = {name: loads(tree, own) for name, tree in trees.items() if name != "io/pretrained.py"}
+    assert {name: faults for name, faults in found.items() if faults} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["AutoModel.from_pretrained(x)", "self.kind.from_pretrained(x)", "load = partial(CLIPModel.from_pretrained, x)"],
+)
+def test_another_load_is_seen(source: str) -> None:
+    assert loads(ast.parse(source), {"Generator"})
+    assert not loads(ast.parse("Generator.from_pretrained(x)"), {"Generator"})
