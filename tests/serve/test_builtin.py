@@ -5,8 +5,12 @@ import io
 import itertools
 import json
 import math
+import os
+import threading
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
@@ -18,13 +22,15 @@ from PIL import Image
 from judges import serving
 from pacorl.core.questions import consistent, shows_text
 from pacorl.data.characters import all_panels, draw
+from pacorl.io.images import ImageError
 from pacorl.io.remote import PRIVATE_VARIABLE
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.http.messages import encode
 from pacorl.judges.judge import JudgeRefusedError
 from pacorl.judges.local import LocalJudge
 from pacorl.score.reward import PacoReward
-from pacorl.serve.builtin import Limits
+from pacorl.serve.request_images import data_of
+from pacorl.serve.schema import Limits
 from pacorl.types import Question
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]
@@ -215,7 +221,146 @@ def test_limits_hold(local_judge: LocalJudge) -> None:
     with serving({"judge": local_judge}, limits=Limits(body_bytes=10_000, pixels=100)) as url:
         assert post(f"{url}/v1/chat/completions", b" " * 10_001)[0] == 413
         status, answer = chat(url, messages=asking_about(encode(PANELS[0]).url))
-        assert (status, "too large" in answer["error"]["message"]) == (400, True)
+        assert (status, "1,024 pixels together" in answer["error"]["message"]) == (400, True)
+
+
+def test_what_holds_no_images_is_small(url: str) -> None:
+    for path, status in (("/tokenize", 413), ("/v1/chat/completions", 400), ("/v1/consistency", 400)):
+        assert post(f"{url}{path}", b" " * (4 * 2**20 + 1))[0] == status
+
+
+def test_every_answer_and_refusal_says_how_to_treat_it(url: str) -> None:
+    for path, sent, status in (
+        *(("/health", {}, 200), ("/metrics", {}, 200), ("/nowhere", {}, 404)),
+        ("/health", {"Host": "evil.example"}, 421),
+    ):
+        with closing(HTTPConnection(urlsplit(url).netloc)) as connection:
+            connection.request("GET", path, headers=sent)
+            answer = connection.getresponse()
+            assert answer.status == status
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+
+
+class Decoder:
+    """Decodes nothing before it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decoding: list[Future[Image.Image]] = []
+        self.callers: list[str] = []
+        self.pixels: list[int] = []
+        monkeypatch.setattr("pacorl.serve.request_images.submit_upload", self._submit)
+
+    def _submit(self, data: bytes, *, name: str, max_pixels: int, caller: str) -> Future[Image.Image]:
+        self.callers.append(caller)
+        self.pixels.append(max_pixels)
+        self.decoding.append(Future())
+        return self.decoding[-1]
+
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(self.decoding) < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (Limits(pixels=2047), "have 2,048 pixels together; send at most 2,047"),
+        (Limits(prompt_tokens=10), "tokens long; at most 10 are taken"),
+    ],
+)
+def test_images_that_are_too_many_are_refused_by_their_headers(
+    local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch, limits: Limits, message: str
+) -> None:
+    decoder, panels = Decoder(monkeypatch), [encode(panel).url for panel in PANELS[:2]]
+    with serving({"judge": local_judge}, limits=limits) as url:
+        for status, answer in (
+            chat(url, messages=asking_about(*panels)),
+            post(f"{url}/v1/consistency", {"images": panels}),
+        ):
+            assert (status, message in answer["error"]["message"]) == (400, True)
+    assert decoder.decoding == []
+
+
+def test_an_image_of_no_shape_for_a_judge_is_not_decoded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, buffer = Decoder(monkeypatch), io.BytesIO()
+    Image.new("RGB", (5000, 16)).save(buffer, "PNG")
+    thin = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    status, answer = chat(url, messages=asking_about(thin))
+    assert (status, "5000x16 is too long" in answer["error"]["message"]) == (400, True)
+    assert decoder.decoding == []
+
+
+MORE_THAN_THREADS = 2 * min(32, (os.cpu_count() or 1) + 4)
+"""Of asyncio's default executor."""
+
+
+def test_slow_images_keep_nobody_else_waiting(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, slow = Decoder(monkeypatch), asking_about(encode(PANELS[0]).url)
+    with serving({"judge": local_judge}) as url, ThreadPoolExecutor(MORE_THAN_THREADS) as callers:
+        answers = [callers.submit(chat, url, messages=slow, max_tokens=1) for _ in range(MORE_THAN_THREADS)]
+        decoder.wait_for(MORE_THAN_THREADS)
+        assert post(f"{url}/tokenize", {"prompt": "red"})[0] == 200
+        assert chat(url, max_tokens=1)[0] == 200
+        assert not any(answer.done() for answer in answers)
+        for decoding in decoder.decoding:
+            decoding.set_result(PANELS[0])
+        assert {answer.result()[0] for answer in answers} == {200}
+    assert set(decoder.callers) == {"127.0.0.1"}
+    assert set(decoder.pixels) == {32 * 32}
+
+
+def test_slow_addresses_keep_nobody_else_waiting(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    permits, arrived = threading.Semaphore(0), threading.Event()
+    png = base64.b64decode(encode(PANELS[0]).url.partition(",")[2])
+
+    def fetch(url: str, *, max_bytes: int) -> bytes:
+        arrived.set()
+        permits.acquire()
+        return png
+
+    monkeypatch.setattr("pacorl.io.remote.fetch_bytes", fetch)
+    slow = asking_about("http://slow.example/a.png")
+    with (
+        serving({"judge": local_judge}, allow_urls=True) as url,
+        ThreadPoolExecutor(MORE_THAN_THREADS) as callers,
+    ):
+        answers = [callers.submit(chat, url, messages=slow, max_tokens=1) for _ in range(MORE_THAN_THREADS)]
+        assert arrived.wait(60)
+        assert post(f"{url}/tokenize", {"prompt": "red"})[0] == 200
+        assert not any(answer.done() for answer in answers)
+        permits.release(MORE_THAN_THREADS)
+        assert {answer.result()[0] for answer in answers} == {200}
+
+
+def test_requests_wait_until_there_is_room_for_their_images(
+    local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, limits = Decoder(monkeypatch), Limits(pixels=1024, held_pixels=2048)
+    question = asking_about(encode(PANELS[0]).url)
+    with serving({"judge": local_judge}, limits=limits) as url, ThreadPoolExecutor(3) as callers:
+        answers = [callers.submit(chat, url, messages=question, max_tokens=1) for _ in range(3)]
+        decoder.wait_for(2)
+        assert post(f"{url}/tokenize", {"prompt": "red"})[0] == 200
+        assert len(decoder.decoding) == 2, "the third waits for the others' pixels"
+        decoder.decoding[0].set_exception(ImageError("image 1: damaged"))
+        decoder.wait_for(3)
+        for decoding in decoder.decoding[1:]:
+            decoding.set_result(PANELS[0])
+        assert sorted(answer.result()[0] for answer in answers) == [200, 200, 400]
+
+
+def test_base64_is_strict_across_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pacorl.serve.request_images.PIECE", 8)
+    content = bytes(range(100))
+    encoded = base64.b64encode(content).decode()
+    assert data_of(f"data:image/png;base64,{encoded}", name="image 1") == content
+    for torn in (encoded[:-1], f"{encoded[:6]}=={encoded[8:]}", f"{encoded[:20]}%{encoded[21:]}", f"{encoded}AA=="):
+        with pytest.raises(ImageError, match="image 1: its data URL is not base64"):
+            data_of(f"data:image/png;base64,{torn}", name="image 1")
 
 
 def test_a_key_is_asked_for(local_judge: LocalJudge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,14 @@ def test_a_judge_gets_the_flags_it_needs() -> None:
     assert "--enable-lora" not in command
 
 
+def test_callers_make_vllm_fetch_nothing_unless_its_user_allows_a_host() -> None:
+    command = vllm_command(server(8001), VllmOptions(extra=("--allowed-media-domains", "images.example")))
+    allowed = [number for number, word in enumerate(command) if word == "--allowed-media-domains"]
+    # An empty list would allow every host.
+    assert [command[number + 1] for number in allowed] == ["nothing.invalid", "images.example"]
+    assert command[allowed[0] + 2].startswith("--")
+
+
 def test_adapters_are_served_beside_their_base(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "lora")
     command = vllm_command(server(names=(), adapters={"paco": folder, "hub": "org/lora"}), VllmOptions())
@@ -101,6 +109,17 @@ def test_adapters_are_served_beside_their_base(tmp_path: Path) -> None:
     at = command.index("--lora-modules")
     assert command[at + 1 : at + 3] == [f"paco={folder}", "hub=org/lora"]
     assert value_of(vllm_command(server(adapters={"paco": folder}), VllmOptions()), "--max-lora-rank") == "16"
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, "0"), ({"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}, "1")])
+def test_vllm_follows_no_redirect_unless_its_user_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: str
+) -> None:
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ServerFailedError):
+        run_vllm([server()], program=program("dies", tmp_path))
+    assert [note["environment"]["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] for note in notes(tmp_path)] == [after]
 
 
 def test_an_adapter_of_the_vision_tower_is_refused(tmp_path: Path) -> None:

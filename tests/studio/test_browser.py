@@ -273,6 +273,14 @@ def test_without_the_link_nothing_is_shown(browser, link):
     playwright.expect(page.locator("#toast")).to_contain_text("open the page by the link that the command printed")
 
 
+def test_a_person_signs_out_of_this_browser_and_the_link_opens_it_again(page, link):
+    page.locator("#help").click()
+    page.locator("#leave").click()
+    playwright.expect(page.locator("#toast")).to_contain_text("open the page by the link that the command printed")
+    page.goto(link)
+    playwright.expect(page.locator("#theme")).not_to_have_value("")
+
+
 @pytest.fixture
 def teaching(browser, tmp_path):
     """A page of a studio that has no LoRA yet."""

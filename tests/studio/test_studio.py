@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -10,6 +11,7 @@ import platform
 import threading
 import time
 import zipfile
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -149,23 +151,54 @@ def test_the_queue_is_bounded_and_forgets(jobs):
 )
 def test_what_cannot_be_judged_is_refused_by_name(data, fault):
     with pytest.raises(ImageError, match=fault):
-        Uploads().add(data, "x.png")
+        asyncio.run(Uploads().add(data, "x.png"))
 
 
 def test_uploads_are_few_and_can_be_taken_back(monkeypatch):
     monkeypatch.setattr(limits, "MAX_IMAGES", 2)
     uploads = Uploads()
-    first = uploads.add(png(600, 300), "a\n  b.png")
-    uploads.add(png(), "")
+    first = asyncio.run(uploads.add(png(600, 300), "a\n  b.png"))
+    asyncio.run(uploads.add(png(), ""))
     with pytest.raises(ValueError, match="2 images are here already"):
-        uploads.add(png(), "c.png")
+        asyncio.run(uploads.add(png(), "c.png"))
     assert (first.name, first.size, uploads.of("")[1].name) == ("a b.png", (600, 300), "image")
     assert Image.open(io.BytesIO(first.preview)).size == (512, 256)
     assert first.open().size == (600, 300)
     uploads.remove(first.id)
     uploads.remove("nobody")
     assert uploads.find(first.id) is None
-    uploads.add(png(), "c.png")
+    asyncio.run(uploads.add(png(), "c.png"))
+
+
+def test_uploads_that_wait_for_a_decoder_hold_no_thread(monkeypatch):
+    decoding, uploads = [], Uploads()
+
+    def submit(data, *, name, max_pixels, caller):
+        assert (max_pixels, caller) == (limits.MAX_PIXELS, "browser")
+        decoding.append(Future())
+        return decoding[-1]
+
+    async def hand_in():
+        waiting = [asyncio.create_task(uploads.add(png(), "a.png", owner="browser")) for _ in range(50)]
+        assert await asyncio.wait_for(asyncio.to_thread(len, "another"), 30) == 7
+        assert len(decoding) == 50
+        for future in decoding:
+            future.set_result(Image.new("RGB", (32, 32)))
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    monkeypatch.setattr(limits, "submit_upload", submit)
+    ended = asyncio.run(hand_in())
+    assert sum(isinstance(upload, limits.Upload) for upload in ended) == limits.MAX_IMAGES
+
+
+def test_the_page_has_a_way_out(server):
+    client, _ = server
+    enter(client)
+    assert 'id="leave"' in client.get("/").text
+    assert '"/leave"' in client.get("/page/page.js").text
+    assert client.get("/api/state").status_code == 200
+    client.post("/leave")
+    assert client.get("/api/state").status_code == 401
 
 
 # --- what can be asked for -------------------------------------------------------------------------------------
@@ -176,7 +209,7 @@ def test_the_judge_tab_says_what_it_cannot_judge():
     drawn = [draw(panel, 64) for panel in all_panels()[:4000:3000]]
     noise = Image.effect_noise((64, 64), 90).convert("RGB")
     uploads = Uploads()
-    handed_in = [uploads.add(png_bytes(image), f"{number}.png") for number, image in enumerate([*drawn, noise])]
+    handed_in = [asyncio.run(uploads.add(png_bytes(image), "a.png")) for image in [*drawn, noise]]
     host = ModelHost(StudioModels())
     result = host.judge(Job("1", "judgement"), handed_in)
     host.close()
@@ -193,7 +226,7 @@ def test_the_tiny_editor_starts_from_a_picture_and_says_what_it_cannot_do():
     host = ModelHost(StudioModels(kind="kontext"))
     assert host.modes is None
     hero = draw(all_panels()[0], 32)
-    upload = Uploads().add(png_bytes(hero), "me.png")
+    upload = asyncio.run(Uploads().add(png_bytes(hero), "me.png"))
     prompt = edit_prompt(host.names, "Paint the hero green.")
     job = Job("1", "set")
     result = host.make_set(job, prompt, Sampling(candidates=2, steps=1), sources=[upload])
@@ -237,7 +270,7 @@ def test_on_a_small_card_generator_and_judge_take_turns():
     result = host.make_set(Job("1", "set"), prompt, Sampling(candidates=2, steps=1, size=Size(64, 64)))
     assert all(candidate["error"] or candidate["score"] is not None for candidate in result["candidates"])
     uploads = Uploads()
-    drawn = [uploads.add(png_bytes(draw(panel, 64)), "hero.png") for panel in all_panels()[:2]]
+    drawn = [asyncio.run(uploads.add(png_bytes(draw(panel, 64)), "hero.png")) for panel in all_panels()[:2]]
     assert host.judge(Job("2", "judgement"), drawn)["mean"] > 0
     assert len(answered) >= 2
     assert all(answered)

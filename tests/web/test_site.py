@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from pacorl.web import connections
 from pacorl.web.connections import HEADER_SECONDS, Connection
-from pacorl.web.guard import HOSTS_VARIABLE, RefusedError
+from pacorl.web.guard import HOSTS_VARIABLE, OTHERS, BodyLimit, RefusedError
 from pacorl.web.site import Session, Site, listening
 
 EXPIRES = time.time() + 3600
@@ -43,7 +43,7 @@ def client(tmp_path):
     for name in ("index.html", "people.html", "page.js", "style.css", "notes.txt"):
         (folder / name).write_text(name)
     (tmp_path / "outside.js").write_text("secret")
-    site = Site("a site", folder, cookie="a_cookie", sign_in=sign_in, max_body=100)
+    site = Site("a site", folder, cookie="a_cookie", sign_in=sign_in, limits={OTHERS: BodyLimit(100)})
 
     async def whoami(request: Request) -> dict[str, str]:
         return echo(site, request)
@@ -118,6 +118,29 @@ def test_who_was_led_to_a_link_is_asked_before_the_cookie_changes(client, site):
     assert client.post("/join", content="token=secret", headers=origin | {"Origin": "http://evil"}).status_code == 403
 
 
+@pytest.mark.parametrize(("scheme", "secure"), [("https", True), ("http", False)])
+def test_cookies_of_an_encrypted_page_go_nowhere_else(client, scheme, secure):
+    for answer in (
+        client.get(f"{scheme}://localhost:8767/join/secret", headers=TYPED),
+        client.post(f"{scheme}://localhost:8767/leave"),
+    ):
+        cookies = answer.headers.get_list("set-cookie")
+        assert len(cookies) == 2
+        assert ["secure" in cookie.lower() for cookie in cookies] == [secure] * 2
+
+
+def test_who_leaves_is_signed_out_and_may_come_back(client):
+    assert client.post("/leave").status_code == 200  # also who is not here
+    client.get("/join/secret", headers=TYPED)
+    assert client.post("/leave", headers={"Origin": "http://evil.example"}).status_code == 403
+    assert client.get("/whoami").json() == {"token": "secret"}
+    assert client.post("/leave").status_code == 200
+    assert client.cookies == {}
+    assert client.get("/whoami").status_code == 403
+    client.get("/join/secret", headers=TYPED)
+    assert client.get("/whoami").json() == {"token": "secret"}
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -162,21 +185,54 @@ def test_pages_of_other_origins_change_nothing(client, headers):
     assert client.post("/whoami", headers=same).status_code == 200
 
 
-@pytest.mark.parametrize("token", ["", "wrong"])
-def test_no_body_is_read_of_whom_nobody_knows(client, token):
+def post_in_chunks(client, path, chunk, *, announced=None, token="secret"):
+    """(status, chunks that were read) of a post whose body never ends."""
     sent, read = [], []
 
     async def receive():
         read.append(1)
-        return {"type": "http.request", "body": b"x", "more_body": False}
+        return {"type": "http.request", "body": chunk, "more_body": True}
 
     async def send(message):
         sent.append(message)
 
-    headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode()), (b"content-length", b"1")]
-    scope = {"type": "http", "method": "POST", "path": "/whoami", "raw_path": b"/whoami", "query_string": b""}
+    headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())]
+    headers += [(b"content-length", str(announced).encode())] if announced else []
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     asyncio.run(client.app(scope | {"headers": headers}, receive, send))
-    assert (sent[0]["status"], read) == (401, [])
+    return sent[0]["status"], len(read)
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_no_body_is_read_of_whom_nobody_knows(client, token):
+    assert post_in_chunks(client, "/whoami", b"x", announced=1, token=token) == (401, 0)
+
+
+def test_every_route_has_its_own_limit_and_refuses_before_it_reads(client):
+    limits = {"/join": 4 * 2**10, "/leave": 4 * 2**10, "/whoami": 100, "/nowhere": 100}
+    for path, limit in limits.items():
+        assert post_in_chunks(client, path, b"x", announced=limit + 1, token="secret") == (413, 0)
+        assert post_in_chunks(client, path, b"x" * 10) == (413, limit // 10 + 1)
+
+
+def test_json_is_bounded_before_it_is_parsed(tmp_path):
+    limits = {"/image": BodyLimit(2**20, marks=None)}
+    site = Site("a site", tmp_path, cookie="a_cookie", sign_in=sign_in, limits=limits)
+    # No such routes: whatever is refused, the guard has refused.
+    with TestClient(site.app([], state=None), base_url="http://localhost") as client:
+        for mark in (b"[", b"{", b","):
+            assert post_in_chunks(client, "/whoami", mark * 2**14) == (413, 5)
+        assert post_in_chunks(client, "/whoami", b"a" * 2**20) == (413, 5)
+        assert post_in_chunks(client, "/image", b"[" * 2**18) == (413, 5)
+        known = {"Authorization": "Bearer secret"}
+        assert client.post("/whoami", content=b"," * 2**16, headers=known).status_code == 404
+
+
+def test_a_sign_in_is_one_small_field(client):
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    refused = client.post("/join", content="a=1&" * 1000 + "token=secret", headers=form)
+    assert (refused.status_code, refused.json()) == (400, {"error": "the form has one field, the token"})
+    assert client.post("/join", content="token=secret", headers=form).status_code == 303
 
 
 def test_a_request_that_reads_has_no_body(client):
@@ -290,6 +346,54 @@ def test_a_body_that_never_ends_is_not_waited_for_and_a_large_one_is(monkeypatch
                 time.sleep(0.1)
                 steady.sendall(b"x" * 100)
             assert steady.recv(100).startswith(b"HTTP/1.1 200")
+
+
+RUNNING = """
+from pathlib import Path
+from pacorl.web.connections import run
+from pacorl.web.guard import RefusedError
+from pacorl.web.site import Site, listening
+
+def sign_in(token):
+    raise RefusedError("this link is not known", status=401)
+
+with listening("127.0.0.1", 0) as (listener, url):
+    print(listener.getsockname()[1], flush=True)
+    run(Site("a site", Path("."), "a_cookie", sign_in).app([], state=None), sockets=[listener])
+"""
+
+
+def test_a_server_logs_neither_links_nor_advice_on_websockets(tmp_path):
+    """A token is part of a link's path."""
+    socket_request = b"Upgrade: websocket\r\nSec-WebSocket-Key: eA==\r\nConnection: Upgrade"
+    requests = {b"/join/a-secret-token": b"Connection: close", b"/health": socket_request, b"/join/other": b"X: y\x00"}
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen([sys.executable, "-c", RUNNING], stdout=subprocess.PIPE, stderr=log, text=True)
+        with server:
+            address = ("127.0.0.1", int(server.stdout.readline()))
+            for path, header in requests.items():
+                with socket.create_connection(address, timeout=20) as connection:
+                    connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
+                    assert connection.recv(100).startswith(b"HTTP/1.1 ")
+            server.terminate()
+            printed = server.stdout.read()
+    written = printed + (tmp_path / "log").read_text()
+    assert "token" not in written
+    assert "uvicorn[standard]" not in written
+    assert "Invalid HTTP request" in written, "the log is read"
+
+
+WITHOUT_RESOURCE = """
+import sys
+sys.modules["resource"] = None  # as on Windows
+from pacorl.web.connections import most_connections
+print(most_connections())
+"""
+
+
+def test_servers_start_where_open_files_have_no_limit():
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_RESOURCE], text=True, capture_output=True, check=True)
+    assert int(ended.stdout) > 100
 
 
 LIMITED = """

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pacorl.annotate.scoring import LiveScores
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, share_out
@@ -37,12 +37,13 @@ from pacorl.io.documents import blamed_on
 from pacorl.io.files import inside
 from pacorl.io.images import IMAGE_TYPES
 from pacorl.web.connections import run
-from pacorl.web.guard import RefusedError
-from pacorl.web.site import Route, Session, Site, Text, listening
+from pacorl.web.forms import Form, Text
+from pacorl.web.guard import OTHERS, BodyLimit, RefusedError
+from pacorl.web.site import Route, Session, Site, listening
 
 PAGE = Path(__file__).parent / "page"
 # A ranking of 64 slots takes under a kilobyte, and nobody uploads images here.
-MAX_BODY = 64 * 1024
+LIMITS = {OTHERS: BodyLimit(64 * 2**10)}
 ADMIN = "admin"
 
 
@@ -170,10 +171,8 @@ def instances_to_rank(folder: Path, people: Sequence[str], sharing: Sharing) -> 
     return instances
 
 
-class Submission(BaseModel):
+class Submission(Form):
     """What every change carries: an id of the client's own, the same if it is sent again."""
-
-    model_config = ConfigDict(extra="forbid")
 
     request: Text
 
@@ -190,9 +189,7 @@ class SkipForm(Submission):
     reason: Text
 
 
-class PersonForm(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PersonForm(Form):
     name: Text
     days: Annotated[float, Field(gt=0, le=3650)] = 30
     adjudicates: bool = False
@@ -218,7 +215,7 @@ def make_app(folder: Path, store: Store) -> FastAPI:
         person = store.person_of(token)
         return Session("/admin" if person.is_admin else "/", person.expires, person.name)
 
-    site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in, MAX_BODY)
+    site = Site("pacorl annotate", PAGE, "pacorl_annotator", sign_in, LIMITS)
     routes: list[Route] = [
         ("GET", "/images/{key}/{slot}", image),
         ("GET", "/api/task", task),

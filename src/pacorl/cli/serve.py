@@ -35,7 +35,7 @@ class ServeOptions:
     allow_urls: bool = option(False, "builtin: fetch http images, not data URLs only.")
     max_body_mib: int = option(64, "builtin: largest request.", least=1, most=LARGEST)
     max_images: int = option(8, "Most images of one request.", least=1, most=LARGEST)
-    max_pixels: int = option(64_000_000, "builtin: largest image.", least=1, most=10**9)
+    max_pixels: int = option(64_000_000, "builtin: most pixels of one request's images.", least=1, most=10**9)
 
 
 def serve(
@@ -112,7 +112,8 @@ def _run_builtin(servers: list[Server], options: ServeOptions, *, key: str, extr
         with listening(server.host, server.port):  # a port that is taken is told before weights are loaded
             pass
         from pacorl.judges.http.client import DECLINE_HEADER
-        from pacorl.serve.builtin import Limits, load_judges, run_builtin
+        from pacorl.serve.builtin import load_judges, run_builtin
+        from pacorl.serve.schema import Limits
     use_cores()
     quiet_loading()
     judges = load_judges(server, dtype=options.dtype)

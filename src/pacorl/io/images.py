@@ -219,9 +219,9 @@ def check_frames(image: Image.Image, name: str) -> None:
         raise ImageError(f"{name}: has several frames or pages; save the one that is meant as an image of its own")
 
 
-def check_shape(image: Image.Image, name: str) -> None:
+def check_shape(image: Image.Image | Size, name: str) -> None:
     """Raise ImageError if an image is too small or too long and thin for a judge."""
-    short, long = sorted(image.size)
+    short, long = sorted((image.height, image.width))
     if short < MIN_SIDE:
         raise ImageError(f"{name}: {image.width}x{image.height} is too small; each side needs {MIN_SIDE} pixels")
     if long > MAX_ASPECT * short:

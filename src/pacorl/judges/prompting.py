@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pacorl.io.images import as_rgb
 from pacorl.judges.sharing import TokenRun, packed
-from pacorl.types import Question
+from pacorl.types import Question, Size
 
 TEXTS = 4096
 """Texts whose rendering and tokens are remembered, a few kilobytes each; the newest stay."""
@@ -116,9 +116,14 @@ class Prompting:
                 )
             # The template writes one token per image, and an image takes as many as it has merged patches.
             repeats = np.ones_like(ids)
-            repeats[placeholder] = [self._tokens(distinct) for distinct in prompt.images]
+            repeats[placeholder] = [self._tokens(*distinct.image.size) for distinct in prompt.images]
             encoded.append(EncodedPrompt(np.repeat(ids, repeats), prompt.images))
         return encoded
+
+    def count(self, text: str, sizes: Sequence[Size]) -> int:
+        """Count the tokens of a conversation whose images have these sizes, none of them decoded yet."""
+        # The template writes one token per image.
+        return len(self._ids(text)) + sum(self._tokens(size.width, size.height) - 1 for size in sizes)
 
     def _tokenize(self, text: str) -> NDArray[np.int64]:
         return np.asarray(self._processor.tokenizer(text).input_ids, dtype=np.int64)
@@ -153,7 +158,7 @@ class Prompting:
     def featured(self, prompts: Sequence[EncodedPrompt], *, batch_tokens: int) -> tuple[Tensor, list[TokenRun]]:
         """The features of all distinct images (K, N, D), and every prompt in terms of their rows."""
         images = list(dict.fromkeys(distinct for prompt in prompts for distinct in prompt.images))
-        counts = [self._tokens(distinct) for distinct in images]
+        counts = [self._tokens(*distinct.image.size) for distinct in images]
         rows = {
             distinct: np.arange(end - count, end)
             for distinct, count, end in zip(images, counts, np.cumsum(counts), strict=True)
@@ -211,10 +216,10 @@ class Prompting:
         height, width = smart_resize(height, width, factor=side, **bounds)
         return 1, height // cutter.patch_size, width // cutter.patch_size
 
-    def _tokens(self, distinct: DistinctImage) -> int:
+    def _tokens(self, width: int, height: int) -> int:
         """Tokens of the language model that an image takes."""
         merged = int(self._processor.image_processor.merge_size) ** 2
-        return math.prod(self._grid(*distinct.image.size)) // merged
+        return math.prod(self._grid(width, height)) // merged
 
 
 def _state_of(module: torch.nn.Module) -> list[tuple[int, int]]:

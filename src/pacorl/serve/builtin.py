@@ -14,16 +14,14 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import FastAPI, Header, Request
+from fastapi import Depends, FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from pacorl import __version__
-from pacorl.io.images import MAX_PIXELS
+from pacorl.io.images import ImageError
 from pacorl.io.net import REQUEST_ID
 from pacorl.judges.http.client import DECLINE_HEADER, DECLINED
 from pacorl.judges.http.endpoints import Server
@@ -31,36 +29,19 @@ from pacorl.judges.http.messages import FLOOR_LOGPROB
 from pacorl.judges.local import LocalJudge, placement
 from pacorl.score.scores import check_count
 from pacorl.serve.model import Continuation, DeclinedError, QueueFullError, ServedModel, check_length
-from pacorl.serve.schema import ChatRequest, ConsistencyRequest, TokenizeRequest, asking, fetch_image
+from pacorl.serve.request_images import RequestImages
+from pacorl.serve.schema import ChatRequest, ConsistencyRequest, Limits, TokenizeRequest, asking
+from pacorl.types import Size
 from pacorl.web.connections import run
-from pacorl.web.guard import Guard, RefusedError
-from pacorl.web.site import listening, validation_message
+from pacorl.web.forms import JsonRoute, validation_message
+from pacorl.web.guard import OTHERS, BodyLimit, Guard, RefusedError
+from pacorl.web.site import HEADERS, listening, with_headers
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from torch import Tensor
-
-    from pacorl.judges.prompting import ChatPrompt
 
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds, of the histogram of requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one request may hold."""
-
-    body_bytes: int = 64 * 2**20
-    images: int = 8
-    pixels: int = MAX_PIXELS
-    """Of one image."""
-    prompt_tokens: int = 8192
-    """Of a request, its images included: one thread answers everybody, and a prompt of ten times as many stalls it."""
-    new_tokens: int = 2048
-    waiting: int = 1024
-    """Questions that may queue for one model."""
-    together: int = 64
-    """Questions that are answered in common; what they share is computed once."""
 
 
 def create_app(
@@ -72,7 +53,7 @@ def create_app(
         name: ServedModel(name, judge, together=limits.together, waiting=limits.waiting)
         for name, judge in judges.items()
     }
-    metrics = Metrics()
+    metrics, request_images = Metrics(), RequestImages(limits, allow_urls=allow_urls)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -85,30 +66,40 @@ def create_app(
             model.executor.shutdown(cancel_futures=True)
 
     app = FastAPI(title="pacorl judge", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.route_class = JsonRoute
     _add_guards(app, limits, api_key)
     _add_pages(app, models, metrics, limits)
 
     @app.post("/v1/chat/completions")
     async def chat(
-        request: ChatRequest, decline: Annotated[Literal["yes", "no"], Header(alias=DECLINE_HEADER)] = "yes"
+        request: ChatRequest,
+        caller: Caller,
+        decline: Annotated[Literal["yes", "no"], Header(alias=DECLINE_HEADER)] = "yes",
     ) -> JSONResponse:
         model = _model_of(models, request.model)
         with metrics.request(model.name):
-            prompt = await _prompt(model, request, limits, allow_urls)
-            if decline == "yes":
-                await model.check_domain(prompt)
-            continuation = await model.answer(request, prompt)
-            metrics.images += len(prompt.images)
+            _check_tokens(model, request, limits)
+            received = await request_images.receive(request.image_urls)
+            sizes = [image.size for image in received]
+            with _asking():
+                text = await asyncio.to_thread(model.text, request.messages, sizes, most_tokens=limits.prompt_tokens)
+            async with request_images.decoded(received, caller=caller) as images:
+                prompt = await asyncio.to_thread(model.prompt, text, images)
+                if decline == "yes":
+                    await model.check_domain(prompt)
+                continuation = await model.answer(request, prompt)
+            metrics.images += len(images)
             return JSONResponse(completion(request, continuation, model.tokenizer))
 
     @app.post("/v1/consistency")
-    async def consistency(request: ConsistencyRequest) -> dict[str, Any]:
+    async def consistency(request: ConsistencyRequest, caller: Caller) -> dict[str, Any]:
         model = _model_of(models, request.model or next(iter(models)))
         with metrics.request(model.name):
+            received = await request_images.receive(request.images)
             with _asking():
-                images = await _images(request.images, limits, allow_urls)
-                await asyncio.to_thread(_check_set, model, request, images, limits)
-            scores = await model.score(request, images)
+                await asyncio.to_thread(_check_set, model, request, [image.size for image in received], limits)
+            async with request_images.decoded(received, caller=caller) as images:
+                scores = await model.score(request, images)
             metrics.images += len(images)
             return {"model": model.name, **scores.to_dict()}
 
@@ -144,6 +135,14 @@ def run_builtin(
 # --- requests and answers --------------------------------------------------------------------------------------
 
 
+async def _caller(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+Caller = Annotated[str, Depends(_caller)]
+"""Address of whoever asks."""
+
+
 def _model_of(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     if name not in models:
         raise RefusedError(f"there is no model {name!r}; served are {', '.join(models)}", status=404)
@@ -159,30 +158,20 @@ def _asking() -> Iterator[None]:
         raise RefusedError(str(fault), status=400) from None
 
 
-async def _images(urls: Sequence[str], limits: Limits, allow_urls: bool) -> list[Image]:
-    if len(urls) > limits.images:
-        raise RefusedError(f"{len(urls)} images in one request; at most {limits.images} are taken", status=400)
-    load = partial(fetch_image, max_pixels=limits.pixels, max_bytes=limits.body_bytes, allow_urls=allow_urls)
-    # On other threads: the event loop answers everybody.
-    return [await asyncio.to_thread(load, url, name=f"image {i + 1}") for i, url in enumerate(urls)]
-
-
-def _check_set(model: ServedModel, request: ConsistencyRequest, images: Sequence[Image], limits: Limits) -> None:
+def _check_set(model: ServedModel, request: ConsistencyRequest, sizes: Sequence[Size], limits: Limits) -> None:
     """Raises ValueError if there is nothing to compare, or if a question about the two largest images is too long."""
-    check_count(len(images), ranking=request.ranking)
-    largest = sorted(images, key=lambda image: image.width * image.height)[-2:]
+    check_count(len(sizes), ranking=request.ranking)
+    largest = sorted(sizes, key=lambda size: size.height * size.width)[-2:]
     for question in request.questions:
-        model.prompt([asking(question.text, images=2)], largest, most_tokens=limits.prompt_tokens)
+        model.text([asking(question.text, images=2)], largest, most_tokens=limits.prompt_tokens)
 
 
-async def _prompt(model: ServedModel, request: ChatRequest, limits: Limits, allow_urls: bool) -> ChatPrompt:
+def _check_tokens(model: ServedModel, request: ChatRequest, limits: Limits) -> None:
+    """Raises RefusedError for more new tokens than the server allows, and for tokens that the model does not have."""
     if request.new_tokens > limits.new_tokens:
         raise RefusedError(f"max_tokens {request.new_tokens} is above this server's {limits.new_tokens}", status=400)
     if beyond := [i for i in request.logprob_token_ids if i >= model.vocabulary]:
         raise RefusedError(f"logprob_token_ids {beyond} are beyond the {model.vocabulary} tokens", status=400)
-    with _asking():
-        images = await _images(request.image_urls, limits, allow_urls)
-        return await asyncio.to_thread(model.prompt, request.messages, images, most_tokens=limits.prompt_tokens)
 
 
 def completion(request: ChatRequest, continuation: Continuation, tokenizer: Any) -> dict[str, Any]:
@@ -258,7 +247,9 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
     def refusal(fault: RefusedError) -> JSONResponse:
         return _error(fault.status, str(fault))
 
-    app.add_middleware(Guard, answer=refusal, max_body=limits.body_bytes, admit=check_key)
+    with_images = dict.fromkeys(("/v1/chat/completions", "/v1/consistency"), BodyLimit(limits.body_bytes))
+    app.add_middleware(Guard, answer=refusal, limits={OTHERS: BodyLimit(), **with_images}, admit=check_key)
+    app.middleware("http")(with_headers)
 
     @app.middleware("http")
     async def echo_id(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -267,7 +258,7 @@ def _add_guards(app: FastAPI, limits: Limits, api_key: str) -> None:
             response.headers[REQUEST_ID] = sent[:200]  # it ties the answer to its question, whatever stands between
         return response
 
-    for kind in (RefusedError, DeclinedError, QueueFullError, RequestValidationError, Exception):
+    for kind in (RefusedError, ImageError, DeclinedError, QueueFullError, RequestValidationError, Exception):
         app.add_exception_handler(kind, _fault)
 
 
@@ -275,6 +266,8 @@ async def _fault(_: Request, fault: Exception) -> JSONResponse:
     match fault:
         case RefusedError():
             return _error(fault.status, str(fault))
+        case ImageError():
+            return _error(400, str(fault))
         case DeclinedError():
             return _error(422, str(fault), kind=DECLINED)
         case QueueFullError():
@@ -288,7 +281,7 @@ async def _fault(_: Request, fault: Exception) -> JSONResponse:
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None, *, kind: str = "") -> JSONResponse:
     kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
-    return JSONResponse(body, status_code=status, headers=dict(headers or {}))
+    return JSONResponse(body, status_code=status, headers=HEADERS | dict(headers or {}))
 
 
 class Metrics:

@@ -17,6 +17,7 @@ from pacorl.judges.local import LocalJudge, log_softmax
 from pacorl.judges.prompting import ChatPrompt, DistinctImage
 from pacorl.score.scores import Scores, score_set
 from pacorl.serve.schema import ChatRequest, ConsistencyRequest, ImagePart, Message, TextPart
+from pacorl.types import Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -122,8 +123,12 @@ class ServedModel:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"judge-{name}")
         self.batcher = Batcher(judge.log_probs, self.executor, largest=together, most_waiting=waiting)
 
-    def prompt(self, messages: Sequence[Message], images: Sequence[Image], *, most_tokens: int) -> ChatPrompt:
-        """Raises ValueError if a text holds one of the tokens that structure a conversation, or if all is too long."""
+    def text(self, messages: Sequence[Message], sizes: Sequence[Size], *, most_tokens: int) -> str:
+        """Write a conversation as the model's chat template does; `sizes` are those of its images, in order.
+
+        Raises:
+            ValueError: if a text holds one of the tokens that structure a conversation, or if all is too long.
+        """
         texts = [part.text for message in messages for part in message.parts if isinstance(part, TextPart)]
         check_length("".join(texts), most_tokens=most_tokens)
         turns = []
@@ -137,12 +142,17 @@ class ServedModel:
                     raise ValueError(fault)
                 content.append({"type": "text", "text": part.text})
             turns.append({"role": message.role, "content": content})
+        text = self.judge.prompting.chat_text(turns)
+        tokens = self.judge.prompting.count(text, sizes)
+        if tokens > most_tokens:
+            raise ValueError(f"the request is {tokens:,} tokens long; at most {most_tokens:,} are taken")
+        return text
+
+    @staticmethod
+    def prompt(text: str, images: Sequence[Image]) -> ChatPrompt:
+        """Join a conversation of `text` with its images."""
         distinct = tuple(DistinctImage.of(image, name=f"image {number}") for number, image in enumerate(images, 1))
-        prompt = ChatPrompt(self.judge.prompting.chat_text(turns), distinct)
-        (encoded,) = self.judge.prompting.encode([prompt])
-        if len(encoded) > most_tokens:
-            raise ValueError(f"the request is {len(encoded):,} tokens long; at most {most_tokens:,} are taken")
-        return prompt
+        return ChatPrompt(text, distinct)
 
     async def check_domain(self, prompt: ChatPrompt) -> None:
         """Raises DeclinedError if an image is outside of what the judge knows."""

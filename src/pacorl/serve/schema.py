@@ -5,20 +5,43 @@ A field that is not listed is refused by name, so that nothing a caller asks for
 
 from __future__ import annotations
 
-import base64
-import binascii
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, FailFast, Field, model_validator
 
-from pacorl.io import net, remote
-from pacorl.io.decoder import open_upload
-from pacorl.io.images import ImageError
+from pacorl.io.images import MAX_PIXELS
 from pacorl.score.scores import QuestionSpec, questions_about
-from pacorl.web.site import Text
+from pacorl.web.forms import Form, Text
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+MOST_MESSAGES = 32
+MOST_PARTS = 256
+"""Of one message."""
+MOST_IMAGES = 256
+"""Of one request, whatever a server allows."""
+MOST_CRITERIA = 64
+MOST_URL = 2**30
+"""Letters of an image's URL; the limit of the body is lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may hold."""
+
+    body_bytes: int = 64 * 2**20
+    """On the routes that take images; BodyLimit's on all others."""
+    images: int = 8
+    pixels: int = MAX_PIXELS
+    """Of all its images together."""
+    held_pixels: int = 2 * MAX_PIXELS
+    """Of the images of all requests that are answered at one time; further requests wait."""
+    prompt_tokens: int = 8192
+    """Of a request, its images included: one thread answers everybody, and a prompt of ten times as many stalls it."""
+    new_tokens: int = 2048
+    waiting: int = 1024
+    """Questions that may queue for one model."""
+    together: int = 64
+    """Questions that are answered in common; what they share is computed once."""
 
 
 def _not_tiny(temperature: float) -> float:
@@ -28,48 +51,56 @@ def _not_tiny(temperature: float) -> float:
     return temperature
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _ascii(url: str) -> str:
+    if not url.isascii():
+        raise ValueError("a URL is written in ASCII")
+    return url
 
 
-class ImageUrl(_Strict):
-    """A data URL (or an http one, if the server was told to fetch)."""
+Name = Annotated[Text, Field(max_length=1000)]
+Url = Annotated[str, Field(max_length=MOST_URL), AfterValidator(_ascii)]
+"""A data URL (or an http one, if the server was told to fetch)."""
 
-    url: Text
+
+class ImageUrl(Form):
+    """An image."""
+
+    url: Url
     detail: Literal["auto", "low", "high"] = "auto"
 
 
-class TextPart(_Strict):
+class TextPart(Form):
     type: Literal["text"]
     text: Text
 
 
-class ImagePart(_Strict):
+class ImagePart(Form):
     type: Literal["image_url"]
     image_url: ImageUrl
-    uuid: str | None = None
+    uuid: Name | None = None
     """vLLM's cache key; not used here."""
 
 
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(max_length=MOST_PARTS)]
 
 
-class Message(_Strict):
+class Message(Form):
     """One turn."""
 
     role: Literal["system", "user", "assistant"]
-    content: Text | list[Part]
+    content: Text | Parts
 
     @property
     def parts(self) -> list[TextPart | ImagePart]:
         return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else list(self.content)
 
 
-class ChatRequest(_Strict):
+class ChatRequest(Form):
     """One conversation to continue."""
 
-    model: Text
-    messages: list[Message] = Field(min_length=1)
+    model: Name
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES), FailFast()]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)] = 1.0
@@ -84,7 +115,7 @@ class ChatRequest(_Strict):
     """Names tokens `token_id:N`, which no two tokens share."""
     n: Literal[1] = 1
     stream: Literal[False] = False
-    user: Text = ""
+    user: Name = ""
 
     @model_validator(mode="after")
     def _logprobs_are_on(self) -> ChatRequest:
@@ -103,15 +134,14 @@ class ChatRequest(_Strict):
         return self.max_completion_tokens or self.max_tokens or 512
 
 
-class ConsistencyRequest(_Strict):
+class ConsistencyRequest(Form):
     """A set of images to score, as `pacorl score` does."""
 
-    model: Text = ""
+    model: Name = ""
     """The judge's name; the first that is served if it is left out."""
-    images: list[Text]
-    """Data URLs (or http ones, if the server was told to fetch)."""
+    images: Annotated[list[Url], Field(max_length=MOST_IMAGES)]
     theme: Text = ""
-    criteria: dict[Text, Text] = {}
+    criteria: dict[Name, Text] = Field({}, max_length=MOST_CRITERIA)
     """Label → criterion in words."""
     ranking: bool = False
     """Whether the first image is compared with each of the others, instead of all with all."""
@@ -129,31 +159,9 @@ def asking(text: str, *, images: int) -> Message:
     return Message(role="user", content=[*[image] * images, TextPart(type="text", text=text)])
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Form):
     """A text to cut into tokens, as vLLM's /tokenize."""
 
-    model: Text = ""
+    model: Name = ""
     prompt: Text
     add_special_tokens: bool = False
-
-
-def fetch_image(url: str, *, name: str, max_pixels: int, max_bytes: int, allow_urls: bool = False) -> Image:
-    """Decodes a data URL; fetches an http one (`io.remote`) only if `allow_urls` says so.
-
-    Raises ImageError naming the image and the fault. No other scheme is ever followed.
-    """
-    if not url.startswith("data:"):
-        if not net.is_url(url):
-            raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) ones" if allow_urls else ""))
-        if not allow_urls:
-            raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
-        return remote.fetch_image(url, name=name, max_bytes=max_bytes, max_pixels=max_pixels)
-    head, comma, encoded = url.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
-    try:
-        # Strictly: characters outside of the alphabet would be skipped, and a torn URL would pass as an image.
-        content = base64.b64decode(encoded, validate=True)
-    except binascii.Error as error:
-        raise ImageError(f"{name}: its data URL is not base64 ({error})") from None
-    return open_upload(content, name=name, max_pixels=max_pixels)

@@ -27,6 +27,8 @@ from pacorl.judges.http.endpoints import Server, root_url
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the sizes that vLLM has kernels for
 UNKNOWN_RANK = 64  # of an adapter on the hub, twice the released judge's
+NO_HOST = "nothing.invalid"
+"""A host that cannot exist (RFC 6761): vLLM takes an empty list of allowed hosts for all."""
 GRACE_SECONDS = 20.0
 """How long a server may take to end before it is killed."""
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -68,6 +70,8 @@ def vllm_command(
     command += ["--limit-mm-per-prompt", json.dumps({"image": options.images, "video": 0})]
     # A checkpoint's own sampling defaults (Qwen's repetition penalty) would reach into the reasons.
     command += ["--generation-config", "vllm"]
+    # Callers send images in data URLs; vLLM would fetch any URL of theirs, from inside of this network too.
+    command += ["--allowed-media-domains", NO_HOST]
     if gpus > 1:
         command += ["--tensor-parallel-size", str(gpus)]
     if server.adapters:
@@ -102,7 +106,8 @@ def run_vllm(
     # All commands before any process: an adapter that cannot be served must not end the servers before its own.
     commands = [vllm_command(server, options, gpus=each, program=program) for server in servers]
     # The key travels in the environment: a command line can be read by every user of the machine.
-    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0"} | os.environ
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment |= {"VLLM_API_KEY": api_key} if api_key else {}
     environment |= SAFE_PATH  # vLLM starts further Python processes
     with ExitStack() as stack:

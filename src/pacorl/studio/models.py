@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 import threading
@@ -19,7 +20,7 @@ from pacorl.data.characters import INSTRUCTIONS as TINY_INSTRUCTIONS
 from pacorl.data.characters import VALUES, character_prompts
 from pacorl.generate.compose import prompt_from
 from pacorl.generate.storyboard import Storyboard, pages, parse_storyboard
-from pacorl.io.decoder import open_upload
+from pacorl.io.decoder import open_upload, submit_upload
 from pacorl.io.files import write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.policies import DEFAULT_KIND, POLICIES, tiny_spec
@@ -65,8 +66,8 @@ class Uploads:
         self._uploads: dict[str, Upload] = {}
         self._lock = threading.Lock()
 
-    def add(self, data: bytes, name: str, *, owner: str = "") -> Upload:
-        """Check an image and store it.
+    async def add(self, data: bytes, name: str, *, owner: str = "") -> Upload:
+        """Check an image and store it. It waits in no thread for its turn to be decoded.
 
         Raises:
             ImageError: if `data` is no image that can be judged; it begins with the name.
@@ -74,8 +75,9 @@ class Uploads:
         """
         # A name stands in messages, which are one line.
         name = " ".join(name.split())[:120] or "image"
-        image = open_upload(data, name=name, max_pixels=MAX_PIXELS)
-        upload = Upload(secrets.token_hex(8), name, data, png_bytes(preview_of(image)), image.size, owner)
+        image = await asyncio.wrap_future(submit_upload(data, name=name, max_pixels=MAX_PIXELS, caller=owner))
+        preview = await asyncio.to_thread(lambda: png_bytes(preview_of(image)))
+        upload = Upload(secrets.token_hex(8), name, data, preview, image.size, owner)
         # Decoding took its time outside of the lock, so the count is checked here, where nothing can come between.
         with self._lock:
             if len(self.of(owner)) >= MAX_IMAGES or len(self._uploads) >= MAX_ALL_IMAGES:

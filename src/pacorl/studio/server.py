@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pacorl.config.options import StudioModels
 from pacorl.core.grid import parse_layout
@@ -43,9 +43,10 @@ from pacorl.studio.jobs import Job, JobQueue, Work
 from pacorl.studio.models import MAX_BYTES, MAX_IMAGES, MAX_PIXELS, ModelHost, Sampling, Upload, Uploads
 from pacorl.studio.taste import TasteRequest, TasteRuns
 from pacorl.types import TINY, Grid, Size
-from pacorl.web import site
+from pacorl.web import forms
 from pacorl.web.connections import run
-from pacorl.web.guard import RefusedError
+from pacorl.web.forms import Form
+from pacorl.web.guard import BodyLimit, RefusedError
 from pacorl.web.site import Route, Session, Site, error_response, listening
 
 PAGE = Path(__file__).parent / "page"
@@ -62,18 +63,19 @@ LIMITS = {
 }
 """What the page says before a request is refused."""
 
-Text = Annotated[site.Text, Field(max_length=4000)]
+BODIES = {"/api/uploads": BodyLimit(MAX_BYTES, marks=None)}
+"""Limits of bodies; images are uploaded one at a time."""
+
+Text = Annotated[forms.Text, Field(max_length=4000)]
 
 
-class SamplingForm(BaseModel):
+class SamplingForm(Form):
     """What every form of making has."""
-
-    model_config = ConfigDict(extra="forbid")
 
     candidates: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = 4
     seed: Annotated[int, Field(ge=0, le=2**31)] = 0
     steps: Annotated[int, Field(ge=1, le=200)] | None = None
-    size: Annotated[site.Text, Field(max_length=11)] = ""
+    size: Annotated[forms.Text, Field(max_length=11)] = ""
     lora_scale: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     compare: bool = True
 
@@ -97,7 +99,7 @@ class SamplingForm(BaseModel):
 class SetForm(SamplingForm):
     theme: Text
     panels: Annotated[list[Text], Field(max_length=16)]
-    layout: Annotated[site.Text, Field(max_length=9)] = ""
+    layout: Annotated[forms.Text, Field(max_length=9)] = ""
 
 
 class EditForm(SamplingForm):
@@ -108,15 +110,13 @@ class EditForm(SamplingForm):
 class StoryboardForm(SamplingForm):
     title: Text
     style: Text = ""
-    layout: Annotated[site.Text, Field(max_length=9)] = "2x2"
-    characters: Annotated[dict[Text, Text], Field(max_length=12)] = {}
+    layout: Annotated[forms.Text, Field(max_length=9)] = "2x2"
+    characters: dict[Text, Text] = Field({}, max_length=12)
     scenes: Annotated[list[Text], Field(max_length=MAX_SCENES)]
 
 
-class TasteForm(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    name: Annotated[site.Text, Field(min_length=1, max_length=60)]
+class TasteForm(Form):
+    name: Annotated[forms.Text, Field(min_length=1, max_length=60)]
     prompts: Annotated[list[Text], Field(max_length=500)]
     rounds: Annotated[int, Field(ge=1, le=1000)] = 20
     groups: Annotated[int, Field(ge=1, le=20)] = 2
@@ -124,20 +124,16 @@ class TasteForm(BaseModel):
     judge_share: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.5
 
 
-class RanksForm(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class RanksForm(Form):
     group: Text
     ranks: Annotated[list[int], Field(max_length=64)]
 
 
-class JudgeForm(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class JudgeForm(Form):
     uploads: Annotated[list[Text], Field(max_length=MAX_IMAGES)]
     theme: Text = ""
-    criteria: Annotated[list[Text], Field(max_length=12)] = []
-    layout: Annotated[site.Text, Field(max_length=9)] = ""
+    criteria: list[Text] = Field([], max_length=12)
+    layout: Annotated[forms.Text, Field(max_length=9)] = ""
     symmetric: bool = False
 
 
@@ -168,7 +164,7 @@ class AppState:
         self.taste = TasteRuns(folder / "taste", self.names, recipe=self.recipe)
         self.host = ModelHost(self.names)
         self.loading = self.jobs.submit("load", self.host.load)
-        self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, MAX_BYTES)
+        self.site = Site("pacorl studio", PAGE, "pacorl_studio", self._sign_in, BODIES)
 
     def close(self) -> None:
         self.taste.stop()
@@ -478,9 +474,7 @@ def taste_picture(name: str, when: Literal["before", "after"], number: int, stat
 
 async def upload(request: Request, state: State, browser: Browser, name: str = "image") -> dict[str, Any]:
     """One image's bytes. What cannot be judged is refused by name."""
-    from starlette.concurrency import run_in_threadpool
-
-    return _upload_dict(await run_in_threadpool(state.uploads.add, await request.body(), name, owner=browser))
+    return _upload_dict(await state.uploads.add(await request.body(), name, owner=browser))
 
 
 def _upload_dict(uploaded: Upload) -> dict[str, Any]:

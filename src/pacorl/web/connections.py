@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,8 @@ BODY_BYTES = 2**16
 SPARE_FILES = 128
 """Of the files that a process may have open, so many are not connections: models, a database, the log, and the few
 batches of connections that were accepted before the first of them is seen here."""
+UNLIMITED = 10_000
+"""Most connections where the system sets no limit."""
 ACCEPTED_TOGETHER = 16
 QUEUED = 1024
 """Connections that wait in the kernel until they are accepted; it then drops further ones, which come again."""
@@ -62,6 +63,9 @@ class Connection(H11Protocol):
         self._timer.cancel()
         super().connection_lost(exc)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer a websocket request as a plain one, in silence: uvicorn's advice to install one is not for users."""
+
     def _look(self) -> None:
         if not self.waits:
             self._since = self.loop.time()
@@ -85,8 +89,12 @@ class Server(uvicorn.Server):
 
 def most_connections() -> int:
     """How many connections the process's limit of open files leaves room for."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return UNLIMITED
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(8, files - SPARE_FILES) if files != resource.RLIM_INFINITY else 10_000
+    return max(8, files - SPARE_FILES) if files != resource.RLIM_INFINITY else UNLIMITED
 
 
 def run(app: Any, *, sockets: list[socket.socket], grace_seconds: int = 3) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HOSTS_VARIABLE = "PACORL_HOSTS"
 """Further names under which a server may be reached, with commas between: behind a proxy, say."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+OTHERS = "*"
+"""The routes that a table of limits does not name."""
 
 
 class RefusedError(ValueError):
@@ -26,13 +29,28 @@ class RefusedError(ValueError):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """Largest body of a route."""
+
+    bytes: int = 4 * 2**20
+    """As announced, and as they come."""
+    marks: int | None = 2**16
+    """Most brackets, braces and commas, which bound the values of JSON before it is parsed; None for other content."""
+
+
+NO_BODY = BodyLimit(0)
+FORM = BodyLimit(4 * 2**10)
+"""Limit of the forms that sign in and out, which anybody may send."""
+
+
 class Guard:
     """ASGI middleware: refuses what the application need not see, in order of cost; a body is read last.
 
     Args:
         answer: turns a refusal into the server's form of an error.
         admit: raises RefusedError for a request that may not be made, by its headers alone.
-        max_body: bytes of a body, as announced or as it comes. A request that only reads has none.
+        limits: path → limit of the bodies sent there; OTHERS for all other paths. A request that only reads has none.
     """
 
     def __init__(
@@ -40,10 +58,10 @@ class Guard:
         app: ASGIApp,
         *,
         answer: Callable[[RefusedError], ASGIApp],
-        max_body: int,
+        limits: Mapping[str, BodyLimit],
         admit: Callable[[Request], Awaitable[None]],
     ) -> None:
-        self.app, self.answer, self.max_body, self.admit = app, answer, max_body, admit
+        self.app, self.answer, self.limits, self.admit = app, answer, limits, admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,21 +85,27 @@ class Guard:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body. Raises RefusedError if it is too large, or the client has gone."""
-        most = 0 if scope["method"] in READING else self.max_body
-        too_large = RefusedError(f"the body is larger than {most} bytes", status=413)
+        limit = NO_BODY if scope["method"] in READING else self.limits.get(scope["path"], self.limits[OTHERS])
+        too_large = RefusedError(f"the body is larger than {limit.bytes} bytes", status=413)
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if not announced.isdigit() or len(announced) > 20 or int(announced) > most:
+        if not announced.isdigit() or len(announced) > 20 or int(announced) > limit.bytes:
             raise too_large
         # An announcement may be missing (a chunked body) or wrong, so the bytes are counted too.
-        chunks, size = [], 0
+        chunks: list[bytes] = []
+        size = marks = 0
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 raise too_large
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > most:
+            chunk = message.get("body", b"")
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit.bytes:
                 raise too_large
+            if limit.marks is not None:
+                marks += chunk.count(b"[") + chunk.count(b"{") + chunk.count(b",")
+                if marks > limit.marks:
+                    raise RefusedError(f"the body has more than {limit.marks:,} brackets and commas", status=413)
             if not message.get("more_body"):
                 return b"".join(chunks)
 

@@ -1,6 +1,6 @@
 """The base of the project's servers: files with a strict policy, links that sign people in, errors as one line of JSON.
 
-site = Site("pacorl studio", PAGE, cookie="pacorl_studio", sign_in=sign_in, max_body=2**20)
+site = Site("pacorl studio", PAGE, cookie="pacorl_studio", sign_in=sign_in)
 app = site.app([("GET", "/api/state", state)], state=shared)
 with listening("127.0.0.1", 8767) as (listener, url):
     run(app, sockets=[listener])
@@ -11,22 +11,21 @@ from __future__ import annotations
 import html
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse
-from pydantic import AfterValidator
 from starlette.concurrency import run_in_threadpool
 
-from pacorl.io.documents import HALF_PAIR
-from pacorl.web.guard import READING, Guard, RefusedError
+from pacorl.web.forms import JsonRoute, validation_message
+from pacorl.web.guard import FORM, OTHERS, READING, BodyLimit, Guard, RefusedError
 
 Route = tuple[str, str, Callable[..., Any]]
 """(method, path, endpoint)."""
@@ -39,6 +38,8 @@ JOIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</t
 <form method="post" action="/join"><input type="hidden" name="token" value="{token}">
 <button class="main">Open{name}</button></form></main></html>
 """
+OPEN = ("/join", "/leave")
+"""Paths to which anybody may post."""
 FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
 HEADERS = {
     # Nothing from elsewhere and nothing inline: a theme or a reason that holds markup can run nothing.
@@ -71,22 +72,24 @@ class Site:
     cookie: str
     sign_in: Callable[[str], Session]
     """Raises RefusedError for a token that opens nothing."""
-    max_body: int
-    """Bytes of one request."""
+    limits: Mapping[str, BodyLimit] = field(default_factory=dict)
+    """Path → limit of a body, where it is not the usual one."""
 
     def app(self, routes: Sequence[Route], *, state: object) -> FastAPI:
         """The site as an application; endpoints find `state` as `request.app.state.shared`."""
         app = FastAPI(title=self.title, docs_url=None, redoc_url=None, openapi_url=None)
+        app.router.route_class = JsonRoute
         app.state.shared = state
-        app.add_middleware(Guard, answer=error_response, max_body=self.max_body, admit=self._admit)
-        app.middleware("http")(_with_headers)
+        limits = {OTHERS: BodyLimit(), **dict.fromkeys(OPEN, FORM), **self.limits}
+        app.add_middleware(Guard, answer=error_response, limits=limits, admit=self._admit)
+        app.middleware("http")(with_headers)
         app.add_exception_handler(RefusedError, lambda request, error: error_response(error))
         app.add_exception_handler(RequestValidationError, _malformed)
         pages = sorted(self.folder.glob("*.html"))
         addresses = {"/" if page.stem == "index" else f"/{page.stem}": page for page in pages}
         shared: list[Route] = [("GET", address, _endpoint(page)) for address, page in addresses.items()]
         shared += [("GET", "/page/{name}", self._page_file), ("GET", "/join/{token}", self._join)]
-        shared.append(("POST", "/join", self._post_join))
+        shared += [("POST", "/join", self._post_join), ("POST", "/leave", self._leave)]
         shared.append(("GET", "/health", lambda: {"status": "ok"}))
         for method, path, endpoint in [*shared, *routes]:
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
@@ -108,7 +111,7 @@ class Site:
 
     async def _admit(self, request: Request) -> None:
         """A change is let through, and its body read, only for somebody who is known."""
-        if request.method not in READING and request.scope["path"] != "/join":
+        if request.method not in READING and request.scope["path"] not in OPEN:
             token = self.token(request)
             if not token:
                 raise RefusedError("open the page by the link that you were given", status=401)
@@ -139,8 +142,18 @@ class Site:
         return HTMLResponse(page, headers={"Referrer-Policy": "same-origin"})
 
     async def _post_join(self, request: Request) -> Response:
-        form = parse_qs((await request.body()).decode(errors="replace"))
+        try:
+            form = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=2)
+        except ValueError:
+            raise RefusedError("the form has one field, the token") from None
         return await run_in_threadpool(self._sign_in, form.get("token", [""])[0], request)
+
+    def _leave(self, request: Request) -> Response:
+        """End this browser's cookies; the link opens the page again."""
+        response = PlainTextResponse("You have signed out here. Your link opens the page again.\n")
+        for suffix in ("", "browser"):
+            response.delete_cookie(self._cookie(request, suffix), **_cookie_options(request))
+        return response
 
     def _sign_in(self, token: str, request: Request) -> Response:
         try:
@@ -149,13 +162,16 @@ class Site:
             return PlainTextResponse(f"{error}.\n", status_code=error.status)
         expires = None if session.expires is None else formatdate(session.expires, usegmt=True)
         response = RedirectResponse(session.path, status_code=303)
-        # "strict": other sites' pages cannot send them along, so they cannot act for whoever is signed in.
-        options: dict[str, Any] = {"httponly": True, "samesite": "strict", "expires": expires}
-        response.set_cookie(self._cookie(request), token, **options)
-        response.set_cookie(
-            self._cookie(request, "browser"), self.browser(request) or secrets.token_urlsafe(8), **options
-        )
+        options = _cookie_options(request)
+        browser = self.browser(request) or secrets.token_urlsafe(8)
+        response.set_cookie(self._cookie(request), token, expires=expires, **options)
+        response.set_cookie(self._cookie(request, "browser"), browser, expires=expires, **options)
         return response
+
+
+def _cookie_options(request: Request) -> dict[str, Any]:
+    # "strict": other sites' pages cannot send them along, so they cannot act for whoever is signed in.
+    return {"httponly": True, "samesite": "strict", "secure": request.url.scheme == "https"}
 
 
 def _endpoint(path: Path) -> Callable[[], Response]:
@@ -163,7 +179,8 @@ def _endpoint(path: Path) -> Callable[[], Response]:
     return lambda: FileResponse(path)
 
 
-async def _with_headers(request: Request, proceed: Callable[[Request], Any]) -> Response:
+async def with_headers(request: Request, proceed: Callable[[Request], Any]) -> Response:
+    """Middleware that adds HEADERS to every answer that does not set them itself."""
     response: Response = await proceed(request)
     for name, text in HEADERS.items():
         response.headers.setdefault(name, text)
@@ -173,23 +190,6 @@ async def _with_headers(request: Request, proceed: Callable[[Request], Any]) -> 
 def error_response(error: Exception) -> JSONResponse:
     """`{"error": "one line"}` with the error's status; 422 for an error that has none."""
     return JSONResponse({"error": str(error)}, status_code=getattr(error, "status", 422))
-
-
-def _writable(text: str) -> str:
-    """JSON's escapes can hold what UTF-8, and so no answer and no database, can."""
-    if HALF_PAIR.search(text):
-        raise ValueError("it holds half of a surrogate pair, which is no character")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_writable)]
-"""A text of a form."""
-
-
-def validation_message(error: RequestValidationError) -> str:
-    """Every field of a request that is not as its form demands, on one line."""
-    faults = (f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors())
-    return "; ".join(faults) or "malformed request"
 
 
 def _malformed(request: Request, error: Exception) -> JSONResponse:

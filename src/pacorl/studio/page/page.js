@@ -628,6 +628,14 @@ $("example").addEventListener("click", another);
 $("cancel").addEventListener("click", () => cancel("set"));
 $("judgeCancel").addEventListener("click", () => cancel("judgement"));
 $("help").addEventListener("click", () => $("keys").showModal());
+$("leave").addEventListener("click", async () => {
+  try {
+    await call("POST", "/leave");
+  } catch (error) {
+    return toast(error.message);
+  }
+  location.assign("/");  // which says how to come back
+});
 $("wipe").addEventListener("input", wipe);
 $("strength").addEventListener("input", drawStrength);
 $("against").addEventListener("change", () => { against = $("against").value; view(); });

@@ -1,0 +1,108 @@
+"""Images of requests: read whole, held to a budget by their headers, and decoded in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pacorl.io import net, remote
+from pacorl.io.decoder import submit_upload
+from pacorl.io.images import ImageError, check_shape, image_size
+from pacorl.serve.schema import Limits
+from pacorl.types import Size
+from pacorl.web.budget import PixelBudget
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PIECE = 2**20
+"""Letters of base64 that are decoded at one time; a multiple of four."""
+FETCHES = 8
+"""URLs that are fetched at one time, for all callers; they wait in threads of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedImage:
+    """An image file and the size in its header."""
+
+    name: str
+    content: bytes
+    size: Size
+
+
+class RequestImages:
+    """Reads the images of requests within a server's limits."""
+
+    def __init__(self, limits: Limits, *, allow_urls: bool) -> None:
+        self._limits = limits
+        self._allow_urls = allow_urls
+        self._budget = PixelBudget(max(limits.pixels, limits.held_pixels), per_request=limits.pixels)
+        self._fetches = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
+
+    async def receive(self, urls: Sequence[str]) -> list[ReceivedImage]:
+        """Read image files and their headers; nothing is decoded.
+
+        Raises:
+            ImageError: if there are too many, or one cannot be read; the message names it.
+        """
+        if len(urls) > self._limits.images:
+            raise ImageError(f"{len(urls)} images in one request; at most {self._limits.images} are taken")
+        received = []
+        spare = self._limits.body_bytes
+        for number, url in enumerate(urls, 1):
+            name = f"image {number}"
+            content = await self._content(url, name, most=spare)
+            spare -= len(content)
+            size = image_size(content, name=name)
+            check_shape(size, name)
+            received.append(ReceivedImage(name, content, size))
+        return received
+
+    @asynccontextmanager
+    async def decoded(self, received: Sequence[ReceivedImage], *, caller: str) -> AsyncIterator[list[Image]]:
+        """Decode images, whose pixels count as held until the block ends.
+
+        Raises:
+            ImageError: if they have too many pixels together, or one cannot be decoded.
+        """
+        async with self._budget.reserve([one.size for one in received]):
+            images = []
+            for one in received:
+                # A header can lie: no more pixels are decoded than were reserved.
+                pixels = one.size.height * one.size.width
+                decoding = submit_upload(one.content, name=one.name, max_pixels=pixels, caller=caller)
+                images.append(await asyncio.wrap_future(decoding))
+            yield images
+
+    async def _content(self, url: str, name: str, *, most: int) -> bytes:
+        """Read the file of an image, fetching `most` bytes; no scheme but data, http and https is ever followed."""
+        if url.startswith("data:"):
+            return await asyncio.to_thread(data_of, url, name=name)
+        if not net.is_url(url):
+            raise ImageError(f"{name}: only data URLs are taken" + (" and http(s) ones" if self._allow_urls else ""))
+        if not self._allow_urls:
+            raise ImageError(f"{name}: only data URLs are taken; this server does not fetch images")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._fetches, lambda: remote.fetch_bytes(url, max_bytes=most))
+
+
+def data_of(url: str, *, name: str) -> bytes:
+    """Return the content of a data URL. Raises ImageError naming the image and the fault."""
+    head, comma, encoded = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise ImageError(f"{name}: its data URL is not of the form data:image/png;base64,…")
+    try:
+        if encoded.find("=", 0, len(encoded) - 2) >= 0:
+            raise binascii.Error("padding before the end")
+        # In pieces, since other threads wait for each. Strictly: characters outside of the alphabet would be skipped,
+        # and a torn URL would pass as an image.
+        starts = range(0, len(encoded), PIECE)
+        return b"".join(base64.b64decode(encoded[start : start + PIECE], validate=True) for start in starts)
+    except ValueError as error:
+        raise ImageError(f"{name}: its data URL is not base64 ({error})") from None

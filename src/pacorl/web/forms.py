@@ -1,0 +1,101 @@
+"""Requests' JSON: parsed within bounds, validated by forms that stop early, refused in one short line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from starlette.concurrency import run_in_threadpool
+
+from pacorl.io.documents import HALF_PAIR
+
+MOST_LETTERS = 2**21
+"""Of any text of a form; most fields allow far fewer."""
+MOST_ENTRIES = 1024
+"""Of any list or object of a form; each field's own limit is lower."""
+LARGE_BYTES = 256 * 2**10
+"""JSON above it is parsed on a thread."""
+SHOWN_FAULTS = 3
+SHOWN_LETTERS = 200
+
+
+def _writable(text: str) -> str:
+    """JSON's escapes can hold what UTF-8, and so no answer and no database, can."""
+    if len(text) > MOST_LETTERS:
+        raise ValueError(f"it has {len(text):,} letters; at most {MOST_LETTERS:,} are taken")
+    # isascii() takes no time, the search a second for 64 MiB.
+    if not text.isascii() and HALF_PAIR.search(text):
+        raise ValueError("it holds half of a surrogate pair, which is no character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_writable)]
+"""A text of a form."""
+
+
+class Form(BaseModel):
+    """The JSON of a request. A field that is not listed is refused by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_short(cls, document: Any) -> Any:
+        """Refuse many unknown fields and many values at once: pydantic would report each."""
+        if not isinstance(document, dict):
+            return document
+        unknown = document.keys() - cls.model_fields.keys()
+        if len(unknown) > SHOWN_FAULTS:
+            raise ValueError(f"{len(unknown):,} fields are not known, {min(unknown)[:SHOWN_LETTERS]} first")
+        for name, value in document.items():
+            if isinstance(value, dict | list) and len(value) > MOST_ENTRIES:
+                raise ValueError(
+                    f"{name[:SHOWN_LETTERS]} has {len(value):,} entries; at most {MOST_ENTRIES:,} are taken"
+                )
+        return document
+
+
+class JsonRoute(APIRoute):
+    """A route whose endpoint receives JSON that was parsed as JsonRequest does it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+class JsonRequest(Request):
+    """A request whose large JSON is parsed on a thread."""
+
+    async def json(self) -> Any:
+        """Parse the body.
+
+        Raises:
+            JSONDecodeError: it is no JSON, not UTF-8, or nested too deeply.
+        """
+        body = await self.body()
+        try:
+            return await run_in_threadpool(json.loads, body) if len(body) > LARGE_BYTES else json.loads(body)
+        except json.JSONDecodeError:
+            raise
+        except (RecursionError, ValueError) as fault:  # not UTF-8, or a whole number of thousands of digits
+            raise json.JSONDecodeError(str(fault), "", 0) from None
+
+
+def validation_message(error: RequestValidationError) -> str:
+    """List the first faults of a request on one line, and how many follow."""
+    faults = error.errors()
+    shown = [
+        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}"[:SHOWN_LETTERS] for fault in faults[:SHOWN_FAULTS]
+    ]
+    if more := len(faults) - len(shown):
+        shown.append(f"and {more:,} more")
+    return "; ".join(shown) or "malformed request"
