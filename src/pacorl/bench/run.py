@@ -251,8 +251,8 @@ def _measure_missing(
         changed = [row["key"] for row in repeated if as_read_back(row) != row_of[row["key"]]]
         if changed:
             notice(
-                f"{journal.path}: {', '.join(changed)} kept, but measured again with the rest of the batch, the "
-                "numbers differ: another machine or software version made the lines; delete them to replace them"
+                f"{journal.path}: {', '.join(changed)} kept, although the batch now comes out with other numbers: "
+                "another machine or software version made the lines; delete them to replace them"
             )
         journal.add(*(row for row in rows if row["key"] in missing))
         done += len(lacking)

@@ -159,8 +159,8 @@ def generate_missing(
             # Once: after another --batch or --limit it may be true of every batch.
             warned = True
             logger.warning(
-                "%s: kept, but sampled again with the rest of the batch, the bits differ: another machine, software "
-                "version or cut into batches made the file; delete it to replace it",
+                "%s: kept, although the batch now comes out with other bits: another machine, software version or cut "
+                "into batches made the file; delete it to replace it",
                 ", ".join(map(str, changed)),
             )
         for job in batch.missing:
