@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,58 @@ def test_a_half_written_line_is_dropped_with_notice_and_measured_again(tmp_path:
     path = tmp_path / "results.jsonl"
     path.write_bytes(path.read_bytes()[:-7])
     bench, notices = Numbers(KEYS), []
-    outcome = run(bench, tmp_path, HERE, notice=notices.append)
+    outcome = run(bench, tmp_path, BenchmarkOptions(name="here", batch=2), notice=notices.append)
     assert bench.measured == ["eeeee"]
     assert len(notices) == 1
     assert "half-written" in notices[0]
     assert (outcome.measured, outcome.total) == (5, 5)
     assert len(path.read_text().splitlines()) == 5
+
+
+class ByBatch(Numbers):
+    """Numbers that depend on the position in the batch and on its other items, as a judge's last bits may."""
+
+    def measure(self, keys: Sequence[str]) -> list[Row]:
+        total = sum(map(len, keys))
+        return [row | {"value": total + position / 8} for position, row in enumerate(super().measure(keys))]
+
+
+@pytest.mark.parametrize("batch", [2, 3, 16])
+def test_a_stop_in_any_line_of_the_results_changes_none_of_them(tmp_path: Path, batch: int) -> None:
+    options = BenchmarkOptions(name="here", batch=batch)
+    run(ByBatch(KEYS), tmp_path, options)
+    path = tmp_path / "results.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for count, torn in product(range(len(lines)), (0, 7)):
+        path.write_bytes(b"".join(lines[:count]) + lines[count][:torn])
+        notices: list[str] = []
+        run(ByBatch(KEYS), tmp_path, options, notice=notices.append)
+        assert path.read_bytes() == b"".join(lines), f"stopped after {count} lines and {torn} bytes"
+        assert ["half-written" in notice for notice in notices] == [True] * bool(torn)
+
+
+def test_what_a_repeated_batch_measures_otherwise_stays_and_is_named(tmp_path: Path) -> None:
+    """As on another machine: the batch is measured again for the item that a stop took."""
+    run(Numbers(KEYS), tmp_path, HERE)
+    path = tmp_path / "results.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]))
+    notices: list[str] = []
+    run(ByBatch(KEYS), tmp_path, HERE, notice=notices.append)
+    assert path.read_text().startswith("".join(lines[:4]))
+    (notice,) = notices
+    assert notice.startswith(f"{path}: a, bb, ccc, dddd kept, ")
+
+
+def test_batches_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    tables = []
+    for count in (1, 2, 3):
+        for index in range(count):
+            options = BenchmarkOptions(name="here", batch=2, shard=f"{index}/{count}")
+            outcome = run(ByBatch(KEYS), tmp_path / str(count), options)
+        assert outcome.complete
+        tables.append(outcome.tables)
+    assert tables[0] == tables[1] == tables[2]
 
 
 def test_an_item_that_stands_twice_counts_once(tmp_path: Path) -> None:
@@ -150,11 +197,11 @@ def test_bad_items_stop_the_run_unless_they_may_be_left_out(tmp_path: Path) -> N
 
 def test_shards_share_the_work_and_their_results(tmp_path: Path) -> None:
     first, second = Numbers(KEYS), Numbers(KEYS)
-    half = run(first, tmp_path, BenchmarkOptions(name="here", shard="0/2"))
+    half = run(first, tmp_path, BenchmarkOptions(name="here", batch=2, shard="0/2"))
     assert not half.complete
     assert "Incomplete: 3 of 5" in half.remarks[0]
-    whole = run(second, tmp_path, BenchmarkOptions(name="here", shard="1/2"))
-    assert (first.measured, second.measured) == (["a", "ccc", "eeeee"], ["bb", "dddd"])
+    whole = run(second, tmp_path, BenchmarkOptions(name="here", batch=2, shard="1/2"))
+    assert (first.measured, second.measured) == (["a", "bb", "eeeee"], ["ccc", "dddd"])
     assert whole.complete
     assert run(Numbers(KEYS), tmp_path / "alone", HERE).tables == whole.tables
 

@@ -97,6 +97,32 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(folder, tmp_path):
     assert images(folder) == halted
 
 
+class BatchSource(DrawnSource):
+    """Its images depend on their position in the batch and on its other seeds, as kernels' last bits may."""
+
+    def __call__(self, prompts, seeds):
+        drawn = super().__call__(prompts, seeds)
+        for position, image in enumerate(drawn):
+            image.putpixel((0, 0), (sum(seeds) % 256, position, len(seeds)))
+        return drawn
+
+
+@pytest.mark.parametrize("lost", [1, 3, 4, 6, 11])
+def test_a_run_that_goes_on_repeats_its_batches(folder, lost):
+    generate(folder, source(BatchSource()), grids=4)
+    whole, listed = images(folder), (folder / "grids.jsonl").read_bytes()
+    for path in [folder / row["file"] for row in read_jsonl(folder / "grids.jsonl")][lost:]:
+        path.unlink()
+    (folder / "grids.jsonl").unlink()
+    planned = generate(folder, source(BatchSource()), grids=4, dry_run=True)
+    assert planned == {"grids": 12, "to_generate": 12 - lost, "to_repeat": lost % 4}
+    again = BatchSource()
+    assert generate(folder, source(again), grids=4)["generated"] == 12 - lost
+    assert again.generated == planned["to_generate"] + planned["to_repeat"]
+    assert images(folder) == whole
+    assert (folder / "grids.jsonl").read_bytes() == listed
+
+
 def test_another_recipe_is_generated_anew(folder):
     generate(folder, source(), grids=2)
     assert generate(folder, source(checkpoint="other"), grids=2)["generated"] == 6
@@ -112,21 +138,21 @@ def test_a_broken_image_is_generated_anew(folder):
 
 
 def test_shards_share_the_work_and_generate_the_same(folder):
-    generate(folder, source(), grids=4)
+    generate(folder, source(BatchSource()), grids=4)
     alone, listed = images(folder), (folder / "grids.jsonl").read_bytes()
     for path in [*(folder / "grids").rglob("*.png"), folder / "grids.jsonl"]:
         path.unlink()
-    first = generate(folder, source(), grids=4, shard=Shard(0, 2))
-    assert first == {"grids": 12, "generated": 6, "missing": 6}
+    first = generate(folder, source(BatchSource()), grids=4, shard=Shard(0, 2))
+    assert first == {"grids": 12, "generated": 8, "missing": 4}
     assert not (folder / "grids.jsonl").exists()
-    assert generate(folder, source(), grids=4, shard=Shard(1, 2))["missing"] == 0
+    assert generate(folder, source(BatchSource()), grids=4, shard=Shard(1, 2))["missing"] == 0
     assert images(folder) == alone
     assert (folder / "grids.jsonl").read_bytes() == listed
 
 
 def test_dry_run_generates_and_loads_nothing(folder):
     unloadable = ImageSource(lambda: pytest.fail("a dry run loads no weights"), {"checkpoint": "drawn"})
-    assert generate(folder, unloadable, grids=4, dry_run=True) == {"grids": 12, "to_generate": 12}
+    assert generate(folder, unloadable, grids=4, dry_run=True) == {"grids": 12, "to_generate": 12, "to_repeat": 0}
     assert not (folder / "grids.jsonl").exists()
 
 

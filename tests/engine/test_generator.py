@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from toy_world import ToyPolicy
 from pacorl.data.characters import character_prompts
 from pacorl.engine.generator import Generator
 from pacorl.lora.adapters import adapter_off, adapter_state, add_lora
-from pacorl.types import Size
+from pacorl.types import Conditioning, Prompt, Size
 
 SMALL, LARGE = Size(16, 16), Size(32, 32)
 PROMPTS = [
@@ -46,6 +47,25 @@ def test_images_of_several_sizes_keep_their_places_and_seeds(generator: Generato
         (other,) = pixels(generator.sample([prompt], [seed - 1], steps=2))
         assert np.abs(image - alone).max() <= 1, "1: the rounding to 8 bits"
         assert np.abs(image - other).max() > 10
+
+
+class CompanionPolicy(ToyPolicy):
+    """Encodes a prompt otherwise in company, as a batch changes the last bits of text encoders."""
+
+    def encode(self, prompts: Sequence[Prompt], size: Size) -> list[Conditioning]:
+        shift = 0.1 * (len(prompts) - 1)
+        return [Conditioning({"text": each.tensors["text"] + shift}) for each in super().encode(prompts, size)]
+
+
+def test_images_do_not_depend_on_earlier_calls() -> None:
+    def sampled(*calls: Sequence[Prompt]) -> list[bytes]:
+        generator = Generator(CompanionPolicy(), model="toy")  # type: ignore[arg-type]
+        generator.batch = len(PROMPTS)
+        for prompts in calls:
+            images = generator.sample(prompts, steps=2, size=SMALL)
+        return [image.tobytes() for image in images]
+
+    assert sampled(PROMPTS[:1], PROMPTS) == sampled(PROMPTS[1:], PROMPTS) == sampled(PROMPTS)
 
 
 def test_the_base_is_without_the_adapter(generator: Generator) -> None:

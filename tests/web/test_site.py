@@ -304,46 +304,46 @@ def answers(address) -> bool:
         return connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def is_hung_up_on(dripping) -> bool:
+    """Whether a server hangs up on somebody who sends a byte now and then; the time is a busy machine's."""
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        try:
+            dripping.sendall(b"X")
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def test_a_header_that_never_ends_is_not_waited_for(monkeypatch):
     assert HEADER_SECONDS <= 30
     with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=5) as slow:
-        start = time.monotonic()
-        with contextlib.suppress(OSError):
-            while time.monotonic() - start < 4:
-                slow.sendall(b"X")
-                time.sleep(0.05)
-        assert time.monotonic() - start < 2
+        assert is_hung_up_on(slow)
 
 
 def test_a_kept_connection_that_begins_another_header_is_not_waited_for_either(monkeypatch):
-    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=5) as slow:
+    with served(monkeypatch, 0.3) as address, socket.create_connection(address, timeout=30) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert slow.recv(1000)
         slow.sendall(b"GET / HT")
-        start = time.monotonic()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionError):  # and no TimeoutError
             while slow.recv(1000):
                 pass
-        assert time.monotonic() - start < 2
 
 
 @pytest.mark.parametrize("begun", [b"", b"x" * 10])
 def test_a_body_that_never_ends_is_not_waited_for_and_a_large_one_is(monkeypatch, begun):
     monkeypatch.setattr(connections, "BODY_BYTES", 100)
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    with served(monkeypatch, 0.5, reads=True) as address:
+    with served(monkeypatch, 1.0, reads=True) as address:
         with socket.create_connection(address, timeout=5) as slow:
             slow.sendall(head + begun)
-            start = time.monotonic()
-            with contextlib.suppress(OSError):
-                while time.monotonic() - start < 4:
-                    slow.sendall(b"X")
-                    time.sleep(0.05)
-            assert time.monotonic() - start < 2.5
+            assert is_hung_up_on(slow)
         with socket.create_connection(address, timeout=5) as steady:
             steady.sendall(head)
             for _ in range(10):
-                time.sleep(0.1)
+                time.sleep(0.15)
                 steady.sendall(b"x" * 100)
             assert steady.recv(100).startswith(b"HTTP/1.1 200")
 

@@ -233,9 +233,10 @@ def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard
     """Writes this shard's input images to `sources/` and generates the missing edits."""
     source, edits = image_source(options, edits=True), list(data.items.values())
     # A generator reads files, and each image's recipe names them; the table holds bytes.
-    for edit in edits[shard.index :: shard.count]:
-        if not (out / edit.source).is_file():
-            write_atomic(out / edit.source, png_bytes(_input(data.source, edit)))
+    for batch in shard.batches(edits, size=source.batch):
+        for edit in batch:
+            if not (out / edit.source).is_file():
+                write_atomic(out / edit.source, png_bytes(_input(data.source, edit)))
     jobs = [
         ImageJob(edit.key, Prompt(id=edit.number, text=edit.instruction, sources=(out / edit.source,)), edit.file)
         for edit in edits

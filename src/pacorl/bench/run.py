@@ -184,13 +184,7 @@ def run(
         journal = Journal(out / shard.file)
         if journal.torn:
             notice(f"{journal.path}: its last line was half-written and is dropped: {journal.torn[:60]!r}")
-        row_of = read_results(out)  # of every process: shards may have been cut otherwise in an earlier run
-        own_keys = list(benchmark.texts())[shard.index :: shard.count]
-        keys = [key for key in own_keys if key not in row_of or "error" in row_of[key]]
-        for start in range(0, len(keys), options.batch):
-            chunk = keys[start : start + options.batch]
-            journal.add(*_measured(benchmark, chunk, skip_bad=options.skip_bad))
-            advance(start + len(chunk), len(keys))
+        _measure_missing(benchmark, journal, options, shard=shard, notice=notice, advance=advance)
     outcome = _gather(benchmark, out, name=options.name or options.subject, trained_on=trained_on)
     _write_tables(outcome, title=benchmark.title)
     return outcome
@@ -223,6 +217,54 @@ def _sole_writer(lock: Path) -> Iterator[None]:
         raise ValueError(
             f"another process writes results in {lock.parent}; give each a --shard of its own, e.g. 0/2 and 1/2"
         ) from None
+
+
+def _measure_missing(
+    benchmark: Benchmark,
+    journal: Journal,
+    options: BenchmarkOptions,
+    *,
+    shard: Shard,
+    notice: Notice,
+    advance: Advance,
+) -> None:
+    """Measure the items of a shard that have no judgement, in the batches of a run that was never stopped.
+
+    The last bits of a judge's answer may depend on the batch that it is asked in, and so batches are cut from all items
+    of a shard, never from the missing ones. A batch of which a stop left a part on the disk is measured whole. Items
+    that were measured before keep their rows, and a notice names them if they now come out otherwise.
+    """
+    # Rows of every process: shards may have been cut otherwise in an earlier run.
+    row_of = read_results(journal.path.parent)
+    own_keys = [key for batch in shard.batches(list(benchmark.texts()), size=options.dealt) for key in batch]
+    missing = {key for key in own_keys if key not in row_of or "error" in row_of[key]}
+    done = 0
+    for batch in Shard().batches(own_keys, size=options.batch):
+        lacking = [key for key in batch if key in missing]
+        if not lacking:
+            continue
+        # Not every batch that lacks an item is repeated: an item that failed, and a raised limit, leave others that
+        # were asked in full, and a question to a server has its price.
+        keys = batch if _is_cut_short(batch, journal) else lacking
+        rows = _measured(benchmark, keys, skip_bad=options.skip_bad)
+        repeated = [row for row in rows if row["key"] not in missing and "error" not in row]
+        changed = [row["key"] for row in repeated if as_read_back(row) != row_of[row["key"]]]
+        if changed:
+            notice(
+                f"{journal.path}: {', '.join(changed)} kept, although the batch now comes out with other numbers: "
+                "another machine or software version made the lines; delete them to replace them"
+            )
+        journal.add(*(row for row in rows if row["key"] in missing))
+        done += len(lacking)
+        advance(done, len(missing))
+
+
+def _is_cut_short(batch: Sequence[str], journal: Journal) -> bool:
+    """Whether a stop fell into the write of a batch: its first items, and not all of them, are the journal's last."""
+    written = [key for key in batch if key in journal]
+    if not 0 < len(written) < len(batch):
+        return False
+    return written == list(batch[: len(written)]) == list(journal.items)[-len(written) :]
 
 
 def _measured(benchmark: Benchmark, keys: Sequence[str], *, skip_bad: bool) -> list[Row]:

@@ -40,6 +40,11 @@ class BenchmarkOptions(FrugalJudge):
         return True
 
     @property
+    def dealt(self) -> int:
+        """Items of a batch, by which processes share them."""
+        return self.batch
+
+    @property
     def subject(self) -> str:
         """The name of what is measured, for the tables."""
         return self.judge_name
@@ -66,6 +71,11 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
             raise ValueError("name a generator with --model, or a folder of finished images with --images")
         if self.images and not self.images.is_dir():
             raise ValueError(f"--images {self.images}: there is no such folder")
+
+    @property
+    def dealt(self) -> int:
+        # A process judges the images that it generates.
+        return self.image_batch
 
     @property
     def subject(self) -> str:

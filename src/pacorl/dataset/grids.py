@@ -20,7 +20,15 @@ from pacorl.config.options import packed_form
 from pacorl.core.grid import shared_text, split
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
 from pacorl.dataset.records import Instance, PromptRecord, read_prompts, write_records
-from pacorl.engine.image_queue import GenerateImages, ImageJob, ImageSource, Shard, generate_missing, missing_jobs
+from pacorl.engine.image_queue import (
+    GenerateImages,
+    ImageJob,
+    ImageSource,
+    Shard,
+    generate_missing,
+    missing_jobs,
+    unfinished_batches,
+)
 from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
 from pacorl.io.files import digest, disk_errors, flush_all, inside
 from pacorl.io.images import open_image, png_bytes
@@ -41,11 +49,15 @@ def generate(
     """Generates the grids that this shard lacks; lists all in grids.jsonl as soon as none is missing.
 
     Returns:
-        How many grids there are to be, how many were generated (or would be), and how many other shards still owe.
+        How many grids there are to be, how many were generated, and how many other shards still owe. Of a dry run: how
+        many would be generated, and how many finished ones would be sampled again to repeat their batches.
     """
     jobs = grid_jobs(read_prompts(folder / prompts), grids=grids, seed=source.seed)
     if dry_run:
-        return {"grids": len(jobs), "to_generate": len(missing_jobs(jobs, folder, source, shard=shard))}
+        batches = unfinished_batches(jobs, folder, source, shard=shard)
+        missing = sum(len(batch.missing) for batch in batches)
+        repeated = sum(len(batch.jobs) for batch in batches) - missing
+        return {"grids": len(jobs), "to_generate": missing, "to_repeat": repeated}
     generated = generate_missing(jobs, folder, source, shard=shard, progress=progress)
     missing = len(missing_jobs(jobs, folder, source))
     if not missing:  # of all shards: the last process to finish lists them
@@ -67,7 +79,7 @@ def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list
     jobs = []
     for record in records:
         for number in range(grids):
-            # Of (seed, prompt, number) alone: the same grid whatever the other prompts, shards and batches.
+            # Of (seed, prompt, number) alone: the same noise whatever the other prompts, shards and batches.
             hashed = sha256(f"{seed}\n{record.idx}\n{number}".encode()).digest()
             # 56 bits, which torch's generators take and JSON keeps.
             key, own_seed = f"{record.idx}/{number}", int.from_bytes(hashed[:7], "big")
@@ -123,7 +135,7 @@ def image_source(
         generator = Generator.from_pretrained(
             checkpoint, kind=kind, adapter=adapter, dtype=dtype, memory=memory, **options
         )
-        # Not in the recipe: each image has a seed of its own, so a batch changes speed alone.
+        # Not in the recipe: each image has a seed of its own, so a batch changes speed and at most last bits.
         generator.batch = batch
         return lambda prompts, seeds: generator.sample(prompts, seeds, size=size, steps=steps)
 

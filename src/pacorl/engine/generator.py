@@ -204,7 +204,8 @@ class Generator:
     ) -> list[Image]:
         """One image per (prompt, seed), in order.
 
-        Two batches of other sizes may differ in a pixel's last bit, as floating point does.
+        An image may depend in its last bits on the batch that it is sampled in: on the prompts, seeds and order of one
+        call, and on `batch`. It does not depend on earlier calls.
 
         Args:
             prompts: sets or edits, as the kind does.
@@ -227,11 +228,10 @@ class Generator:
         self.check(prompts, size, lora_scale=lora_scale)
         policy = cast("Policy", _StepReporter(self.policy, on_step))
         sizes = [self._requested_size(prompt, size) for prompt in prompts]
-        if self.turns:
-            encoders = [getattr(self.policy.pipeline, name) for name in self.policy.encoders]
-            with self.turns.lent_to(encoders):
-                for prompt, requested in zip(prompts, sizes, strict=True):
-                    self._cache.prepare([prompt], requested)
+        with self._encoding():
+            for prompt, requested in zip(prompts, sizes, strict=True):
+                # Each alone: among others, its last bits would depend on which of them earlier calls have encoded.
+                self._cache.prepare([prompt], requested)
         images: dict[int, Image] = {}
         transformer = self.policy.transformer
         with adapter_off(transformer) if base and self.adapter else lora_scaled(transformer, lora_scale):
@@ -247,6 +247,12 @@ class Generator:
                 )
                 images |= dict(zip(rows, batch, strict=True))
         return [images[row] for row in range(len(prompts))]
+
+    def _encoding(self) -> AbstractContextManager[None]:
+        """Within the block the text encoders are on the device."""
+        if self.turns is None:
+            return nullcontext()
+        return self.turns.lent_to([getattr(self.policy.pipeline, name) for name in self.policy.encoders])
 
 
 class _StepReporter:

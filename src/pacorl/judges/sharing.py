@@ -31,8 +31,9 @@ WORTH_SHARING = 64
 """A run is computed apart from what follows it only if that saves as many tokens: each level costs a pass over the
 weights and its launches."""
 LEAST_ROWS = 16
-"""Rows that a product has at least. With fewer, kernels sum in another order (measured on one x86 thread: from 16 rows
-on, a row's bits do not depend on the others), and a question's score would depend on its company."""
+"""Rows that a product has at least. With fewer, kernels sum in another order, and a question's score would depend on
+its company. Measured on one x86 thread with AVX2: from 16 rows on, a row's bits do not depend on the others. Kernels
+for AVX-512 or a GPU do not promise that."""
 RAGGED = 2
 """Runs of one batch are padded to its longest; one that is so many times shorter waits for the next batch."""
 

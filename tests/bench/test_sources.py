@@ -1,0 +1,91 @@
+"""Images of benchmarks: a stop and several processes change none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pacorl.bench import sources
+from pacorl.bench.run import run
+from pacorl.bench.table import BENCHMARKS
+from pacorl.engine import image_queue
+from pacorl.engine.image_queue import Shard
+from pacorl.score.reward import PacoReward
+from pacorl.types import Prompt, Question, Verdict
+
+OPTIONS: dict[str, dict[str, Any]] = {"t2is": {}, "gedit": {"generate_only": True}}
+
+
+def by_batch(prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Image.Image]:
+    """Images that depend on their position in the batch and on its other seeds, as kernels' last bits may."""
+    total = sum(seeds) % 256
+    return [Image.new("RGB", (8, 8), (seed % 256, total, position)) for position, seed in enumerate(seeds)]
+
+
+@pytest.fixture(params=OPTIONS)
+def generate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, bytes]]:
+    """Generate the images of a benchmark into a folder, and return its files."""
+    spec, data = BENCHMARKS[request.param], request.getfixturevalue(f"{request.param}_folder")
+    options = spec.options(model="tiny", image_batch=2, **OPTIONS[request.param])
+    monkeypatch.setattr(sources, "_load", lambda options, kind: by_batch)
+
+    def generate(out: Path, shard: Shard = Shard()) -> dict[str, bytes]:
+        assert spec.generate
+        spec.generate(spec.read(data, options), options, out, shard, lambda done, total: None)
+        return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*.png")}
+
+    return generate
+
+
+@pytest.mark.parametrize("finished", [1, 2])
+def test_a_stopped_generation_goes_on_as_one_that_was_not(
+    generate: Callable[..., dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int
+) -> None:
+    whole = generate(tmp_path / "whole")
+    written: list[Path] = []
+
+    def write(path: Path, content: bytes) -> None:
+        if len(written) == finished:
+            raise KeyboardInterrupt
+        written.append(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(image_queue, "write_atomic", write)
+        with pytest.raises(KeyboardInterrupt):
+            generate(tmp_path / "stopped")
+    assert len(written) == finished
+    assert generate(tmp_path / "stopped") == whole
+
+
+def test_processes_generate_what_one_would(generate: Callable[..., dict[str, bytes]], tmp_path: Path) -> None:
+    first, both = (generate(tmp_path / "two", Shard(index, 2)) for index in (0, 1))
+    assert first != both == generate(tmp_path / "one")
+
+
+class Undecided:
+    """P(Yes) = .5, whatever the question."""
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(0.5) for _ in questions]
+
+    def explain(self, question: Question) -> str:
+        return ""
+
+
+def test_a_process_judges_what_it_generates(t2is_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_load", lambda options, kind: by_batch)
+    spec, counts = BENCHMARKS["t2is"], []
+    for shard in ("0/2", "1/2"):
+        options = spec.options(model="tiny", alignment="none", out=tmp_path, image_batch=2, shard=shard)
+        items = spec.read(t2is_folder, options)
+        assert spec.generate
+        spec.generate(items, options, tmp_path, Shard.parse(shard), lambda done, total: None)
+        benchmark = spec.build(items, options, PacoReward(Undecided()), tmp_path)
+        counts.append(run(benchmark, tmp_path, options).measured)
+    assert counts == [2, 3]
