@@ -28,6 +28,14 @@ ROWS_AT_A_TIME = 8
 """Of a parquet file; each may hold several images of some megabytes."""
 
 
+def faded(colour: str, share: float, *, side: int = 32) -> Image:
+    """One colour, of which a share is white: the images of examples."""
+    from PIL import Image as images
+
+    size = (side, side)
+    return images.blend(images.new("RGB", size, colour), images.new("RGB", size, "white"), share)
+
+
 class BadItemError(ValueError):
     """An item of the benchmark's own data that cannot be used: a missing image, a damaged one."""
 

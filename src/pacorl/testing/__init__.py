@@ -10,7 +10,8 @@ Each check raises AssertionError with what is wrong. They need no test framework
 
 from __future__ import annotations
 
+from pacorl.testing.benchmarks import check_benchmark
 from pacorl.testing.objectives import check_objective
 from pacorl.testing.rewards import check_reward
 
-__all__ = ["check_objective", "check_reward"]
+__all__ = ["check_benchmark", "check_objective", "check_reward"]

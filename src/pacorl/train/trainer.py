@@ -654,7 +654,7 @@ class PolicyTrainer:
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        updates = self.config.optimizer.updates_per_epoch
+        updates = self.config.optimizer.updates_per_epoch * self.config.objective.inner_epochs
         planned = self.config.epochs * updates
         return min(planned, self.config.max_steps or planned)
 
