@@ -1,8 +1,8 @@
 """The engine's forms in the toy world, and the reference beside them: the same config, the same draws, both in float64.
 
-    observed = train(out, ["objective.name=awm"])      # the engine
-    expected = reference(["objective.name=awm"])        # plain loops
-    compare(observed, expected)
+observed = train(out, ["objective.name=awm"])      # the engine
+expected = reference(["objective.name=awm"])        # plain loops
+compare(observed, expected)
 """
 
 from __future__ import annotations
@@ -202,7 +202,10 @@ def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]
     prompts = prompts_from(config.prompts.train)
     by_id = {prompt.id: prompt for prompt in prompts}
     texts = {prompt.id: policy.encode([prompt], size)[0].tensors["text"][0].double() for prompt in prompts}
-    rows, columns = torch.linspace(-1, 1, size.height // TOKEN_PIXELS), torch.linspace(-1, 1, size.width // TOKEN_PIXELS)
+    rows, columns = (
+        torch.linspace(-1, 1, size.height // TOKEN_PIXELS),
+        torch.linspace(-1, 1, size.width // TOKEN_PIXELS),
+    )
     places = torch.tensor([[row, column] for row in rows for column in columns]).double()
     scale = config.adapter.alpha / config.adapter.rank
 
@@ -244,8 +247,10 @@ def differences(observed: dict[str, Any], expected: dict[str, Any], *, all_rows:
             found.append(f"epoch {epoch}: rows {sorted(samples)} and {sorted(expected['epochs'][epoch])}")
         for row, values in sorted(samples.items()):
             found += _apart(f"epoch {epoch} row {row}", values, expected["epochs"][epoch][row])
-    return found + _apart("adapter", observed["adapter"], expected["adapter"]) + _apart(
-        "average", observed["average"], expected["average"]
+    return (
+        found
+        + _apart("adapter", observed["adapter"], expected["adapter"])
+        + _apart("average", observed["average"], expected["average"])
     )
 
 

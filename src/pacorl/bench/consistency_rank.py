@@ -212,9 +212,7 @@ def _example(folder: Path) -> tuple[Path, RankOptions]:
             write_atomic(folder / IMAGES / name / f"{file}.png", png_bytes(faded(colour, share)))
         ordered = ["0_1.png", "1_1.png", "2_1.png"]
         prompts.append({"idx": name, "prompt": f"{colour} tiles", "criteria": {"Style": {"Colour": "One colour."}}})
-        ranks.append(
-            {"folder": name, "ref_image": "0_0.png", "comp_images": sorted(ordered), "rank_images": ordered}
-        )
+        ranks.append({"folder": name, "ref_image": "0_0.png", "comp_images": sorted(ordered), "rank_images": ordered})
     write_jsonl(folder / PROMPTS, prompts)
     write_jsonl(folder / RANKS, ranks)
     return folder, RankOptions(judge="colour")

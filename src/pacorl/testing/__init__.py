@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pacorl.testing.benchmarks import check_benchmark
 from pacorl.testing.objectives import check_objective
+from pacorl.testing.policies import check_policy, check_spec
 from pacorl.testing.rewards import check_reward
 
-__all__ = ["check_benchmark", "check_objective", "check_reward"]
+__all__ = ["check_benchmark", "check_objective", "check_policy", "check_reward", "check_spec"]

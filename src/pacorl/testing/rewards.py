@@ -48,7 +48,9 @@ def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], ima
 
 def _assert_alike(scores: Sequence[float | None], again: Sequence[float | None], spread: float, where: str) -> None:
     for number, (score, other) in enumerate(zip(scores, again, strict=True)):
-        same = other is score if score is None or other is None else math.isclose(
-            score, other, rel_tol=0, abs_tol=TOLERANCE * spread
+        same = (
+            other is score
+            if score is None or other is None
+            else math.isclose(score, other, rel_tol=0, abs_tol=TOLERANCE * spread)
         )
         assert same, f"image {number} has the score {score}, and {other} {where}"
