@@ -61,7 +61,7 @@ def test_the_larger_of_both_bounds_is_seen(name: str) -> None:
         value, metrics = loss(dataclasses.replace(batch, advantage_B=-batch.advantage_B), options)
         return -value, metrics
 
-    with pytest.raises(AssertionError, match="beyond the clip range|pushed back"):
+    with pytest.raises(AssertionError, match=r"beyond the clip range|pushed back"):
         check_objective(changed(OBJECTIVES[name], optimistic))
 
 

@@ -42,8 +42,8 @@ SETTINGS = [
 """Two rewards of different spread, one of which is negative at times and missing at others."""
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-10
-"""Of a tensor's largest element, and at least. Advantages reach an objective in float32, which is exact to 6e-8, and AdamW
-divides the gradient by its own size; all else is float64."""
+"""Of a tensor's largest element, and at least. Advantages reach an objective in float32, which is exact to 6e-8, and
+AdamW divides the gradient by its own size; all else is float64."""
 
 
 def warmth(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
@@ -61,7 +61,7 @@ REWARDS = {"warmth": warmth, "contrast": contrast}
 
 def _warmth(image: Image.Image) -> float | None:
     pixels = _pixels(image)
-    if int(round(pixels.sum() * 255)) % 7 == 3:
+    if round(float(pixels.sum()) * 255) % 7 == 3:
         return None
     return float(pixels[..., 0].mean())
 
@@ -155,7 +155,7 @@ def reference(overrides: Sequence[str], out: Path) -> dict[str, Any]:
     settings, world = settings_of(config, policy), world_of(config, policy, weights)
     epochs = []
     for epoch in range(config.epochs):
-        samples = paco.run_epoch(settings, world, state, epoch, seed=config.seed)
+        samples = paco.run_epoch(settings, world, state, epoch)
         epochs.append({sample.row: _expected(sample, config) for sample in samples})
     adapter = {name: value.detach() for name, value in state.theta.items()}
     return {"adapter": adapter, "average": state.average, "epochs": epochs}

@@ -117,7 +117,7 @@ def log_density(x_next: Tensor, mean: Tensor, std: float) -> Tensor:
     return torch.mean(-((x_next - mean) ** 2) / (2 * std**2) - math.log(std) - math.log(math.sqrt(2 * math.pi)))
 
 
-def draw(s: Settings, world: World, theta: Theta, epoch: int, row: int, prompt: int) -> Sample:
+def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, prompt: int) -> Sample:
     """Follow one sample from noise to its endpoint."""
     is_path = s.objective.name.startswith("grpo")
     stochastic = s.sde_steps(epoch) if is_path else []
@@ -146,11 +146,11 @@ def draw(s: Settings, world: World, theta: Theta, epoch: int, row: int, prompt: 
         steps.append(Step(i, x, x_next, mean, float(log_density(x_next, mean, std))))
         x = x_next
 
-    endpoint = follow_suffix(s, world, theta, x, first_of_suffix, prompt)
+    endpoint = follow_suffix(s, world, theta, x, first=first_of_suffix, prompt=prompt)
     return Sample(row, prompt, steps, endpoint, world.rewards(endpoint, prompt))
 
 
-def follow_suffix(s: Settings, world: World, theta: Theta, x: Tensor, first: int, prompt: int) -> Tensor:
+def follow_suffix(s: Settings, world: World, theta: Theta, x: Tensor, *, first: int, prompt: int) -> Tensor:
     """Follow the ODE from step `first` to σ = 0, by Euler or AB2 with steps of unequal length."""
     last = len(s.sigmas) - 1
     count = s.suffix_steps or last - first
@@ -320,7 +320,7 @@ def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: in
 
 
 def endpoint_loss(
-    s: Settings, world: World, theta: Theta, old: Theta, sample: Sample, i: int, draw_of: tuple[int, int]
+    s: Settings, world: World, theta: Theta, old: Theta, sample: Sample, *, i: int, draw_of: tuple[int, int]
 ) -> Tensor:
     """The objective at one noise level, to which one sample's endpoint is noised again."""
     options, t, x0 = s.objective, s.sigmas[i], sample.endpoint
@@ -371,13 +371,14 @@ def updates_of(s: Settings, samples: list[Sample]) -> list[list[Sample]]:
     return [[x for x in samples if x.row // piece % count == update] for update in range(count)]
 
 
-def run_epoch(s: Settings, world: World, state: State, epoch: int, *, seed: int) -> list[Sample]:
+def run_epoch(s: Settings, world: World, state: State, epoch: int) -> list[Sample]:
     """Sample, score, compare and update; returns the epoch's samples."""
     is_path = s.objective.name.startswith("grpo")
     if is_path or s.objective.name == "awm":
         state.old = {name: weight.detach().clone() for name, weight in state.theta.items()}
     with torch.no_grad():
-        samples = [draw(s, world, state.old, epoch, row, prompt) for row, prompt in enumerate(world.prompts(epoch))]
+        prompts = world.prompts(epoch)
+        samples = [draw(s, world, state.old, epoch=epoch, row=row, prompt=prompts[row]) for row in range(len(prompts))]
     compare(s, samples)
 
     for inner in range(s.objective.inner_epochs):
@@ -387,9 +388,9 @@ def run_epoch(s: Settings, world: World, state: State, epoch: int, *, seed: int)
                 if sample.kept and is_path:
                     losses += [path_loss(s, world, state.theta, sample, level) for level in range(len(sample.steps))]
                 elif sample.kept:
-                    draw_of = (epoch, inner)
                     losses += [
-                        endpoint_loss(s, world, state.theta, state.old, sample, i, draw_of) for i in s.sde_steps(epoch)
+                        endpoint_loss(s, world, state.theta, state.old, sample, i=i, draw_of=draw_of)
+                        for i in s.sde_steps(epoch)
                     ]
             if losses:
                 take_step(s, state, sum(losses) / len(losses))

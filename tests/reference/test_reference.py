@@ -1,4 +1,4 @@
-"""Every form of the engine equals plain float64 loops: endpoints, log-probabilities, advantages, weights and averages."""
+"""Every form of the engine equals plain float64 loops: samples, log-probabilities, advantages, weights, averages."""
 
 from __future__ import annotations
 

@@ -30,10 +30,11 @@ ROWS_AT_A_TIME = 8
 
 def faded(colour: str, share: float, *, side: int = 32) -> Image:
     """One colour, of which a share is white: the images of examples."""
-    from PIL import Image as images
+    import PIL.Image
 
     size = (side, side)
-    return images.blend(images.new("RGB", size, colour), images.new("RGB", size, "white"), share)
+    plain, white = PIL.Image.new("RGB", size, colour), PIL.Image.new("RGB", size, "white")
+    return PIL.Image.blend(plain, white, share)
 
 
 class BadItemError(ValueError):
