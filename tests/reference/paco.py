@@ -388,10 +388,9 @@ def run_epoch(s: Settings, world: World, state: State, epoch: int) -> list[Sampl
                 if sample.kept and is_path:
                     losses += [path_loss(s, world, state.theta, sample, level) for level in range(len(sample.steps))]
                 elif sample.kept:
-                    losses += [
-                        endpoint_loss(s, world, state.theta, state.old, sample, i=i, draw_of=draw_of)
-                        for i in s.sde_steps(epoch)
-                    ]
+                    draw_of = (epoch, inner)
+                    for i in s.sde_steps(epoch):
+                        losses.append(endpoint_loss(s, world, state.theta, state.old, sample, i=i, draw_of=draw_of))
             if losses:
                 take_step(s, state, sum(losses) / len(losses))
 

@@ -29,7 +29,7 @@ def check_objective(spec: ObjectiveSpec, options: ObjectiveOptions | None = None
     Raises:
         AssertionError: the objective breaks the contract; the message states how.
     """
-    options = options or spec.options()
+    options = options or spec.options.model_validate({})
     assert spec.loss.__doc__, "the loss has no docstring"
     assert "\n" in spec.loss.__doc__, "the loss's docstring cites no paper"
 

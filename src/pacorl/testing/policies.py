@@ -53,7 +53,8 @@ def check_spec(spec: PolicySpec) -> None:
     Raises:
         AssertionError: the architecture or the number of steps is another one.
     """
-    count = parameter_count(spec.on_meta(spec.options()).transformer)
+    options = spec.options_for(spec.published, dtype="bfloat16")
+    count = parameter_count(spec.on_meta(options).transformer)
     assert count == spec.parameters, (
         f"{spec.architecture} has {count:,} parameters, and {spec.parameters:,} are declared"
     )
