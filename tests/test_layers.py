@@ -27,7 +27,7 @@ LAYERS = [
     {"train", "train_judge", "bench", "serve", "dataset"},
     {"annotate"},
     {"plan", "probe", "quickstart", "studio"},
-    {"cli"},
+    {"cli", "testing"},
     {"__main__"},
 ]
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}

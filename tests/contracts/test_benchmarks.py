@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import MISSING, fields
+from collections.abc import Callable
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from pacorl.bench.table import BENCHMARKS, BenchmarkOptions, GeneratorBenchmarkOptions
+from pacorl.bench.consistency_rank import ConsistencyRank
+from pacorl.bench.table import BENCHMARKS, BenchmarkOptions, BenchmarkSpec, GeneratorBenchmarkOptions
 from pacorl.cli import app
 from pacorl.config.options import KEY
+from pacorl.testing import check_benchmark
 
 each = pytest.mark.parametrize("name", BENCHMARKS)
 
@@ -64,6 +68,47 @@ def test_published_rows_fit_the_columns(name: str) -> None:
     assert benchmark.columns
     for row, figures in benchmark.paper.rows.items() if benchmark.paper else ():
         assert 0 < len(figures) <= len(benchmark.columns), row
+
+
+@each
+def test_its_example_is_measured(name: str, tmp_path: Path) -> None:
+    check_benchmark(BENCHMARKS[name], tmp_path)
+
+
+def broken(change: Callable[[Any, Any], Any], method: str) -> BenchmarkSpec[Any, Any]:
+    """ConsistencyRank with one method that is wrong."""
+    right = getattr(ConsistencyRank, method)
+    wrong = type("Broken", (ConsistencyRank,), {method: lambda self, rows: change(right, (self, rows))})
+    spec = BENCHMARKS["consistency-rank"]
+    build = spec.build
+
+    def build_wrong(*arguments: Any) -> Any:
+        benchmark = build(*arguments)
+        return wrong(benchmark.data, benchmark.scorer)
+
+    return replace(spec, build=build_wrong)
+
+
+def inverted(figures: Any, arguments: Any) -> Any:
+    return [replace(figure, mean=-figure.mean) for figure in figures(*arguments)]
+
+
+def raising(measure: Any, arguments: Any) -> Any:
+    raise RuntimeError("not measured")
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("figures", inverted, "a judge that is wrong has the better Accuracy"),
+        ("figures", lambda figures, arguments: figures(*arguments)[:-1], "5 figures for 6 columns"),
+        ("measure", raising, "not measured"),
+        ("measure", lambda measure, arguments: measure(*arguments)[::-1], "not the items that were asked for"),
+    ],
+)
+def test_wrong_benchmarks_are_seen(method: str, change: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, RuntimeError), match=said):
+        check_benchmark(broken(change, method), tmp_path)
 
 
 @each

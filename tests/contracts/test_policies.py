@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers_own import diffusers_own
 from edit_twins import drawn, edit, source_image
 from PIL import Image
 from torch import Tensor
@@ -25,15 +22,15 @@ from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.data.characters import character_prompts, vocabulary
 from pacorl.engine.generator import Generator
-from pacorl.engine.rollout import denoise
 from pacorl.lora.adapters import adapter_state, add_lora, load_lora
 from pacorl.lora.formats import read_lora, save_lora
 from pacorl.plan import memory, sources
 from pacorl.plan.plan import plan_policy
 from pacorl.policies import POLICIES, kind_of
-from pacorl.policies.pipeline import PipelinePolicy, pack
+from pacorl.policies.pipeline import PipelinePolicy
 from pacorl.policies.policy import PolicySpec
 from pacorl.quantize.linear import parameter_count
+from pacorl.testing.policies import check_latents, check_policy, check_spec
 from pacorl.train.builders import check_adapter
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Conditioning, Prompt, Size
@@ -62,7 +59,10 @@ def settings_of(spec: PolicySpec) -> dict[str, Any]:
 @cache
 def twin(kind: str) -> PipelinePolicy:
     torch.manual_seed(0)
-    return POLICIES[kind].over(drawn(POLICIES[kind].twin(vocabulary())), dtype="float32", **settings_of(POLICIES[kind]))
+    pipeline = drawn(POLICIES[kind].twin(vocabulary()))
+    if "scaling_factor" in pipeline.vae.config:  # the tiny world's own VAE is not scaled, as the published ones are
+        pipeline.vae.register_to_config(scaling_factor=0.36, shift_factor=0.12)
+    return POLICIES[kind].over(pipeline, dtype="float32", **settings_of(POLICIES[kind]))
 
 
 @dataclass(frozen=True)
@@ -119,41 +119,78 @@ def test_an_unknown_option_is_refused_by_name(kind: str) -> None:
 
 @ROLES
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static shift", "dynamic shift"])
-def test_without_noise_the_loop_is_the_pipeline(
-    kind: str, job: Job, dynamic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = copy.copy(twin(kind))
+def test_without_noise_the_loop_is_the_pipeline(kind: str, job: Job, dynamic: bool) -> None:
+    policy = copy.copy(job.policy)
     config = {**policy.pipeline.scheduler.config, "use_dynamic_shifting": dynamic, "shift": 2.5}
     scheduler = type(policy.pipeline.scheduler).from_config(config)
     policy.pipeline = type(policy.pipeline)(**{**policy.pipeline.components, "scheduler": scheduler})
-    loop = denoise(policy, [0], conditioning=job.conditioning, sigmas=policy.sigmas(STEPS, job.size), size=job.size)
-    pipeline = diffusers_own(policy.pipeline)
-    module = sys.modules[type(pipeline).__module__]
-    latents: list[Tensor] = []
-    if calculate := getattr(module, "calculate_dimensions", None):  # a pipeline that knows areas of 1024² only
-        smaller = AREA.height * AREA.width
-        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: calculate(min(area, smaller), ratio))
-    parameters = inspect.signature(pipeline.__call__).parameters
-    settings: dict[str, Any] = {"height": job.size.height, "width": job.size.width, **policy.options.model_dump()}
-    settings |= {"max_area": job.size.height * job.size.width, "_auto_resize": False}
-    if job.prompt.sources:
-        source = Image.open(job.prompt.sources[0])
-        sides = (job.size.width, job.size.height)
-        # A pipeline that is told not to resize, or does not by itself, is given it done.
-        settings["image"] = source if calculate else source.resize(sides, Image.Resampling.LANCZOS)
-    pipeline(
-        prompt=job.prompt.text,
-        num_inference_steps=STEPS,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-        # What it hands out may be scaled for its VAE already.
-        callback_on_step_end=lambda *step: latents.append(step[-1]["latents"]) or {},
-        **{name: settings[name] for name in parameters if name in settings},
+    check_latents(policy, job.prompt, AREA)
+
+
+@ROLES
+def test_it_keeps_the_contract(kind: str, job: Job) -> None:
+    """Images of its pipeline, two prompts of unequal length in one batch, a text that is cut."""
+    shorter = replace(job.prompt, id=1, text=" ".join(job.prompt.text.split()[:4]))
+    check_policy(job.policy, [job.prompt, shorter], AREA)
+
+
+@KINDS
+def test_the_published_architecture_and_steps_are_declared(kind: str) -> None:
+    check_spec(POLICIES[kind])
+
+
+def negated(policy: Any) -> None:
+    decode = policy.decode_codes
+    policy.decode_codes = lambda codes: -decode(codes)
+
+
+def unscaled(policy: Any) -> None:
+    policy.decode_codes = lambda codes: policy.pipeline.vae.decode(codes, return_dict=False)[0]
+
+
+def of_any_length(policy: Any) -> None:
+    policy.encode_texts = lambda texts: dict(
+        zip(
+            ("tokens", "pooled"),
+            policy.pipeline.encode_prompt(texts, device="cpu", max_sequence_length=512),
+            strict=False,
+        )
     )
-    expected = latents[-1] if latents[-1].ndim == 3 else pack(latents[-1])
-    torch.testing.assert_close(loop, expected, rtol=0, atol=1e-5)
-    assert loop.std() > 0.1
-    assert torch.equal(policy.sigmas(STEPS, job.size), pipeline.scheduler.sigmas.cpu())
+
+
+def turned_masks(policy: Any) -> None:
+    collate = policy.collate
+
+    def turned(conditionings: Any) -> Conditioning:
+        tensors = collate(conditionings).tensors
+        return Conditioning({name: 1 - t if name.endswith("_mask") else t for name, t in tensors.items()})
+
+    policy.collate = turned
+
+
+@pytest.mark.parametrize(
+    ("kind", "edits", "change", "said"),
+    [
+        ("flux", False, negated, "image differs from the pipeline's"),
+        ("flux", False, unscaled, "image differs from the pipeline's"),
+        ("flux", False, of_any_length, "from the pipeline's latents"),
+        ("qwen_edit", True, turned_masks, "alone; at most"),
+    ],
+)
+def test_wrong_generators_are_seen(kind: str, edits: bool, job: Job, change: Any, said: str) -> None:
+    change(job.policy)
+    shorter = replace(job.prompt, id=1, text=" ".join(job.prompt.text.split()[:4]))
+    with pytest.raises(AssertionError, match=said):
+        check_policy(job.policy, [job.prompt, shorter], AREA)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"parameters": 7_934_272_213}, "7,934,272,213 are declared"), ({"steps": 5}, "not the pipeline's 28")],
+)
+def test_wrong_declarations_are_seen(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        check_spec(replace(POLICIES["flux"], **change))
 
 
 @KINDS

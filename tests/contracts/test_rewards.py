@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -15,6 +17,7 @@ from pacorl.data import characters
 from pacorl.rewards import REWARDS, asks_judge, build_rewards, check_rewards, reward_spec
 from pacorl.rewards.reward import RewardError, scores_of
 from pacorl.rewards.spec import INJECTED
+from pacorl.testing import check_reward
 from pacorl.types import Prompt, Question, Verdict
 
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -89,6 +92,43 @@ def test_a_reward_that_asks_a_judge_scores_by_it_and_is_missing_with_it(name: st
         assert scores_of(name, reward, [prompt], [image()]) == [score]
         assert judge.asked
         assert getattr(reward, "last_error") == ("asleep" if p_yes is None else "")  # noqa: B009
+
+
+class Looking:
+    """A judge whose answer depends on the images, as any judge's does."""
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(fmean(np.asarray(image).mean() / 255 for image in q.images)) for q in questions]
+
+    def explain(self, question: Question) -> str:
+        return "Yes."
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS if asks_judge(RewardConfig(name=name))])
+def test_a_reward_that_asks_a_judge_keeps_the_contract(name: str, prompt: Prompt) -> None:
+    (reward,) = build_rewards([config_of(name)], judge=Looking()).values()
+    images = [Image.blend(image(), Image.new("RGB", image().size, colour), 0.5) for colour in ("red", "white", "black")]
+    check_reward(reward, [prompt] * 3, images)
+
+
+def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+    return [float(np.asarray(image).mean()) for image in images]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda prompts, images: [0.5 for _ in images], "all images have the score 0.5"),
+        (lambda prompts, images: brightness(prompts, images)[:-1], "returned 2 scores for 3 images"),
+        (lambda prompts, images: sorted(brightness(prompts, images)), "in a batch of the opposite order"),
+        (lambda prompts, images: [b / len(images) for b in brightness(prompts, images)], "in a batch of one"),
+        (lambda prompts, images: [None for _ in images], "every score is missing"),
+    ],
+)
+def test_wrong_rewards_are_seen(wrong: Any, said: str) -> None:
+    images = [Image.new("RGB", (8, 8), colour) for colour in ("white", "red", "black")]
+    with pytest.raises((AssertionError, RewardError), match=said):
+        check_reward(wrong, [SET] * 3, images)
 
 
 def test_a_name_that_is_none_is_met_with_the_nearest() -> None:

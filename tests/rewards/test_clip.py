@@ -19,6 +19,7 @@ from pacorl.core.grid import split
 from pacorl.rewards import check_rewards
 from pacorl.rewards.clip import Aesthetic, PanelClipImage, PanelClipText, PickScore, _once_each, clip_encoder
 from pacorl.rewards.reward import Reward
+from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt
 
 
@@ -119,11 +120,7 @@ def test_batch_and_order_change_nothing(
         "pick_score": lambda: PickScore(str(tiny_clip)),
         "aesthetic": lambda: Aesthetic(str(tiny_clip), head=str(head)),
     }
-    reward = makers[kind]()
-    whole = reward(prompts, sheets)
-    single = [reward([prompt], [sheet])[0] for prompt, sheet in zip(prompts, sheets, strict=True)]
-    assert single == pytest.approx(whole, abs=2e-6)
-    assert reward(prompts[::-1], sheets[::-1])[::-1] == pytest.approx(whole, abs=2e-6)
+    check_reward(makers[kind](), prompts, sheets)
 
 
 def test_a_long_text_is_cut_as_the_model_cuts_it(

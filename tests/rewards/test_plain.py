@@ -33,6 +33,7 @@ from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.rewards.ocr import Ocr, edits_to_substring, quoted, share_read
 from pacorl.rewards.reward import score, smoke_test
+from pacorl.testing import check_reward
 from pacorl.types import Grid, Prompt, Size
 
 # --- JPEG ------------------------------------------------------------------------------------------------------
@@ -45,7 +46,8 @@ def test_jpeg_size_is_the_file_s(tmp_path: Path, prompts: list[Prompt], sheets: 
         sheet.save(path, quality=95)
         kilobytes.append(path.stat().st_size / 1000)
     assert JpegSize()(prompts, sheets) == [-size for size in kilobytes]
-    assert JpegSize(prefer="large")(prompts[::-1], sheets[::-1]) == kilobytes[::-1]
+    assert JpegSize(prefer="large")(prompts, sheets) == kilobytes
+    check_reward(JpegSize(), prompts, sheets)
     assert len(set(kilobytes)) > 5
 
 

@@ -161,7 +161,8 @@ class ToyPolicy:
     def noise(self, seeds: Sequence[int], size: Size) -> Tensor:
         rows, cols = _token_grid(size)
         drawn = [torch.randn(rows * cols, COLOURS, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return torch.stack(drawn).to(next(self.transformer.parameters()).device)
+        weight = next(self.transformer.parameters())
+        return torch.stack(drawn).to(weight.device, torch.promote_types(weight.dtype, torch.float32))
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         rows, cols = _token_grid(size)

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, faded, parse_records
 from pacorl.bench.scorers import JudgePairs, PairScorer, Ranked, RewardPairs, Score, ScoreFile, Wording, load_reward
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.config.options import one_of, option
 from pacorl.core.ranking import Interval, bootstrap, order_of, rank_agreement
 from pacorl.data.records import evenly_spread
-from pacorl.io.documents import read_jsonl, read_keyed
-from pacorl.io.files import inside
+from pacorl.io.documents import read_jsonl, read_keyed, write_jsonl
+from pacorl.io.files import inside, write_atomic
+from pacorl.io.images import png_bytes
 
 if TYPE_CHECKING:
     from pacorl.score.reward import PacoReward
@@ -202,6 +203,21 @@ def pair_scorer(options: RankOptions, reward: PacoReward | None) -> PairScorer:
     return RewardPairs(*load_reward(REWARD_OF.get(options.scorer, options.scorer), options.scorer_arg))
 
 
+def _example(folder: Path) -> tuple[Path, RankOptions]:
+    """Three references in three folders, each with candidates that were ranked by how near their colours are."""
+    prompts, ranks = [], []
+    for number, colour in enumerate(("red", "green", "blue")):
+        name = f"{number:04d}"
+        for file, share in {"0_0": 0.0, "0_1": 0.1, "1_1": 0.4, "2_1": 0.8}.items():
+            write_atomic(folder / IMAGES / name / f"{file}.png", png_bytes(faded(colour, share)))
+        ordered = ["0_1.png", "1_1.png", "2_1.png"]
+        prompts.append({"idx": name, "prompt": f"{colour} tiles", "criteria": {"Style": {"Colour": "One colour."}}})
+        ranks.append({"folder": name, "ref_image": "0_0.png", "comp_images": sorted(ordered), "rank_images": ordered})
+    write_jsonl(folder / PROMPTS, prompts)
+    write_jsonl(folder / RANKS, ranks)
+    return folder, RankOptions(judge="colour")
+
+
 SPEC = BenchmarkSpec(
     summary="Does a scorer rank sub-figures as people do?",
     data="The folder of ConsistencyRank-Bench.",
@@ -209,4 +225,5 @@ SPEC = BenchmarkSpec(
     benchmark=ConsistencyRank,
     read=lambda data, options: read_rank_data(data, limit=options.limit, skip_bad=options.skip_bad),
     build=lambda data, options, reward, out: ConsistencyRank(data, pair_scorer(options, reward)),
+    example=_example,
 )

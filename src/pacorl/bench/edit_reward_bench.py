@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, open_rows, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
 from pacorl.bench.suite import Row, Table, grouped, paper_table
 from pacorl.bench.table import BenchmarkOptions, BenchmarkSpec
 from pacorl.core import questions as wordings
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.records import evenly_spread
+from pacorl.io.documents import write_jsonl
+from pacorl.io.files import write_atomic
+from pacorl.io.images import png_bytes
 from pacorl.judges.pairwise import ask
 from pacorl.types import Question
 
@@ -187,6 +190,25 @@ def _accuracies(judged: Sequence[Judged]) -> list[Interval]:
     return bootstrap([choice.instruction for choice, _, _ in judged], statistic)
 
 
+def _example(folder: Path) -> tuple[Path, BenchmarkOptions]:
+    """Three inputs, each with an output of its own colour and one of another, asked about in every dimension."""
+    rows = []
+    for number, colour in enumerate(("red", "green", "blue")):
+        images = {"in": faded(colour, 0.0), "good": faded(colour, 0.1), "bad": faded("black", 0.5)}
+        for name, image in images.items():
+            write_atomic(folder / f"{number}_{name}.png", png_bytes(image))
+        row = {
+            "key": [f"{number}_good", f"{number}_bad"],
+            "instruction": "make it a little lighter",
+            "task_type": ("color_alter", "tone_transfer")[number % 2],
+            "input_image": f"{number}_in.png",
+            "output_images": [f"{number}_good.png", f"{number}_bad.png"],
+        }
+        rows += [{**row, "dimension": dimension} for dimension in DIMENSIONS]
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl", BenchmarkOptions(judge="colour")
+
+
 SPEC = BenchmarkSpec(
     summary="Does a judge prefer the edit that people prefer?",
     data="EditScore/EditReward-Bench: a folder of parquet files, or a JSONL.",
@@ -194,5 +216,6 @@ SPEC = BenchmarkSpec(
     benchmark=EditRewardBench,
     read=lambda data, options: read_edit_data(data, limit=options.limit, skip_bad=options.skip_bad),
     build=lambda data, options, reward, out: EditRewardBench(data, reward),
+    example=_example,
     all_spellings=True,
 )

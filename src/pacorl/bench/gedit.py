@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, open_rows, parse_records
+from pacorl.bench.items import BadItemError, Dataset, ImageCache, Rows, check_filled, faded, open_rows, parse_records
 from pacorl.bench.rating import RUBRIC, Rubric, UnratedError, figures_of, rate, read_rubric
 from pacorl.bench.sources import described, image_source
 from pacorl.bench.suite import Row, Table, grouped, paper_table
@@ -24,6 +24,7 @@ from pacorl.config.options import WORKERS, JudgeOptions, inherited, one_of, opti
 from pacorl.core.ranking import Floats, Indices, Interval, bootstrap
 from pacorl.data.records import evenly_spread
 from pacorl.engine.image_queue import ImageJob, Shard, generate_missing
+from pacorl.io.documents import write_jsonl
 from pacorl.io.files import safe_name, write_atomic
 from pacorl.io.images import png_bytes
 from pacorl.types import Prompt
@@ -244,6 +245,25 @@ def _generate(data: Dataset[Edit, Rows], options: GeditOptions, out: Path, shard
     generate_missing(jobs, out, source, shard=shard, progress=advance)
 
 
+def _example(folder: Path) -> tuple[Path, GeditOptions]:
+    """Three edits in two languages that are finished, and keep the colour of their source."""
+    rows = []
+    for number, colour in enumerate(("red", "green", "blue")):
+        row = {
+            "task_type": ("color_alter", "tone_transfer")[number % 2],
+            "key": f"k{number}",
+            "instruction": "make it a little lighter",
+            "instruction_language": LANGUAGES[number % 2],
+            "Intersection_exist": True,
+            "input_image": f"{number}.png",
+        }
+        write_atomic(folder / f"{number}.png", png_bytes(faded(colour, 0.0)))
+        write_atomic(folder / "made" / _edit(number, row).file, png_bytes(faded(colour, 0.1)))
+        rows.append(row)
+    write_jsonl(folder / "rows.jsonl", rows)
+    return folder / "rows.jsonl", GeditOptions(images=folder / "made", judge="colour")
+
+
 SPEC = BenchmarkSpec(
     summary="Generate edits, then have them rated by a rubric.",
     data="GEdit-Bench: a folder of parquet files, or a JSONL.",
@@ -254,4 +274,5 @@ SPEC = BenchmarkSpec(
     ),
     build=_build,
     generate=_generate,
+    example=_example,
 )

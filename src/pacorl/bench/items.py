@@ -28,6 +28,15 @@ ROWS_AT_A_TIME = 8
 """Of a parquet file; each may hold several images of some megabytes."""
 
 
+def faded(colour: str, share: float, *, side: int = 32) -> Image:
+    """One colour, of which a share is white: the images of examples."""
+    import PIL.Image
+
+    size = (side, side)
+    plain, white = PIL.Image.new("RGB", size, colour), PIL.Image.new("RGB", size, "white")
+    return PIL.Image.blend(plain, white, share)
+
+
 class BadItemError(ValueError):
     """An item of the benchmark's own data that cannot be used: a missing image, a damaged one."""
 

@@ -120,6 +120,9 @@ class BenchmarkSpec(Generic[Options, Items]):
     """(items, options, the `PacoReward` or None if the options need no judge, the run's folder) → the benchmark."""
     generate: Callable[[Items, Options, Path, Shard, Advance], object] | None = None
     """Generates the images of a share that the run's folder lacks; None for benchmarks of judges."""
+    example: Callable[[Path], tuple[Path, Options]] | None = None
+    """Writes at least three items in the published format into an empty folder, and returns DATA and the options to
+    measure them with. A judge that compares mean colours answers them rightly; `pacorl.testing` measures them."""
     all_spellings: bool = False
     """Whether P(Yes) adds up every spelling of Yes and of No."""
 

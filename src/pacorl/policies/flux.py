@@ -168,6 +168,7 @@ FLUX = PolicySpec(
     architecture="flux.json",
     twin=tiny_flux,
     steps=28,
+    parameters=11_901_408_320,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(

@@ -245,6 +245,7 @@ KLEIN = PolicySpec(
     architecture="flux2_klein.json",
     twin=tiny_klein,
     steps=50,
+    parameters=3_875_544_576,
     licence=("apache-2.0", ""),
     uniform_blocks=False,  # a single-stream one returns text and image in one tensor
     edit_data="GEdit-Bench/data:en",  # what its makers show is English

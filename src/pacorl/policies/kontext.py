@@ -92,6 +92,7 @@ KONTEXT = PolicySpec(
     architecture="flux.json",  # the same components as FLUX.1-dev's
     twin=lambda texts: tiny_kontext(tiny_flux(texts)),
     steps=28,
+    parameters=11_901_408_320,
     licence=DEV_LICENCE,
     gated=True,
     tiny=TinyCheckpoint(folder=TINY_KONTEXT, size=Size(32, 32), check=check_tiny_edit, options=TRAINED_WITH),

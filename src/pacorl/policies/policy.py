@@ -205,6 +205,10 @@ class PolicySpec:
     """Texts → its pipeline in small with random weights, whose tokenizers know the words of the texts."""
     steps: int
     """Denoising steps if nobody says how many: those of the published checkpoint's own example."""
+    parameters: int
+    """Of the published transformer, as counted in its checkpoint: what the architecture is held to."""
+    steps_source: str = ""
+    """Where `steps` are from, if they are not the pipeline's default."""
     licence: tuple[str, str] = ("", "")
     """The published checkpoint's: the hub's identifier and, if that is "other", its name."""
     gated: bool = False

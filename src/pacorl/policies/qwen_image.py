@@ -288,6 +288,7 @@ QWEN_EDIT = PolicySpec(
     licence=("apache-2.0", ""),
     twin=tiny_qwen_edit,
     steps=50,
+    parameters=20_430_401_088,
 )
 QWEN_EDIT_PLUS = replace(
     QWEN_EDIT,
@@ -297,4 +298,5 @@ QWEN_EDIT_PLUS = replace(
     hub_name="qwen-image-edit.*(plus|2509|2511)",
     twin=partial(tiny_qwen_edit, plus=True),
     steps=40,
+    steps_source="the example on the model card of Qwen-Image-Edit-2509",
 )

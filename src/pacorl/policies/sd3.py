@@ -120,6 +120,7 @@ SD3 = PolicySpec(
     architecture="sd3.json",
     twin=tiny_sd3,
     steps=28,
+    parameters=2_243_171_520,
     licence=("other", "stabilityai-ai-community"),
     gated=True,
     caches=False,

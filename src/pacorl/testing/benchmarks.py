@@ -1,0 +1,94 @@
+"""The contract of a benchmark: its example rows are measured, and a judge that is right gets the better figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pacorl.core.ranking import Interval
+from pacorl.score.reward import PacoReward
+from pacorl.types import Question, Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+    from pacorl.bench.suite import Row
+    from pacorl.bench.table import BenchmarkSpec
+
+EXAMPLE_ROWS = 3
+"""Least number of items of an example."""
+
+
+class ColourJudge:
+    """A judge that calls images consistent if their mean colours are close, or, `contrary`, if they are not."""
+
+    def __init__(self, *, contrary: bool = False) -> None:
+        self.contrary = contrary
+
+    def verdicts(self, questions: Sequence[Question]) -> list[Verdict]:
+        return [Verdict(self._p_yes(question)) for question in questions]
+
+    def explain(self, question: Question) -> str:
+        score = round(10 * self._p_yes(question), 2)
+        return json.dumps({"reasoning": "The mean colours were compared.", "score": [score, score]})
+
+    def _p_yes(self, question: Question) -> float:
+        first, *others = (_mean_colour(image) for image in question.images)
+        distance = max((float(np.abs(first - other).max()) for other in others), default=0.0)
+        likeness = 0.05 + 0.9 * math.exp(-6 * distance)
+        return 1 - likeness if self.contrary else likeness
+
+
+def _mean_colour(image: Image) -> NDArray[np.float64]:
+    """(3,) in 0..1."""
+    mean: NDArray[np.float64] = (np.asarray(image.convert("RGB"), dtype=np.float64) / 255).mean((0, 1))
+    return mean
+
+
+def check_benchmark(spec: BenchmarkSpec[Any, Any], folder: Path) -> None:
+    """Check that a benchmark's example is read, measured and favours a judge that is right.
+
+    Args:
+        spec: the entry.
+        folder: an empty folder for the example.
+
+    Raises:
+        AssertionError: the benchmark breaks the contract; the message states how.
+    """
+    assert spec.example is not None, "the spec brings no example rows"
+    data, options = spec.example(folder)
+    items = spec.read(data, options)
+
+    right = _figures(spec, items, options, folder, ColourJudge())
+    wrong = _figures(spec, items, options, folder, ColourJudge(contrary=True))
+    compared = [column for column in right if math.isfinite(right[column]) and math.isfinite(wrong[column])]
+    assert compared, "no figure of the example is a number"
+
+    worse = [column for column in compared if right[column] < wrong[column]]
+    assert not worse, f"a judge that is wrong has the better {worse[0]}: {wrong[worse[0]]:g} and {right[worse[0]]:g}"
+    assert any(right[column] > wrong[column] for column in compared), "no figure tells a right judge from a wrong one"
+
+
+def _figures(
+    spec: BenchmarkSpec[Any, Any], items: Any, options: Any, folder: Path, judge: ColourJudge
+) -> dict[str, float]:
+    """Column → figure of the example by a judge."""
+    benchmark = spec.build(items, options, PacoReward(judge), folder)
+    keys = list(benchmark.texts())
+    assert len(keys) >= EXAMPLE_ROWS, f"the example has {len(keys)} items; give at least {EXAMPLE_ROWS}"
+
+    rows: list[Row] = benchmark.measure(keys)
+    assert [row["key"] for row in rows] == keys, "the rows of a measurement are not the items that were asked for"
+    faults = [row["error"] for row in rows if "error" in row]
+    assert not faults, f"an item of the example was not measured: {faults[0]}"
+
+    figures: Sequence[Interval] = benchmark.figures(rows)
+    assert len(figures) == len(benchmark.columns), f"{len(figures)} figures for {len(benchmark.columns)} columns"
+    benchmark.breakdowns(rows)
+    return {column: figure.mean for column, figure in zip(benchmark.columns, figures, strict=True)}

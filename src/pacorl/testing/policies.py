@@ -1,0 +1,198 @@
+"""The contract of a generator: its pipeline's own latents and images, and prompts that do not depend on each other."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pacorl.engine.rollout import denoise
+from pacorl.policies.pipeline import PipelinePolicy, pack
+from pacorl.quantize.linear import parameter_count
+from pacorl.types import Prompt, Size
+
+if TYPE_CHECKING:
+    from pacorl.policies.policy import PolicySpec
+
+STEPS = 3
+"""Denoising steps of a comparison."""
+LATENTS = 1e-5
+"""Largest difference of latents from the pipeline's, in fp32."""
+PIXELS = 1
+"""Largest difference of decoded images from the pipeline's, of 255."""
+
+
+def check_policy(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
+    """Check a generator against the diffusers pipeline that it stands for.
+
+    Args:
+        policy: in float32, usually of random weights in which every input matters.
+        prompts: two that take the same image size, whose texts differ in length.
+        size: of the images, or the area of edits.
+
+    Raises:
+        AssertionError: the generator breaks the contract; the message states how.
+    """
+    check_latents(policy, prompts[0], size)
+    check_images(policy, prompts[0], size)
+    check_batches(policy, prompts, size)
+    check_long_text(policy, prompts[0], size)
+
+
+def check_spec(spec: PolicySpec) -> None:
+    """Check what a spec declares of the published checkpoint: its transformer's parameters and its number of steps.
+
+    Raises:
+        AssertionError: the architecture or the number of steps is another one.
+    """
+    options = spec.options_for(spec.published, dtype="bfloat16")
+    count = parameter_count(spec.on_meta(options).transformer)
+    assert count == spec.parameters, (
+        f"{spec.architecture} has {count:,} parameters, and {spec.parameters:,} are declared"
+    )
+
+    default = inspect.signature(spec.pipeline_type.__call__).parameters["num_inference_steps"].default
+    named = spec.steps == default or spec.steps_source
+    assert named, f"steps {spec.steps} are not the pipeline's {default}; state where they are from in steps_source"
+
+
+def check_latents(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that sampling without noise ends in the pipeline's latents, over the scheduler's own sigmas."""
+    expected, sigmas = run_pipeline(policy, prompt, size, output_type="latent")
+    ours = endpoints(policy, [prompt], size)
+    assert ours.std() > 0.1, "the latents are nearly constant, so that nothing is shown"
+    _assert_close(ours, expected, LATENTS, "the pipeline's latents")
+    assert torch.equal(policy.sigmas(STEPS, policy.size_of(prompt, size)), sigmas), "the scheduler has other sigmas"
+
+
+def check_images(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that decoded images are the pipeline's."""
+    (expected,), _ = run_pipeline(policy, prompt, size, output_type="pil")
+    (ours,) = policy.decode(endpoints(policy, [prompt], size), policy.size_of(prompt, size))
+    assert ours.size == expected.size, f"the image is {ours.size}, the pipeline's is {expected.size}"
+    difference = np.abs(np.asarray(ours, dtype=int) - np.asarray(expected, dtype=int)).max()
+    assert difference <= PIXELS, f"the image differs from the pipeline's by {difference} of 255"
+
+
+def check_batches(policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size) -> None:
+    """Check that a prompt's endpoint is the same whether it is encoded and sampled alone or with another."""
+    together = endpoints(policy, prompts, size)
+    for number, prompt in enumerate(prompts):
+        alone = endpoints(policy, [prompt], size, seeds=[number])
+        _assert_close(together[number : number + 1], alone, LATENTS, f"the latents of {prompt.text[:40]!r} alone")
+        expected, _ = run_pipeline(policy, prompt, size, output_type="latent", seed=number)
+        _assert_close(alone, expected, LATENTS, f"the pipeline's latents of {prompt.text[:40]!r}")
+
+
+def check_long_text(policy: PipelinePolicy, prompt: Prompt, size: Size) -> None:
+    """Check that a text beyond `max_sequence_length` is cut as the pipeline cuts it, with a warning."""
+    if not policy.long_encoder:
+        return
+    limit = policy.options.max_sequence_length
+    text = prompt.text
+    while policy.count_tokens([text])[0] <= limit:
+        text = f"{text} {prompt.text}"
+    long = Prompt(prompt.id, text, sources=prompt.sources)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = endpoints(policy, [long], size)
+    assert any("max_sequence_length" in str(warning.message) for warning in caught), "a text is cut without a warning"
+    expected, _ = run_pipeline(policy, long, size, output_type="latent")
+    _assert_close(ours, expected, LATENTS, f"the pipeline's latents of a text of more than {limit} tokens")
+
+
+# --- both sides ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def endpoints(
+    policy: PipelinePolicy, prompts: Sequence[Prompt], size: Size, *, seeds: Sequence[int] | None = None
+) -> Tensor:
+    """(B, N, C) endpoints of the engine's loop without noise; the seeds count from 0 if left out."""
+    image_size = policy.size_of(prompts[0], size)
+    return denoise(
+        policy,
+        list(range(len(prompts)) if seeds is None else seeds),
+        conditioning=policy.collate(policy.encode(prompts, image_size)),
+        sigmas=policy.sigmas(STEPS, image_size),
+        size=image_size,
+    )
+
+
+def run_pipeline(
+    policy: PipelinePolicy, prompt: Prompt, size: Size, *, output_type: str, seed: int = 0
+) -> tuple[Any, Tensor]:
+    """What the diffusers pipeline makes of a prompt: packed latents (1, N, C) or images, and its sigmas."""
+    image_size, pipeline = policy.size_of(prompt, size), _untouched(policy.pipeline)
+    settings: dict[str, Any] = {
+        **policy.options.model_dump(),
+        "height": image_size.height,
+        "width": image_size.width,
+        "max_area": image_size.height * image_size.width,
+        "_auto_resize": False,
+    }
+    module = sys.modules[type(pipeline).__module__]
+    if prompt.sources:
+        source = Image.open(prompt.sources[0])
+        # A pipeline that is told not to resize, or does not by itself, is given the resized source.
+        resizes = hasattr(module, "calculate_dimensions")
+        sides = (image_size.width, image_size.height)
+        settings["image"] = source if resizes else source.resize(sides, Image.Resampling.LANCZOS)
+
+    latents: list[Tensor] = []
+
+    def keep(*step: Any) -> dict[str, Any]:
+        # The latents that the pipeline returns may be scaled for its VAE already.
+        latents.append(step[-1]["latents"])
+        return {}
+
+    parameters = inspect.signature(pipeline.__call__).parameters
+    with _small_areas(module, size):
+        output = pipeline(
+            prompt=prompt.text,
+            num_inference_steps=STEPS,
+            generator=torch.Generator().manual_seed(seed),
+            output_type=output_type,
+            callback_on_step_end=keep,
+            **{name: settings[name] for name in parameters if name in settings},
+        )
+    sigmas = pipeline.scheduler.sigmas.cpu()
+    if output_type == "pil":
+        return output.images, sigmas
+    return latents[-1] if latents[-1].ndim == 3 else pack(latents[-1]), sigmas
+
+
+def _untouched(pipeline: Any) -> Any:
+    """The pipeline with a new transformer of the same weights, on which a policy has set nothing."""
+    transformer = type(pipeline.transformer).from_config(pipeline.transformer.config).eval()
+    transformer.load_state_dict(pipeline.transformer.state_dict())
+    return type(pipeline)(**{**pipeline.components, "transformer": transformer})
+
+
+@contextmanager
+def _small_areas(module: Any, size: Size) -> Iterator[None]:
+    """Let a pipeline that only knows areas of 1024² generate a smaller one."""
+    calculate = getattr(module, "calculate_dimensions", None)
+    if calculate is None:
+        yield
+        return
+    area = size.height * size.width
+    module.calculate_dimensions = lambda wanted, ratio: calculate(min(wanted, area), ratio)
+    try:
+        yield
+    finally:
+        module.calculate_dimensions = calculate
+
+
+def _assert_close(ours: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    assert ours.shape == expected.shape, f"{tuple(ours.shape)} is not the shape of {what}, {tuple(expected.shape)}"
+    difference = float((ours - expected).abs().max())
+    assert difference <= tolerance, f"{difference:.1e} from {what}; at most {tolerance:g} is rounding"

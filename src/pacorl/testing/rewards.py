@@ -1,0 +1,56 @@
+"""The contract of a reward: one score per image, which depends on that image and its prompt alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pacorl.rewards.reward import Reward, RewardFunction, scores_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from pacorl.types import Prompt
+
+TOLERANCE = 1e-4
+"""Largest difference of one image's score between two batches, as a share of all scores' range."""
+
+
+def check_reward(reward: Reward | RewardFunction, prompts: Sequence[Prompt], images: Sequence[Image]) -> None:
+    """Check that scores are numbers, follow their images through a permuted batch and a batch of one, and differ.
+
+    Args:
+        reward: ready to score.
+        prompts: one per image.
+        images: at least three, which the reward should score differently.
+
+    Raises:
+        AssertionError: the reward breaks the contract; the message states how.
+        RewardError: the reward returns what is no score, or not one per image.
+    """
+    assert len(images) >= 3, f"{len(images)} images show too little; give at least three"
+    scores = scores_of("tested", reward, prompts, images)
+    found = [score for score in scores if score is not None]
+    assert found, "every score is missing"
+
+    spread = max(found) - min(found)
+    assert spread > 0, f"all images have the score {found[0]}; give images that should differ, or mend the reward"
+
+    backwards = scores_of("tested", reward, prompts[::-1], images[::-1])[::-1]
+    _assert_alike(scores, backwards, spread, "in a batch of the opposite order")
+
+    alone = []
+    for prompt, image in zip(prompts, images, strict=True):
+        alone += scores_of("tested", reward, [prompt], [image])
+    _assert_alike(scores, alone, spread, "in a batch of one")
+
+
+def _assert_alike(scores: Sequence[float | None], again: Sequence[float | None], spread: float, where: str) -> None:
+    for number, (score, other) in enumerate(zip(scores, again, strict=True)):
+        same = (
+            other is score
+            if score is None or other is None
+            else math.isclose(score, other, rel_tol=0, abs_tol=TOLERANCE * spread)
+        )
+        assert same, f"image {number} has the score {score}, and {other} {where}"

@@ -1,0 +1,266 @@
+"""The engine's forms in the toy world, and the reference beside them: the same config, the same draws, both in float64.
+
+observed = train(out, ["objective.name=awm"])      # the engine
+expected = reference(["objective.name=awm"])        # plain loops
+compare(observed, expected)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paco
+import torch
+from PIL import Image
+from torch import Tensor
+from toy_world import TOKEN_PIXELS, ToyPolicy, toy_config, toy_world
+
+from pacorl.config.policy_run import PolicyConfig
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.core.schedule import seed_of
+from pacorl.data.records import prompts_from
+from pacorl.engine.rows import epoch_rows
+from pacorl.lora.adapters import adapter_state, full_state
+from pacorl.train.trainer import PolicyTrainer
+from pacorl.types import Prompt, Size
+
+SETTINGS = [
+    "epochs=2",
+    "group_size=4",
+    "sampling.batch=2",
+    "model.dtype=float64",
+    "judge=none",
+    "best_by=''",
+    "evaluation.every=0",
+    "advantages.max_missing=1.0",
+    "sampling.suffix={check_every: 0}",
+    "rewards=[{name: warmth, weight: 0.7}, {name: contrast, weight: 0.4}]",
+]
+"""Two rewards of different spread, one of which is negative at times and missing at others."""
+
+RELATIVE, ABSOLUTE = 1e-5, 1e-10
+"""Of a tensor's largest element, and at least. Advantages reach an objective in float32, which is exact to 6e-8, and
+AdamW divides the gradient by its own size; all else is float64."""
+
+
+def warmth(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+    """The mean of red, around 0.5; missing for one image in seven."""
+    return [_warmth(image) for image in images]
+
+
+def contrast(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float | None]:
+    """Red above blue, which may be negative and varies much."""
+    return [float((_pixels(image)[..., 0] - _pixels(image)[..., 2]).mean()) * 8 for image in images]
+
+
+REWARDS = {"warmth": warmth, "contrast": contrast}
+
+
+def _warmth(image: Image.Image) -> float | None:
+    pixels = _pixels(image)
+    if round(float(pixels.sum()) * 255) % 7 == 3:
+        return None
+    return float(pixels[..., 0].mean())
+
+
+def _pixels(image: Image.Image) -> np.ndarray[Any, Any]:
+    return np.asarray(image.convert("RGB"), dtype=np.float64) / 255
+
+
+def config_of(overrides: Sequence[str], out: Path) -> PolicyConfig:
+    """The config of both sides."""
+    return toy_config(out, *SETTINGS, *overrides)
+
+
+# --- the engine ------------------------------------------------------------------------------------------------
+
+
+def train(out: Path, overrides: Sequence[str], *, stop_after: int = 0) -> dict[str, Any]:
+    """Run the engine; with `stop_after`, save after so many epochs and go on in another trainer.
+
+    Returns:
+        adapter, average: name → weights at the end. epochs: by epoch, {row: {endpoint, log_prob, advantage}} of the
+        rows of this rank.
+    """
+    config = config_of(overrides, out)
+    epochs: list[dict[int, dict[str, Tensor]]] = []
+    with toy_world():
+        trainer = PolicyTrainer(config, rewards=REWARDS)
+        while not trainer.finished:
+            if stop_after and trainer.epoch == stop_after:
+                trainer.save()
+                trainer.close()
+                trainer = PolicyTrainer(config, rewards=REWARDS, resume=True)
+                stop_after = 0
+            epochs.append(_observed_epoch(trainer))
+        adapter = {name: value.clone() for name, value in full_state(adapter_state(trainer.transformer)).items()}
+        average = {name: value.clone() for name, value in full_state(trainer.average.state).items()}
+        trainer.close()
+    return {"adapter": adapter, "average": average, "epochs": epochs}
+
+
+def train_in_process(out: Path, overrides: Sequence[str], result: Path) -> None:
+    """`train` in one of several processes; the main one writes what it observed."""
+    observed = train(out, overrides)
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        torch.save(observed, result)
+
+
+def _observed_epoch(trainer: PolicyTrainer) -> dict[int, dict[str, Tensor]]:
+    """One epoch, and what each of this rank's samples was on its way to the update."""
+    rows: dict[int, dict[str, Tensor]] = {}
+    learn = trainer.learn
+
+    def observe(samples: Any, advantages: Any) -> Any:
+        for share in samples:
+            for rollout in share.rollouts:
+                for row, endpoint in zip(rollout.row_B, rollout.final_BNC, strict=True):
+                    levels = advantages.value_B[None] if advantages.value_LB is None else advantages.value_LB
+                    rows[row] = {"endpoint": endpoint, "advantage": levels[:, row]}
+            for nodes in share.nodes:
+                for row, log_prob in zip(nodes.row_B, nodes.log_prob_B, strict=True):
+                    rows[row][f"log_prob/{nodes.level}"] = log_prob
+        return learn(samples, advantages)
+
+    trainer.learn = observe  # type: ignore[method-assign]
+    try:
+        trainer.run_epoch()
+    finally:
+        trainer.learn = learn  # type: ignore[method-assign]
+    return rows
+
+
+# --- the reference ---------------------------------------------------------------------------------------------
+
+
+def reference(overrides: Sequence[str], out: Path) -> dict[str, Any]:
+    """What `train` should return, by plain loops; it only takes the initial weights from the engine's model."""
+    config = config_of(overrides, out)
+    with toy_world():
+        trainer = PolicyTrainer(config, rewards=REWARDS)
+        weights = {name: value.detach().clone() for name, value in trainer.transformer.state_dict().items()}
+        start = {name: value.clone() for name, value in adapter_state(trainer.transformer).items()}
+        trainer.close()
+    policy = ToyPolicy(dtype=torch.float64)
+    theta = {name: value.clone().requires_grad_() for name, value in start.items()}
+    options = config.optimizer
+    optimizer = torch.optim.AdamW(
+        list(theta.values()), lr=options.lr, betas=options.betas, weight_decay=options.weight_decay
+    )
+    state = paco.State(theta, average=dict(start), old=dict(start), optimizer=optimizer)
+
+    settings, world = settings_of(config, policy), world_of(config, policy, weights)
+    epochs = []
+    for epoch in range(config.epochs):
+        samples = paco.run_epoch(settings, world, state, epoch)
+        epochs.append({sample.row: _expected(sample, config) for sample in samples})
+    adapter = {name: value.detach() for name, value in state.theta.items()}
+    return {"adapter": adapter, "average": state.average, "epochs": epochs}
+
+
+def _expected(sample: paco.Sample, config: PolicyConfig) -> dict[str, Tensor]:
+    advantage = sample.advantage if config.advantages.among == "siblings" else sample.advantage[:1]
+    expected = {"endpoint": sample.endpoint, "advantage": torch.tensor(advantage, dtype=torch.float64)}
+    for level, step in enumerate(sample.steps):
+        expected[f"log_prob/{level}"] = torch.tensor(step.log_prob, dtype=torch.float64)
+    return expected
+
+
+def settings_of(config: PolicyConfig, policy: ToyPolicy) -> paco.Settings:
+    """A config under the reference's names."""
+    sampling, options = config.sampling, config.optimizer
+    size = Size(*(config.evaluation.size if sampling.shift == "evaluation" else sampling.size))
+    tree = sampling.tree.resolve(config.group_size, steps=sampling.stochastic_steps)
+    is_path = OBJECTIVES[config.objective.name].needs == "path"
+    return paco.Settings(
+        sigmas=[float(sigma) for sigma in policy.sigmas(sampling.steps, size)],
+        sde_steps=lambda epoch: list(sampling.window.at(epoch, sampling.sde_steps, seed=config.seed)),
+        sde_type=sampling.sde_type,
+        noise_level=sampling.noise_level,
+        suffix_steps=sampling.suffix.steps,
+        solver=sampling.suffix.solver,
+        seeds=tree.seeds,
+        branches=list(tree.branches) if is_path else [],
+        antithetic=tree.antithetic,
+        batch=sampling.batch,
+        weights=[reward.weight for reward in config.rewards],
+        advantages=config.advantages,
+        min_std=config.selection.min_std,
+        above_mean=config.selection.above_mean,
+        objective=config.objective,
+        optimizer=options,
+        total_steps=config.epochs * options.updates_per_epoch * config.objective.inner_epochs,
+    )
+
+
+def world_of(config: PolicyConfig, policy: ToyPolicy, weights: dict[str, Tensor]) -> paco.World:
+    """The toy generator as a function of its adapter's weights, its noise and its rewards."""
+    size = Size(*config.sampling.size)
+    prompts = prompts_from(config.prompts.train)
+    by_id = {prompt.id: prompt for prompt in prompts}
+    texts = {prompt.id: policy.encode([prompt], size)[0].tensors["text"][0].double() for prompt in prompts}
+    rows, columns = (
+        torch.linspace(-1, 1, size.height // TOKEN_PIXELS),
+        torch.linspace(-1, 1, size.width // TOKEN_PIXELS),
+    )
+    places = torch.tensor([[row, column] for row in rows for column in columns]).double()
+    scale = config.adapter.alpha / config.adapter.rank
+
+    def linear(theta: paco.Theta | None, name: str, x: Tensor) -> Tensor:
+        out = x @ weights[f"{name}.base_layer.weight"].T + weights[f"{name}.base_layer.bias"]
+        if theta is None:
+            return out
+        return out + scale * (x @ theta[f"{name}.lora_A.weight"].T @ theta[f"{name}.lora_B.weight"].T)
+
+    def velocity(theta: paco.Theta | None, x: Tensor, sigma: float, prompt: int) -> Tensor:
+        text = texts[prompt].expand(len(x), -1)
+        inputs = torch.cat([x, places, text, torch.full((len(x), 1), sigma, dtype=torch.float64)], dim=1)
+        hidden = torch.tanh(linear(theta, "hidden", torch.tanh(linear(theta, "into", inputs))))
+        return x + linear(theta, "out", hidden)
+
+    def noise(epoch: int, *names: str | int) -> Tensor:
+        return policy.noise([seed_of(config.seed, epoch, *names)], size)[0].double()
+
+    def rewards(endpoint: Tensor, prompt: int) -> list[float | None]:
+        image = policy.decode(endpoint[None], size)
+        return [REWARDS[reward.name]([by_id[prompt]], image)[0] for reward in config.rewards]
+
+    def drawn(epoch: int) -> list[int]:
+        count, group = config.prompts_per_epoch, config.group_size
+        rows = epoch_rows(prompts, epoch=epoch, count=count, group_size=group, seed=config.seed)
+        return [row.prompt.id for row in rows]
+
+    return paco.World(velocity, noise, rewards, drawn)
+
+
+# --- both ------------------------------------------------------------------------------------------------------
+
+
+def differences(observed: dict[str, Any], expected: dict[str, Any], *, all_rows: bool = True) -> list[str]:
+    """What differs by more than rounding, in the order in which it comes to be."""
+    found = []
+    for epoch, samples in enumerate(observed["epochs"]):
+        if all_rows and set(samples) != set(expected["epochs"][epoch]):
+            found.append(f"epoch {epoch}: rows {sorted(samples)} and {sorted(expected['epochs'][epoch])}")
+        for row, values in sorted(samples.items()):
+            found += _apart(f"epoch {epoch} row {row}", values, expected["epochs"][epoch][row])
+    return (
+        found
+        + _apart("adapter", observed["adapter"], expected["adapter"])
+        + _apart("average", observed["average"], expected["average"])
+    )
+
+
+def _apart(where: str, observed: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
+    found = []
+    if set(observed) != set(expected):
+        found.append(f"{where}: {sorted(observed)} and {sorted(expected)}")
+    for name in observed.keys() & expected.keys():
+        ours, theirs = observed[name].double(), expected[name].double()
+        worst, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
+        if not worst <= RELATIVE * size + ABSOLUTE:
+            found.append(f"{where} {name}: {worst:.2e} apart at a size of {size:.2e}")
+    return found

@@ -1,0 +1,416 @@
+"""PaCo-GRPO in plain float64 loops, in the paper's notation: one sample, one step and one reward at a time.
+
+The engine shares forwards, batches, ranks and caches. This file shares nothing and imports nothing of the engine, so
+that each form of the engine can be compared with it. Sources: Flow-GRPO (arXiv 2505.05470), PaCo-RL (2512.04784),
+Flow-CPS (2509.05952), TempFlow-GRPO (2508.04324), GRPO-Guard (2510.22319), DiffusionNFT (2509.16117), AWM (2509.25050).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Theta = dict[str, Tensor]
+"""The adapter's weights by name."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What a run learns in."""
+
+    velocity: Callable[[Theta | None, Tensor, float, int], Tensor]
+    """v(θ, x, σ, prompt), with x of (N, C); θ = None is the base without its adapter."""
+    noise: Callable[..., Tensor]
+    """(N, C) standard normal noise of a draw that is named by its arguments."""
+    rewards: Callable[[Tensor, int], list[float | None]]
+    """The rewards of an endpoint for its prompt; None for a missing one."""
+    prompts: Callable[[int], list[int]]
+    """The prompt of each sample of an epoch, group by group."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run's settings under the names of its config."""
+
+    sigmas: list[float]
+    sde_steps: Callable[[int], list[int]]
+    """The stochastic steps of an epoch."""
+    sde_type: str
+    noise_level: float
+    suffix_steps: int | None
+    solver: str
+    seeds: int
+    branches: list[int]
+    antithetic: bool
+    batch: int
+    weights: list[float]
+    advantages: Any
+    """aggregate, threshold, std, floor, among and clip."""
+    min_std: float
+    above_mean: float | None
+    objective: Any
+    optimizer: Any
+    total_steps: int
+
+
+@dataclass
+class Step:
+    """A stochastic step that a sample took, x → x' at σ_i."""
+
+    index: int
+    x: Tensor
+    x_next: Tensor
+    mean: Tensor
+    log_prob: float
+
+
+@dataclass
+class Sample:
+    """A sample's path and what became of it."""
+
+    row: int
+    prompt: int
+    steps: list[Step]
+    endpoint: Tensor
+    rewards: list[float | None]
+    advantage: list[float] = field(default_factory=list)
+    """Per stochastic step, or a single one for objectives of the endpoint."""
+    used: bool = False
+    kept: bool = True
+
+
+@dataclass
+class State:
+    """What an epoch changes: weights, moving average, sampling policy, optimizer and its steps."""
+
+    theta: Theta
+    average: Theta
+    old: Theta
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+
+
+# --- sampling --------------------------------------------------------------------------------------------------
+
+
+def transition(s: Settings, x: Tensor, v: Tensor, i: int) -> tuple[Tensor, float]:
+    """Mean and standard deviation of x' at stochastic step i."""
+    t, t_next, a = s.sigmas[i], s.sigmas[i + 1], s.noise_level
+    if s.sde_type == "cps":
+        std = t_next * math.sin(a * math.pi / 2)
+        x0, x1 = x - t * v, x + (1 - t) * v
+        return (1 - t_next) * x0 + math.sqrt(t_next**2 - std**2) * x1, std
+    # σ_t is infinite at t = 1, where the released code takes the second sigma.
+    sigma_t = a * math.sqrt(t / (1 - (s.sigmas[1] if t == 1 else t)))
+    dt = t_next - t
+    mean = x + (v + sigma_t**2 / (2 * t) * (x + (1 - t) * v)) * dt
+    return mean, sigma_t * math.sqrt(abs(dt))
+
+
+def log_density(x_next: Tensor, mean: Tensor, std: float) -> Tensor:
+    """log N(x'; μ, std²), averaged over dimensions."""
+    return torch.mean(-((x_next - mean) ** 2) / (2 * std**2) - math.log(std) - math.log(math.sqrt(2 * math.pi)))
+
+
+def draw(s: Settings, world: World, theta: Theta, *, epoch: int, row: int, prompt: int) -> Sample:
+    """Follow one sample from noise to its endpoint."""
+    is_path = s.objective.name.startswith("grpo")
+    stochastic = s.sde_steps(epoch) if is_path else []
+    branches = s.branches if is_path else []
+
+    # Samples below one node differ from the node on; a node has the number of its first sample.
+    leaves = math.prod(branches)
+    x = world.noise(epoch, "start", row - row % leaves)
+    steps: list[Step] = []
+    first_of_suffix = stochastic[-1] + 1 if stochastic else 0
+    for i in range(first_of_suffix):
+        v = world.velocity(theta, x, s.sigmas[i], prompt)
+        if i not in stochastic:
+            x = x + v * (s.sigmas[i + 1] - s.sigmas[i])
+            continue
+
+        level = len(steps)
+        leaves = math.prod(branches[level + 1 :])
+        child = row - row % leaves
+        sign = 1.0
+        if s.antithetic and child // leaves % branches[level] % 2 == 1:
+            child, sign = child - leaves, -1.0
+
+        mean, std = transition(s, x, v, i)
+        x_next = mean + std * sign * world.noise(epoch, "step", i, child)
+        steps.append(Step(i, x, x_next, mean, float(log_density(x_next, mean, std))))
+        x = x_next
+
+    endpoint = follow_suffix(s, world, theta, x, first=first_of_suffix, prompt=prompt)
+    return Sample(row, prompt, steps, endpoint, world.rewards(endpoint, prompt))
+
+
+def follow_suffix(s: Settings, world: World, theta: Theta, x: Tensor, *, first: int, prompt: int) -> Tensor:
+    """Follow the ODE from step `first` to σ = 0, by Euler or AB2 with steps of unequal length."""
+    last = len(s.sigmas) - 1
+    count = s.suffix_steps or last - first
+    grid = [first + round(k * (last - first) / count) for k in range(count + 1)] if count else [first]
+    v_before, h_before = torch.zeros_like(x), 0.0
+    for k in range(count):
+        h = s.sigmas[grid[k + 1]] - s.sigmas[grid[k]]
+        v = world.velocity(theta, x, s.sigmas[grid[k]], prompt)
+        if s.solver == "ab2" and k > 0:
+            # The line through both velocities, integrated over the step.
+            slope = (v - v_before) / h_before
+            x = x + h * v + h**2 / 2 * slope
+        else:
+            x = x + h * v
+        v_before, h_before = v, h
+    return x
+
+
+# --- rewards → advantages --------------------------------------------------------------------------------------
+
+
+def mean_of(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def std_of(values: Sequence[float]) -> float:
+    return math.sqrt(mean_of([(value - mean_of(values)) ** 2 for value in values]))
+
+
+def is_missing(reward: float | None) -> bool:
+    return reward is None or not math.isfinite(reward)
+
+
+def compare(s: Settings, samples: list[Sample]) -> None:
+    """Give each sample its advantages, and say which are used and kept."""
+    options = s.advantages
+    complete = [sample for sample in samples if not any(is_missing(reward) for reward in sample.rewards)]
+    for sample in complete:
+        sample.used = sum(other.prompt == sample.prompt for other in complete) >= 2
+    used = [sample for sample in samples if sample.used]
+
+    combined = aggregate(s, used)
+    levels = len(s.branches) if samples[0].steps else 1
+    for sample in samples:
+        sample.advantage = [0.0] * levels
+    for level in range(levels):
+        if options.among == "group":
+            values = normalise(combined, {x.row: x.prompt for x in used}, options.std_over, options.floor)
+        else:
+            values = compare_siblings(s, used, combined, level)
+        for sample in used:
+            sample.advantage[level] = max(-options.clip, min(options.clip, values[sample.row]))
+    drop_alike(s, samples)
+
+
+def compare_siblings(s: Settings, used: list[Sample], combined: dict[int, float], level: int) -> dict[int, float]:
+    """Compare the children of each node, of which each counts as the mean of the samples below it."""
+    below_child, below_node = math.prod(s.branches[level + 1 :]), math.prod(s.branches[level:])
+    means = {}
+    for sample in used:
+        family = [other.row for other in used if other.row // below_child == sample.row // below_child]
+        means[sample.row] = mean_of([combined[row] for row in family])
+    nodes = {sample.row: sample.row // below_node for sample in used}
+    return normalise(means, nodes, s.advantages.std_over, s.advantages.floor)
+
+
+def aggregate(s: Settings, used: list[Sample]) -> dict[int, float]:
+    """One score per sample, by row."""
+    columns = [[float(sample.rewards[k] or 0.0) for sample in used] for k in range(len(s.weights))]
+    groups = {sample.row: sample.prompt for sample in used}
+    rows = [sample.row for sample in used]
+    name = s.advantages.aggregate
+    if name == "log_tamed" and used:
+        spreads = [std_of(column) / max(abs(mean_of(column)), 1e-12) for column in columns]
+        delta = threshold_of(s.advantages.threshold, spreads)
+        for k in range(len(columns)):
+            if spreads[k] > delta:
+                columns[k] = [math.copysign(math.log(1 + abs(r)), r) for r in columns[k]]
+    if name == "gdpo":
+        for k in range(len(columns)):
+            normal = normalise(dict(zip(rows, columns[k], strict=True)), groups, "group", s.advantages.floor)
+            columns[k] = [normal[row] for row in rows]
+    if name == "ranked":
+        columns = [ranks(column, [groups[row] for row in rows]) for column in columns]
+    return {rows[b]: sum(s.weights[k] * columns[k][b] for k in range(len(columns))) for b in range(len(rows))}
+
+
+def threshold_of(threshold: float | str, spreads: list[float]) -> float:
+    """δ of Eq. 4: a number, or the mean or the median of all h."""
+    if threshold == "mean":
+        return mean_of(spreads)
+    if threshold == "median":
+        ordered, half = sorted(spreads), (len(spreads) - 1) / 2
+        return (ordered[math.floor(half)] + ordered[math.ceil(half)]) / 2
+    return float(threshold)
+
+
+def ranks(column: list[float], groups: list[int]) -> list[float]:
+    """(#worse − #better)/(n − 1) within each group."""
+    ranked = []
+    for b in range(len(column)):
+        others = [column[j] for j in range(len(column)) if groups[j] == groups[b]]
+        worse, better = sum(r < column[b] for r in others), sum(r > column[b] for r in others)
+        ranked.append((worse - better) / max(1, len(others) - 1))
+    return ranked
+
+
+def normalise(values: dict[int, float], groups: dict[int, int], std_over: str, floor: Any) -> dict[int, float]:
+    """Eq. 2: (r̂ − mean of its group)/std, by row."""
+    normal = {}
+    for row, value in values.items():
+        group = [values[other] for other in values if groups[other] == groups[row]]
+        spread_of = group if std_over == "group" else list(values.values())
+        std, size = std_of(spread_of), math.sqrt(mean_of([r**2 for r in spread_of]))
+        centred = value - mean_of(group)
+        if floor.form == "max":
+            normal[row] = centred / max(std, floor.value)
+        elif floor.form == "add":
+            normal[row] = centred / (std + floor.value)
+        else:
+            # Differences that are rounding alone say nothing.
+            normal[row] = 0.0 if std <= 1e-6 * max(size, 1e-6) else centred / std
+    return normal
+
+
+def drop_alike(s: Settings, samples: list[Sample]) -> None:
+    """Leave out groups whose weighted rewards are nearly alike."""
+    for prompt in {sample.prompt for sample in samples if sample.used and s.min_std}:
+        group = [sample for sample in samples if sample.prompt == prompt]
+        scores = [
+            sum(w * float(r or 0.0) for w, r in zip(s.weights, sample.rewards, strict=True))
+            for sample in group
+            if sample.used
+        ]
+        above = s.above_mean is None or mean_of(scores) > s.above_mean
+        if std_of(scores) < s.min_std and above:
+            for sample in group:
+                sample.kept = sample.used = False
+
+
+# --- objectives ------------------------------------------------------------------------------------------------
+
+
+def clipped(rho: Tensor, advantage: float, epsilon: float) -> Tensor:
+    """−min(ρA, clip(ρ, 1−ε, 1+ε)A)."""
+    return -torch.minimum(rho * advantage, rho.clamp(1 - epsilon, 1 + epsilon) * advantage)
+
+
+def path_loss(s: Settings, world: World, theta: Theta, sample: Sample, level: int) -> Tensor:
+    """The objective at one stochastic step of one sample."""
+    options, step, advantage = s.objective, sample.steps[level], sample.advantage[level]
+    t, dt = s.sigmas[step.index], s.sigmas[step.index + 1] - s.sigmas[step.index]
+    mean, std = transition(s, step.x, world.velocity(theta, step.x, t, sample.prompt), step.index)
+    log_ratio = log_density(step.x_next, mean, std) - step.log_prob
+    if options.name == "grpo_guard":
+        centre = torch.mean((mean - step.mean) ** 2) / (2 * std**2)
+        loss = clipped(torch.exp((log_ratio + centre) * std), advantage, options.clip_range) / abs(dt)
+    else:
+        loss = clipped(torch.exp(log_ratio), advantage, options.clip_range)
+    if options.weight_by_noise:
+        stds = [transition(s, step.x, step.x, taken.index)[1] for taken in sample.steps]
+        loss = loss * std / mean_of(stds)
+    if options.kl_weight:
+        base, _ = transition(s, step.x, world.velocity(None, step.x, t, sample.prompt), step.index)
+        loss = loss + options.kl_weight * torch.mean((mean - base) ** 2) / (2 * std**2)
+    return loss
+
+
+def endpoint_loss(
+    s: Settings, world: World, theta: Theta, old: Theta, sample: Sample, *, i: int, draw_of: tuple[int, int]
+) -> Tensor:
+    """The objective at one noise level, to which one sample's endpoint is noised again."""
+    options, t, x0 = s.objective, s.sigmas[i], sample.endpoint
+    noise = world.noise(*draw_of, "noised", i, sample.row)
+    x_t = (1 - t) * x0 + t * noise
+    v, v_old = (world.velocity(weights, x_t, t, sample.prompt) for weights in (theta, old))
+    v_old, advantage = v_old.detach(), sample.advantage[0]
+    if options.name == "awm":
+        weight = {"uniform": 1.0, "sigma": t, "sigma_squared": t**2, "elbo": (1 - t) / t}[options.weighting]
+        distance, distance_old = (torch.mean((w - (noise - x0)) ** 2) + 1e-10 for w in (v, v_old))
+        log_ratio = -weight * (distance**options.power - distance_old**options.power) / options.power
+        loss = clipped(torch.exp(log_ratio), advantage, options.clip_range)
+    else:
+        r = 0.5 + 0.5 * advantage / s.advantages.clip
+        terms = []
+        for implicit in (
+            options.beta * v + (1 - options.beta) * v_old,
+            (1 + options.beta) * v_old - options.beta * v,
+        ):
+            gap = x_t - t * implicit - x0
+            terms.append(torch.mean(gap**2) / max(float(gap.detach().abs().mean()), 1e-5))
+        loss = s.advantages.clip * (r * terms[0] + (1 - r) * terms[1]) / options.beta * sample.used
+    if options.kl_weight:
+        loss = loss + options.kl_weight * torch.mean((v - world.velocity(None, x_t, t, sample.prompt)) ** 2)
+    return loss
+
+
+# --- an epoch --------------------------------------------------------------------------------------------------
+
+
+def rate_at(s: Settings, step: int) -> float:
+    """The learning rate of the step after `step` finished ones."""
+    options = s.optimizer
+    if step < options.warmup_steps:
+        return float(options.lr * (step + 1) / options.warmup_steps)
+    if options.schedule == "constant":
+        return float(options.lr)
+    share = (step - options.warmup_steps) / max(1, s.total_steps - options.warmup_steps)
+    return float(options.lr * (1 + math.cos(math.pi * min(1.0, share))) / 2)
+
+
+def updates_of(s: Settings, samples: list[Sample]) -> list[list[Sample]]:
+    """The samples of each optimizer step: whole subtrees and batches, dealt in turn."""
+    count, leaves = s.optimizer.updates_per_epoch, math.prod(s.branches)
+    piece = math.lcm(s.batch, leaves)
+    if len(samples) % (piece * count):
+        piece = s.batch
+    return [[x for x in samples if x.row // piece % count == update] for update in range(count)]
+
+
+def run_epoch(s: Settings, world: World, state: State, epoch: int) -> list[Sample]:
+    """Sample, score, compare and update; returns the epoch's samples."""
+    is_path = s.objective.name.startswith("grpo")
+    if is_path or s.objective.name == "awm":
+        state.old = {name: weight.detach().clone() for name, weight in state.theta.items()}
+    with torch.no_grad():
+        prompts = world.prompts(epoch)
+        samples = [draw(s, world, state.old, epoch=epoch, row=row, prompt=prompts[row]) for row in range(len(prompts))]
+    compare(s, samples)
+
+    for inner in range(s.objective.inner_epochs):
+        for update in updates_of(s, samples):
+            losses = []
+            for sample in update:
+                if sample.kept and is_path:
+                    losses += [path_loss(s, world, state.theta, sample, level) for level in range(len(sample.steps))]
+                elif sample.kept:
+                    draw_of = (epoch, inner)
+                    for i in s.sde_steps(epoch):
+                        losses.append(endpoint_loss(s, world, state.theta, state.old, sample, i=i, draw_of=draw_of))
+            if losses:
+                take_step(s, state, sum(losses) / len(losses))
+
+    if s.objective.name == "diffusion_nft":
+        lag = min(0.001 * state.step, 0.5)
+        state.old = {name: lag * state.old[name] + (1 - lag) * state.theta[name].detach() for name in state.theta}
+    return samples
+
+
+def take_step(s: Settings, state: State, loss: Any) -> None:
+    """Clip, step, and let the moving average follow."""
+    options = s.optimizer
+    state.optimizer.param_groups[0]["lr"] = rate_at(s, state.step)
+    state.optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(list(state.theta.values()), options.max_grad_norm)
+    state.optimizer.step()
+    state.step += 1
+    if state.step % options.ema_interval == 0:
+        update = state.step // options.ema_interval - 1
+        decay = min((1 + update) / (10 + update), options.ema_decay)
+        for name, weight in state.theta.items():
+            state.average[name] = decay * state.average[name] + (1 - decay) * weight.detach()

@@ -1,0 +1,188 @@
+"""Every form of the engine equals plain float64 loops: samples, log-probabilities, advantages, weights, averages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import forms
+import pytest
+import torch
+import worlds
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from pacorl.config.base import ConfigError
+
+TREE = ["sampling.sde_steps=[0,1]", "sampling.steps=5", "sampling.tree={seeds: 1, branches: [2,2]}"]
+
+CASES = {
+    "independent noise": [],
+    "all steps stochastic": ["sampling.sde_steps=[0,1,2]", "objective.weight_by_noise=true"],
+    "coefficients-preserving sampling": ["sampling.sde_type=cps", "sampling.sde_steps=[0,1]"],
+    "tree with AB2": [*TREE, "sampling.suffix={solver: ab2, steps: 3, check_every: 0}"],
+    "few Euler steps": ["sampling.steps=5", "sampling.suffix={steps: 2, check_every: 0}"],
+    "antithetic siblings": [
+        *TREE,
+        "sampling.tree.antithetic=true",
+        "advantages={aggregate: log_tamed, among: siblings, clip: 0.6}",
+    ],
+    "log-tamed by the mean": ["advantages={aggregate: log_tamed, threshold: mean, std: global}"],
+    "weighted sum with a floor": ["advantages={aggregate: weighted_sum, floor: {form: add, value: 0.1}}"],
+    "gdpo": ["advantages.aggregate=gdpo", "optimizer.updates_per_epoch=1"],
+    "ranks": ["advantages.aggregate=ranked", "group_size=6", "sampling.batch=3"],
+    "alike groups dropped": ["selection.min_std=0.1", "prompts_per_epoch=4"],
+    "GRPO-Guard with KL": ["objective={name: grpo_guard, kl_weight: 0.5, inner_epochs: 2}", "sampling.sde_steps=[0,1]"],
+    "DiffusionNFT": ["objective={name: diffusion_nft, kl_weight: 0.1}", "advantages.clip=0.7"],
+    "AWM": ["objective={name: awm, weighting: elbo, inner_epochs: 2}", "sampling.sde_steps=[1,2]"],
+    "AWM with a power": ["objective={name: awm, weighting: sigma, power: 0.25, kl_weight: 0.1}"],
+    "random window": ["sampling.sde_steps=[0,1,2]", "sampling.window={kind: random, size: 1}"],
+    "cosine with warm-up": [
+        "optimizer={schedule: cosine, warmup_steps: 1, ema_interval: 2, updates_per_epoch: 2, lr: 0.05}",
+        "objective.inner_epochs=2",
+    ],
+    "small gradient norm": ["optimizer.max_grad_norm=0.001", "optimizer.weight_decay=0.1"],
+}
+
+
+def differences(overrides: Sequence[str], folder: Path, *, stop_after: int = 0) -> list[str]:
+    observed = forms.train(folder / "engine", overrides, stop_after=stop_after)
+    return forms.differences(observed, forms.reference(overrides, folder / "reference"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_equals_plain_loops(name: str, tmp_path: Path) -> None:
+    assert differences(CASES[name], tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["antithetic siblings", "DiffusionNFT", "cosine with warm-up"])
+def test_a_resumed_run_equals_plain_loops(name: str, tmp_path: Path) -> None:
+    assert differences(CASES[name], tmp_path, stop_after=1) == []
+
+
+def train_cases(folder: Path, names: Sequence[str]) -> None:
+    """Several runs in one world of processes, which takes longer to start than to run."""
+    for number, name in enumerate(names):
+        forms.train_in_process(folder / f"run-{number}", CASES[name], folder / f"observed-{number}")
+
+
+def test_two_processes_equal_plain_loops(tmp_path: Path) -> None:
+    names = ["independent noise", "antithetic siblings", "alike groups dropped", "GRPO-Guard with KL", "AWM"]
+    worlds.run(train_cases, tmp_path, names, world=2)
+    for number, name in enumerate(names):
+        observed = torch.load(tmp_path / f"observed-{number}", weights_only=True)
+        expected = forms.reference(CASES[name], tmp_path / f"reference-{number}")
+        assert forms.differences(observed, expected, all_rows=False) == [], name
+
+
+# --- drawn settings --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def sampled(draw: st.DrawFn, *, is_path: bool) -> list[str]:
+    """Steps, tree and suffix that fit each other."""
+    steps = draw(st.integers(3, 6))
+    sde_type = draw(st.sampled_from(["flow_sde", "cps"])) if is_path else "flow_sde"
+    last = steps - 2 if sde_type == "cps" else steps - 1
+    chosen = sorted(draw(st.sets(st.integers(0, last), min_size=1, max_size=2)))
+    overrides = [f"sampling.steps={steps}", f"sampling.sde_type={sde_type}", f"sampling.sde_steps={chosen}"]
+    overrides.append(f"sampling.noise_level={draw(st.sampled_from([0.3, 0.7, 1.0]))}")
+    overrides.append(f"sampling.shift={draw(st.sampled_from(['training', 'evaluation']))}")
+
+    left = steps - chosen[-1] - 1 if is_path else steps
+    if left >= 2 and draw(st.booleans()):
+        solver, count = draw(st.sampled_from(["euler", "ab2"])), draw(st.integers(2, left))
+        overrides.append(f"sampling.suffix={{solver: {solver}, steps: {count}, check_every: 0}}")
+
+    if not is_path:
+        return [*overrides, f"group_size={draw(st.sampled_from([2, 4, 6]))}"]
+    branches = draw(st.lists(st.sampled_from([1, 2, 3]), min_size=len(chosen), max_size=len(chosen)))
+    leaves = 1
+    for count in branches:
+        leaves *= count
+    seeds = draw(st.integers(2 if leaves == 1 else 1, 2))
+    antithetic = 3 not in branches and leaves > 1 and draw(st.booleans())
+    overrides.append(f"sampling.tree={{seeds: {seeds}, branches: {branches}, antithetic: {str(antithetic).lower()}}}")
+    if min(branches) > 1 and draw(st.booleans()):
+        overrides.append("advantages.among=siblings")
+    return [*overrides, f"group_size={seeds * leaves}"]
+
+
+@st.composite
+def objectives(draw: st.DrawFn, name: str) -> list[str]:
+    overrides = [f"objective.name={name}", f"objective.kl_weight={draw(st.sampled_from([0.0, 0.2]))}"]
+    overrides.append(f"objective.inner_epochs={draw(st.integers(1, 2))}")
+    if name == "diffusion_nft":
+        return [*overrides, f"objective.beta={draw(st.sampled_from([0.1, 1.0]))}"]
+    overrides.append(f"objective.clip_range={draw(st.sampled_from([1e-4, 1e-2, 1.0]))}")
+    if name == "awm":
+        weighting = draw(st.sampled_from(["uniform", "sigma", "sigma_squared", "elbo"]))
+        return [*overrides, f"objective.weighting={weighting}", f"objective.power={draw(st.sampled_from([0.25, 1.0]))}"]
+    return [*overrides, f"objective.weight_by_noise={str(draw(st.booleans())).lower()}"]
+
+
+@st.composite
+def compared(draw: st.DrawFn) -> list[str]:
+    aggregate = draw(st.sampled_from(["log_tamed", "weighted_sum", "gdpo", "ranked"]))
+    floor = draw(st.sampled_from(["{form: none}", "{form: max, value: 0.05}", "{form: add, value: 0.05}"]))
+    overrides = [f"advantages.aggregate={aggregate}", f"advantages.floor={floor}"]
+    overrides.append(f"advantages.clip={draw(st.sampled_from([0.5, 5.0]))}")
+    if aggregate != "gdpo":
+        overrides.append(f"advantages.std={draw(st.sampled_from(['group', 'global']))}")
+    if aggregate == "log_tamed":
+        overrides.append(f"advantages.threshold={draw(st.sampled_from([0.2, 'mean', 'median']))}")
+    if draw(st.booleans()):
+        overrides.append("selection.min_std=0.1")
+    return overrides
+
+
+@st.composite
+def optimised(draw: st.DrawFn) -> list[str]:
+    return [
+        f"optimizer.schedule={draw(st.sampled_from(['constant', 'cosine']))}",
+        f"optimizer.warmup_steps={draw(st.integers(0, 2))}",
+        f"optimizer.updates_per_epoch={draw(st.integers(1, 2))}",
+        f"optimizer.max_grad_norm={draw(st.sampled_from([0.01, 1.0]))}",
+        f"optimizer.ema_interval={draw(st.integers(1, 2))}",
+        f"sampling.batch={draw(st.sampled_from([1, 2, 3]))}",
+        f"prompts_per_epoch={draw(st.sampled_from([2, 4]))}",
+        f"seed={draw(st.integers(0, 1000))}",
+    ]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> list[str]:
+    name = draw(st.sampled_from(["grpo_clip", "grpo_guard", "diffusion_nft", "awm"]))
+    # Settings of the aggregate first: what siblings are compared with is chosen with the tree.
+    parts = [compared(), sampled(is_path=name.startswith("grpo")), objectives(name), optimised()]
+    return [override for part in parts for override in draw(part)]
+
+
+def check(overrides: list[str], *, stop_after: int = 0) -> None:
+    with TemporaryDirectory() as folder:
+        try:
+            forms.config_of(overrides, Path(folder))
+            found = differences(overrides, Path(folder), stop_after=stop_after)
+        except ConfigError:
+            assume(False)
+        except ValueError as error:
+            assume("do not divide" not in str(error))
+            raise
+    assert found == []
+
+
+QUICK = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@QUICK
+@given(configs())
+def test_drawn_settings_equal_plain_loops(overrides: list[str]) -> None:
+    check(overrides)
+
+
+@pytest.mark.campaign
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(configs(), st.integers(0, 1))
+def test_many_drawn_settings_equal_plain_loops(overrides: list[str], stop_after: int) -> None:
+    check(overrides, stop_after=stop_after)
