@@ -194,9 +194,11 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     """
     if folder.is_symlink() or not folder.is_dir():
         return []
+    root = folder.resolve()
     for pattern in made:
         for path in [*folder.glob(pattern)]:
-            if path.is_symlink() or not path.is_dir():
+            is_within = path.parent.resolve().is_relative_to(root)  # a pattern follows links to folders, and ".."
+            if is_within and (path.is_symlink() or not path.is_dir()):
                 path.unlink()
     # The deepest first, so that a folder is empty when its turn comes.
     left = sorted(folder.rglob("*"), reverse=True)
