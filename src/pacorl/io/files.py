@@ -153,7 +153,7 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
     part = f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}{PART}"
     temporary = path.with_name(part)
     with disk_errors(path, temporary):
-        make_folder(path.parent)
+        make_folder(path.parent, flush=flush)
         os.close(open_regular(temporary, os.O_WRONLY | os.O_EXCL, mode=mode))
         try:
             mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode) & 0o777
@@ -171,13 +171,13 @@ def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator
             temporary.unlink(missing_ok=True)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder whose name is on the disk, and the names of those above it that were missing."""
+def make_folder(folder: Path, *, flush: bool = True) -> None:
+    """Make a folder whose name is on the disk with `flush`, and the names of those above it that were missing."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o755, exist_ok=True)  # whoever may write in a folder may replace its files
     folder.mkdir(exist_ok=True)  # raises if it is a file
-    for path in missing:
+    for path in missing if flush else []:
         flush_to_disk(path.parent)
 
 
