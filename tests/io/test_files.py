@@ -20,7 +20,10 @@ from pacorl.io.files import (
     PRIVATE,
     LockedError,
     check_digests,
+    check_made,
     check_new,
+    check_no_run,
+    claim_folder,
     digests,
     inside,
     own_folder,
@@ -387,3 +390,30 @@ def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert fault.value.filename == str(path)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "summary.json", "ledger.jsonl"])
+def test_a_new_run_replaces_no_file(tmp_path: Path, name: str) -> None:
+    check_no_run(tmp_path)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=rf"{name} is there already, and is not replaced; go on with --resume auto"):
+        check_no_run(tmp_path)
+
+
+def test_a_folder_is_claimed_once_and_never_from_others(tmp_path: Path) -> None:
+    folder_of(tmp_path / "theirs", "a.txt")
+    with pytest.raises(ValueError, match="theirs holds files that this command did not make"):
+        claim_folder(tmp_path / "theirs")
+    claim_folder(tmp_path / "new")
+    folder_of(tmp_path / "new", "a.txt")
+    claim_folder(tmp_path / "new")
+    claim_folder(folder_of(tmp_path / "earlier", "settings.json", "a.txt"), "settings.json")
+
+
+def test_only_files_with_the_mark_are_replaced(tmp_path: Path) -> None:
+    check_made(tmp_path / "a.html")
+    (tmp_path / "a.html").write_text('<a class="brand" href="#top">pacorl</a>')
+    check_made(tmp_path / "a.html")
+    (tmp_path / "a.html").write_text("a page about pacorl")
+    with pytest.raises(ValueError, match=r"a\.html was not made by pacorl, and is not replaced"):
+        check_made(tmp_path / "a.html")

@@ -255,9 +255,11 @@ def report(
     other: Path = typer.Argument(None, help="A second run's folder, to be compared with the first."),
 ) -> None:
     """Build a run's page again; with two runs, one page that compares them."""
-    from pacorl.report.compare import write_comparison
+    from pacorl.io.files import check_made
+    from pacorl.report.compare import comparison_path, write_comparison
     from pacorl.report.page import write_report
 
+    check_made(run / "report.html" if other is None else comparison_path(run, other))
     typer.echo(write_comparison(run, other) if other else write_report(run))
 
 

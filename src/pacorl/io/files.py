@@ -26,6 +26,10 @@ PRIVATE = 0o600
 """Mode of databases, configs, histories and logs: people's names and prompts stand in them."""
 SHARED = 0o644
 """Mode of what is made to be shown or handed on: pages, images, datasets, adapters. A stricter umask holds."""
+OWNED = ".pacorl"
+"""Marks a folder that a command made: it replaces files there."""
+PAGE_MARK = b'<a class="brand" href="#top">pacorl</a>'
+"""In every page that a command writes."""
 NOTE = "process "
 """Begins the content of a run's lock file; other locks are empty."""
 
@@ -86,9 +90,14 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
 
 
 def check_no_run(folder: Path) -> None:
-    """Raise ValueError if a training has run in a folder, of a generator or of a judge."""
+    """Raise ValueError if a training has run in a folder, of a generator or of a judge, or files have a run's names."""
     if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("[!.]*")):
         raise ValueError(f"{folder} holds a run already; go on with --resume auto, or name another folder with out=…")
+    names = ("config.yaml", "report.html", "summary.json", "ledger.jsonl", "starts.jsonl")
+    check_new(
+        *(folder / name for name in names),
+        fix="go on with --resume auto if it is of a run that was stopped, or name another folder with out=…",
+    )
 
 
 def check_new(*paths: Path, fix: str) -> None:
@@ -96,6 +105,37 @@ def check_new(*paths: Path, fix: str) -> None:
     for path in paths:
         if os.path.lexists(path):
             raise ValueError(f"{path} is there already, and is not replaced; {fix}")
+
+
+def check_made(path: Path, *, mark: bytes = PAGE_MARK, limit: int = -1) -> None:
+    """Raise ValueError if a file that is to be replaced was not made by this package.
+
+    Args:
+        path: nothing is wrong if it is missing.
+        mark: what its own files contain.
+        limit: bytes of the beginning in which the mark is looked for; -1 for all.
+    """
+    if path.is_file():
+        with path.open("rb") as handle:
+            if mark not in handle.read(limit):
+                raise ValueError(f"{path} was not made by pacorl, and is not replaced; name another file or folder")
+
+
+def claim_folder(folder: Path, *marks: str) -> None:
+    """Make a folder that a command fills, or go on in one that it made.
+
+    Args:
+        folder: it is empty, or contains OWNED or one of `marks`.
+        marks: names that do as well.
+
+    Raises:
+        ValueError: It contains files of others.
+    """
+    if any((folder / mark).is_file() for mark in (OWNED, *marks)):
+        return
+    if folder.is_dir() and any(not path.name.endswith(PART) for path in folder.iterdir()):
+        raise ValueError(f"{folder} holds files that this command did not make; name an empty or a new folder")
+    write_atomic(folder / OWNED, "A pacorl command made this folder, and replaces the files that it made here.\n")
 
 
 def open_regular(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
@@ -206,7 +246,7 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     for name in foreign if others else []:
         assert others
         make_folder((others / name).parent)
-        (folder / name).rename(_free_name(others / name))
+        (folder / name).rename(free_name(others / name))
     for path in [*left, folder]:
         if path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):  # not empty
@@ -214,7 +254,7 @@ def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None
     return sorted(map(str, foreign))
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
     """The path itself, or the first of PATH-2, PATH-3 … that is free."""
     return next(name for name in numbered(path) if not os.path.lexists(name))
 
