@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from tiny_runs import SMALL_QUICKSTART
+from typer.testing import CliRunner
 
+from pacorl import quickstart
+from pacorl.cli import app
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.data.characters import VALUES, Oracle, Panel, all_panels, draw_grid, set_of
@@ -89,6 +92,83 @@ def test_before_stands_above_after(tmp_path: Path) -> None:
                 assert cut.tobytes() == sheet.convert("RGB").tobytes()
 
 
+@pytest.fixture
+def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of the runs that the command starts, which end at once, in the working folder of the test."""
+    folders: list[Path] = []
+
+    def finish(config: PolicyConfig) -> tuple[Path, list[str]]:
+        folders.append(config.out)
+        config.out.mkdir(parents=True)
+        (config.out / "summary.json").write_text("{}")
+        return config.out / "report.html", []
+
+    monkeypatch.setattr(quickstart, "run_quickstart", finish)
+    monkeypatch.chdir(tmp_path)
+    return folders
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The files below a folder, by their paths within."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_run_has_a_folder_of_its_own(chosen: list[Path]) -> None:
+    said = [CliRunner().invoke(app, ["quickstart"]) for _ in range(3)]
+    assert chosen == [Path("runs/quickstart"), Path("runs/quickstart-2"), Path("runs/quickstart-3")]
+    assert [result.exit_code for result in said] == [0, 0, 0]
+    assert [result.stderr for result in said][:2] == [
+        "",
+        "runs/quickstart stays as it is; this run's folder is runs/quickstart-2\n",
+    ]
+
+
+def test_a_run_that_was_killed_goes_on_in_its_folder(chosen: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "quickstart"
+    folder.mkdir(parents=True)
+    (folder / ".lock").write_text("process 7 on elsewhere")
+    result = CliRunner().invoke(app, ["quickstart"])
+    assert isinstance(result.exception, FileExistsError), "the stand-in for training makes its folder anew"
+    assert chosen == [Path("runs/quickstart")]
+
+
+@pytest.mark.parametrize("words", [["--out", "mine"], ["out=mine"]])
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("summary.json", "mine holds a finished run"), ("thesis.tex", "mine holds files that no run wrote")],
+)
+def test_a_named_folder_that_is_occupied_stays_as_it_is(
+    chosen: list[Path], tmp_path: Path, words: list[str], name: str, fault: str
+) -> None:
+    (tmp_path / "mine" / "letters").mkdir(parents=True)
+    for path in (f"mine/{name}", "mine/letters/a.txt"):
+        (tmp_path / path).write_text("{}")
+    before = files_of(tmp_path)
+    result = CliRunner().invoke(app, ["quickstart", *words])
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith(fault)
+    assert str(result.exception).endswith("name another folder with --out")
+    assert (chosen, files_of(tmp_path)) == ([], before)
+
+
+def test_files_of_others_in_the_default_folder_stay(chosen: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "thesis.tex").write_text("x")
+    CliRunner().invoke(app, ["quickstart"])
+    assert chosen == [Path("runs/quickstart-2")]
+
+
+def test_a_finished_run_and_what_lies_beside_it_are_never_deleted(tmp_path: Path) -> None:
+    (tmp_path / "run" / "letters").mkdir(parents=True)
+    for path in ("run/summary.json", "run/letters/a.txt"):
+        (tmp_path / path).write_text("{}")
+    before = files_of(tmp_path)
+    config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
+    with pytest.raises(ValueError, match="holds a finished run, which is not replaced"):
+        run_quickstart(config)
+    assert files_of(tmp_path) == before
+
+
 @pytest.mark.slow
 def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     config = configs.load(PolicyConfig, recipe(), [f"out={tmp_path / 'run'}", *SMALL_QUICKSTART])
@@ -104,5 +184,6 @@ def test_the_whole_of_it_in_small(tmp_path: Path) -> None:
     assert html.count("data:image/") >= 4
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", html), "the page asks nobody for anything"
     assert (tmp_path / "run" / "before-after.png").is_file()
-    # A finished run is made anew, and comes out the same.
-    assert run_quickstart(config) == (page, verdict)
+    # Another run of it comes out the same.
+    again = config.model_copy(update={"out": tmp_path / "again"})
+    assert run_quickstart(again) == (tmp_path / "again" / page.name, verdict)

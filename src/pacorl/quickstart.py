@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,11 +26,13 @@ from pacorl.core.grid import parse_layout, split
 from pacorl.data import characters
 from pacorl.data.characters import GRADES, Majority, Oracle, Panel
 from pacorl.io.documents import read_jsonl, write_json
-from pacorl.io.images import open_image
+from pacorl.io.files import write_atomic
+from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges import open_judge
 from pacorl.judges.judge import Judge, close_judge
 from pacorl.report.page import write_report
+from pacorl.train.start import SUMMARY, check_unfinished
 from pacorl.train.trainer import train_policy
 from pacorl.types import Prompt, Question
 
@@ -46,15 +47,17 @@ VERDICT = {
 
 
 def run_quickstart(config: PolicyConfig) -> tuple[Path, list[str]]:
-    """Run the tiny recipe and grade it; returns the page and a verdict of three lines.
+    """Run the tiny recipe and grade it, or resume a run that was stopped.
 
-    A finished run in its folder is made anew, an unfinished one is resumed.
+    Returns:
+        The page, and a verdict of three lines.
+
+    Raises:
+        ValueError: The folder holds a finished run, or files that no run wrote.
     """
     quiet_loading()  # the models load in a blink
     out = config.out
-    # The summary is written last, so that it marks a finished run.
-    if (out / "summary.json").exists():
-        shutil.rmtree(out)
+    check_unfinished(out)
     if config.judge is None:
         raise configs.ConfigError("judge is none, and the quickstart measures how its judge answers; name one")
     judge = open_judge(config.judge, device="cpu")
@@ -72,8 +75,9 @@ def run_quickstart(config: PolicyConfig) -> tuple[Path, list[str]]:
 
     train_policy(config, resume=True, extra_metrics=grade)
     summary = summarize(config, oracle, judge=accuracy)
-    write_json(out / "summary.json", summary)
-    before_and_after(out).save(out / "before-after.png")
+    write_atomic(out / "before-after.png", png_bytes(before_and_after(out)))
+    # The page reads the summary; a kill between the two leaves a finished run, and `pacorl report` writes its page.
+    write_json(out / SUMMARY, summary)
     return write_report(out), summary["verdict"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import socket
@@ -960,6 +961,46 @@ def test_how_work_is_shared_is_remembered(dataset):
         prepare(store, folder, ["ann"])
         assert store.progress("ann") == before == {"total": 48, "ranked": 0, "skipped": 0}
         assert prepare(store, folder, ["ann"], renew=["ann"]).keys() == {"ann"}
+
+
+@pytest.mark.parametrize(
+    ("people", "adjudicators", "fault"),
+    [
+        ([], [], "nobody is there to rank"),
+        (["admin"], [], "'admin' is the administrator"),
+        (["ann"], ["ann"], "'ann' cannot rank and adjudicate"),
+        (["ann"], [], "images are missing"),
+    ],
+)
+def test_a_start_that_fails_makes_no_database(dataset, people, adjudicators, fault):
+    folder = dataset(prompts=2, grids=2)
+    if "images" in fault:
+        shutil.rmtree(folder / "images")
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(ValueError, match=fault):
+        serve(folder, people, adjudicators=adjudicators, sharing=NO_OVERLAP, port=0)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_the_database_and_its_rankings_are_for_their_owner_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        with Store(tmp_path / "set" / "annotations.db") as store:
+            store.add_person("ann")
+            modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "set").iterdir()}
+        collect_answers(tmp_path / "set")
+    finally:
+        os.umask(before)
+    assert modes.keys() > {"annotations.db"}, "SQLite's log lies beside it"
+    assert set(modes.values()) == {0o600}
+    assert (tmp_path / "set" / "rankings.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_database_is_made_at_the_end_of_a_link(tmp_path):
+    (tmp_path / "annotations.db").symlink_to(tmp_path / "elsewhere.db")
+    with pytest.raises(OSError, match="a link, and nothing is written through links here"):
+        Store(tmp_path / "annotations.db")
+    assert not (tmp_path / "elsewhere.db").exists()
 
 
 def test_a_start_that_fails_hands_out_no_links(dataset):

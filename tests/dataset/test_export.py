@@ -16,6 +16,7 @@ from pacorl.dataset.export import export, label
 from pacorl.dataset.importing import import_folder
 from pacorl.dataset.records import Answer, read_answers, read_instances, read_pairs, write_records
 from pacorl.io.documents import read_jsonl, write_jsonl
+from pacorl.io.files import digest
 from pacorl.io.images import open_image
 
 SHARES = {"train": 0.5, "test": 0.5}
@@ -145,7 +146,42 @@ def test_another_export_leaves_nothing_of_the_last(ranked):
     (ranked / "export" / "README.md").write_text("mine")
     export(ranked, shares={"train": 1.0}, formats=["jsonl"])
     names = sorted(path.name for path in (ranked / "export").rglob("*") if path.is_file() and path.suffix != ".png")
-    assert names == ["README.md", "comparisons_train.jsonl"]
+    assert names == [".pacorl", "README.md", "comparisons_train.jsonl"]
+
+
+def test_a_file_of_an_earlier_export_that_was_edited_stays(ranked):
+    export(ranked, shares=SHARES, formats=["jsonl", "scores"])
+    (ranked / "export" / "scores.jsonl").write_text("mine")
+    export(ranked, shares=SHARES, formats=["jsonl"])
+    assert (ranked / "export" / "scores.jsonl").read_text() == "mine"
+    assert not (ranked / "export" / "annotators.jsonl").exists()
+
+
+def test_a_manifest_of_somebody_else_deletes_nothing_elsewhere(ranked, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("mine")
+    export(ranked, shares=SHARES, formats=["jsonl"])
+    manifest = json.loads((ranked / "manifests/export.json").read_text())
+    leading_out = f"export/{'../' * 30}{str(secret).lstrip('/')}"
+    manifest["outputs"] |= {leading_out: digest(secret), str(secret): digest(secret)}
+    (ranked / "manifests/export.json").write_text(json.dumps(manifest))
+    export(ranked, shares={"train": 1.0}, formats=["jsonl"])
+    assert secret.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["export", "tasks"])
+def test_a_folder_of_somebody_else_is_refused_and_stays(ranked, tmp_path, command):
+    """LLaMA-Factory's own folder of data, whose list of datasets an export would replace."""
+    theirs = tmp_path / "LLaMA-Factory" / "data"
+    theirs.mkdir(parents=True)
+    for name in ("dataset_info.json", "tasks.json"):
+        (theirs / name).write_text("theirs")
+    result = CliRunner().invoke(app, [command, str(ranked), "--out", str(theirs)])
+    assert "holds files that this command did not make; name an empty or a new folder" in str(result.exception)
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == {
+        "dataset_info.json": "theirs",
+        "tasks.json": "theirs",
+    }
 
 
 def test_other_reasons_are_another_export(ranked):

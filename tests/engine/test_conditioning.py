@@ -87,6 +87,18 @@ def test_a_new_run_does_not_read_what_an_earlier_one_wrote(tmp_path: Path) -> No
     assert len(list(second.folder.iterdir())) == 1
 
 
+def test_only_encoded_prompts_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    for name in ("notes.txt", "mine.safetensors"):
+        (tmp_path / "c" / name).write_text("mine")
+    files = ConditioningFiles(CountingPolicy(), tmp_path / "c", runtime=OneOf())  # type: ignore[arg-type]
+    files.prepare(PROMPTS[:2], SMALL)
+    encoded = [path for path in files.folder.iterdir() if len(path.stem) == 64]
+    assert [path.stat().st_mode & 0o777 for path in encoded] == [0o600] * 2
+    files.remove()
+    assert sorted(path.name for path in files.folder.iterdir()) == ["mine.safetensors", "notes.txt"]
+
+
 def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
     served = "judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, timeout: 60, retries: 6}"
     run = load(PolicyConfig, None, [served, "advantages.max_missing=0.2", "judge.concurrency=32"])

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from pacorl.io.documents import append_jsonl
+from pacorl.io.documents import Journal, append_jsonl
 from pacorl.io.files import (
+    PRIVATE,
     LockedError,
     check_digests,
+    check_made,
+    check_new,
+    check_no_run,
+    claim_folder,
     digests,
     inside,
     own_folder,
+    remove_made,
     replacing,
     safe_name,
     sole_holder,
@@ -45,9 +54,10 @@ def test_content_is_on_the_disk_before_its_name_and_the_name_before_the_return(
         os, "fsync", lambda handle: (events.append(Path(f"/proc/self/fd/{handle}").readlink().name), fsync(handle))
     )
     write_atomic(tmp_path / "set" / "b.txt", "x")
-    part = f".b.txt.{platform.node()}-{os.getpid()}.part"
     # The new folder's own name first, then content, name, and the name on the disk.
-    assert events == [tmp_path.name, part, "rename", "set"]
+    part = events.pop(1)
+    assert re.fullmatch(rf"\.b\.txt\.{re.escape(platform.node())}-{os.getpid()}-[0-9a-f]{{8}}\.part", part)
+    assert events == [tmp_path.name, "rename", "set"]
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -111,12 +121,202 @@ def test_half_a_character_is_refused_by_the_name_of_its_file(tmp_path: Path) -> 
 def test_what_killed_processes_left_half_written_is_swept(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    stays = [f".a.png.{platform.node()}-{os.getpid()}.part", f".a.png.elsewhere-{gone.pid}.part", "a.part", "a.png"]
+    here, random = platform.node(), "0123abcd"
+    stays = [f".a.png.{here}-{os.getpid()}-{random}.part", f".a.png.elsewhere-{gone.pid}-{random}.part"]
+    stays += ["a.part", "a.png", f".a.png.{here}-{gone.pid}-notes.part"]
     (tmp_path / "deep").mkdir()
-    for name in [f".a.b.png.{platform.node()}-{gone.pid}.part", *stays]:
+    for name in [f".a.b.png.{here}-{gone.pid}-{random}.part", *stays]:
         (tmp_path / "deep" / name).write_bytes(b"half")
+    link, folder = f".link.{here}-{gone.pid}-{random}.part", f".folder.{here}-{gone.pid}-{random}.part"
+    (tmp_path / "deep" / link).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "deep" / folder).mkdir()
     sweep(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == sorted(stays)
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == sorted([*stays, link, folder])
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """A file of the user, to which hostile names lead; it must stay as it is."""
+    path = tmp_path / "key"
+    path.write_text("secret\n")
+    yield path
+    assert path.read_text() == "secret\n"
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "run").mkdir()
+    lock, log = tmp_path / "run" / ".lock", tmp_path / "run" / "metrics.jsonl"
+    lock.symlink_to(victim)
+    log.symlink_to(victim)
+    with pytest.raises(OSError, match=r"a link, and nothing is written through links here; delete it: '.*\.lock'"):
+        own_folder(tmp_path / "run").__enter__()
+    with pytest.raises(OSError, match=r"a link, .*metrics\.jsonl"):
+        append_jsonl(log, {"epoch": 1})
+
+
+def test_no_file_is_made_at_the_end_of_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "new")
+    with pytest.raises(OSError, match="a link"):
+        own_folder(tmp_path).__enter__()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_journal_that_is_a_link_takes_no_items(tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"key": "a"}\n')
+    (tmp_path / "journal.jsonl").symlink_to(other)
+    journal = Journal(tmp_path / "journal.jsonl")
+    with pytest.raises(OSError, match="a link"):
+        journal.add({"key": "b"})
+    assert other.read_text() == '{"key": "a"}\n'
+
+
+def test_a_lock_that_holds_something_else_is_left_alone(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / ".lock").hardlink_to(victim)
+    with pytest.raises(ValueError, match=r"\.lock is no lock of pacorl's; move it away"):
+        own_folder(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("note", ["", "pro", "process 7 on elsewhere", "\0\0\0"])
+def test_the_lock_of_a_process_that_is_gone_is_taken(tmp_path: Path, note: str) -> None:
+    (tmp_path / ".lock").write_text(note)
+    with own_folder(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}"
+
+
+def test_pipes_are_neither_written_nor_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # without a reader, opening it for writing fails anyway
+    try:
+        with pytest.raises(OSError, match="not a regular file"):
+            append_jsonl(pipe, {"epoch": 1})
+        with pytest.raises(OSError, match="not a regular file"):
+            write_atomic(pipe, "x")
+        with pytest.raises(OSError, match="not a regular file"), sole_holder(pipe):
+            pass
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_the_name_of_a_half_written_file_cannot_be_taken_before(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / f".a.txt.{platform.node()}-{os.getpid()}.part").symlink_to(victim)
+    write_atomic(tmp_path / "a.txt", "x")
+    with replacing(tmp_path / "a.txt") as first, replacing(tmp_path / "a.txt") as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert (tmp_path / "a.txt").read_text() == "first"
+
+
+def test_a_half_written_file_is_never_an_old_one(tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda count: "0123abcd")
+    part = tmp_path / f".a.txt.{platform.node()}-{os.getpid()}-0123abcd.part"
+    part.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_atomic(tmp_path / "a.txt", "x")
+    assert part.is_symlink()
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Files are made with a mask of modes."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    """The permissions of a file."""
+    return path.stat().st_mode & 0o777
+
+
+def test_files_are_for_their_owner_to_write_and_logs_to_read(tmp_path: Path) -> None:
+    with umask(0):
+        write_atomic(tmp_path / "deep" / "page.html", "x")
+        write_atomic(tmp_path / "config.yaml", "x", mode=PRIVATE)
+        append_jsonl(tmp_path / "metrics.jsonl", {})
+        Journal(tmp_path / "journal.jsonl")
+        with sole_holder(tmp_path / ".lock"):
+            pass
+    names = ("deep", "deep/page.html", "config.yaml", "metrics.jsonl", "journal.jsonl", ".lock")
+    assert [mode_of(tmp_path / name) for name in names] == [0o755, 0o644, 0o600, 0o600, 0o600, 0o600]
+
+
+def test_a_stricter_mask_holds(tmp_path: Path) -> None:
+    with umask(0o077):
+        write_atomic(tmp_path / "page.html", "x")
+    assert mode_of(tmp_path / "page.html") == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    path.chmod(mode)
+    write_atomic(path, "new")
+    assert (path.read_text(), mode_of(path)) == ("new", mode)
+
+
+def test_the_mode_is_that_of_the_name_whatever_the_block_put_there(tmp_path: Path) -> None:
+    with replacing(tmp_path / "a.safetensors") as temporary:
+        save_file({"a": torch.zeros(2)}, temporary)  # renames a private file of its own
+    assert mode_of(tmp_path / "a.safetensors") == 0o644
+
+
+def folder_of(root: Path, *names: str) -> Path:
+    """A folder of files that contain their own names."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+def files_of(folder: Path) -> list[str]:
+    """The paths within of a folder's files, links included."""
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
+def test_only_what_was_made_is_deleted(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", "a.bin", "lora/b.bin", "lora/notes.txt", "keep/c.txt")
+    assert remove_made(folder, ["*.bin", "lora/*.bin"]) == ["keep/c.txt", "lora/notes.txt"]
+    assert files_of(folder) == ["keep/c.txt", "lora/notes.txt"]
+
+
+def test_a_folder_of_made_files_goes_with_them(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", "a.bin", "lora/b.bin")
+    assert remove_made(folder, ["*.bin", "lora/*.bin"]) == []
+    assert not folder.exists()
+
+
+def test_other_files_move_to_where_they_are_kept_and_replace_nothing_there(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "old", "a.bin", "notes.txt", "lora/notes.txt")
+    kept = folder_of(tmp_path / "new", "notes.txt")
+    remove_made(folder, ["*.bin"], others=kept)
+    assert not folder.exists()
+    assert files_of(kept) == ["lora/notes.txt", "notes.txt", "notes.txt-2"]
+
+
+def test_what_links_lead_to_is_never_deleted(tmp_path: Path, victim: Path) -> None:
+    folder_of(tmp_path / "elsewhere", "a.bin")
+    folder = folder_of(tmp_path / "run", "b.bin")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / "key.bin").symlink_to(victim)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    assert remove_made(folder, ["**/*.bin", "linked/*.bin", "../elsewhere/*.bin"]) == ["linked"]
+    assert remove_made(tmp_path / "link", ["*.bin"]) == []
+    assert files_of(tmp_path / "elsewhere") == ["a.bin"]
+
+
+def test_a_file_that_is_there_is_named_with_the_fix(tmp_path: Path) -> None:
+    check_new(tmp_path / "a.txt", fix="name another")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"b\.txt is there already, and is not replaced; name another"):
+        check_new(tmp_path / "a.txt", tmp_path / "b.txt", fix="name another")
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
@@ -190,3 +390,30 @@ def test_weights_on_a_full_disk_name_their_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert fault.value.filename == str(path)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "summary.json", "ledger.jsonl"])
+def test_a_new_run_replaces_no_file(tmp_path: Path, name: str) -> None:
+    check_no_run(tmp_path)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=rf"{name} is there already, and is not replaced; go on with --resume auto"):
+        check_no_run(tmp_path)
+
+
+def test_a_folder_is_claimed_once_and_never_from_others(tmp_path: Path) -> None:
+    folder_of(tmp_path / "theirs", "a.txt")
+    with pytest.raises(ValueError, match="theirs holds files that this command did not make"):
+        claim_folder(tmp_path / "theirs")
+    claim_folder(tmp_path / "new")
+    folder_of(tmp_path / "new", "a.txt")
+    claim_folder(tmp_path / "new")
+    claim_folder(folder_of(tmp_path / "earlier", "settings.json", "a.txt"), "settings.json")
+
+
+def test_only_files_with_the_mark_are_replaced(tmp_path: Path) -> None:
+    check_made(tmp_path / "a.html")
+    (tmp_path / "a.html").write_text('<a class="brand" href="#top">pacorl</a>')
+    check_made(tmp_path / "a.html")
+    (tmp_path / "a.html").write_text("a page about pacorl")
+    with pytest.raises(ValueError, match=r"a\.html was not made by pacorl, and is not replaced"):
+        check_made(tmp_path / "a.html")

@@ -323,7 +323,7 @@ def test_the_command_on_the_tiny_world(tmp_path: Path) -> None:
     plotted = ElementTree.fromstring((tmp_path / "probe.svg").read_text())
     texts = [element.text for element in plotted.iter() if element.tag.endswith("text")]
     assert {"as configured", "step 0", "sampling", "judge"} <= set(texts)
-    assert set(os.listdir(tmp_path)) == {"probe.json", "probe.svg"}
+    assert set(os.listdir(tmp_path)) == {".pacorl", "probe.json", "probe.svg"}
 
 
 SCHEMA = {

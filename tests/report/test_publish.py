@@ -152,6 +152,29 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
         write_card(tmp_path)
 
 
+def test_an_edited_card_is_not_replaced_and_an_own_one_is(run: Path) -> None:
+    (run / "before-after.png").write_bytes(b"an image")
+    card = write_card(run) / "README.md"
+    (run / "before-after.png").write_bytes(b"another image")
+    write_card(run, licence="mit")
+    text = card.read_text()
+    assert "license: mit" in text
+    assert (run / "adapter" / "before-after.png").read_bytes() == b"another image"
+    card.write_text(text + "My own words.\n")
+    with pytest.raises(ValueError, match=r"README\.md is not as this command wrote it, and is not replaced; move it"):
+        write_card(run)
+    assert card.read_text() == text + "My own words.\n"
+
+
+@pytest.mark.parametrize("name", ["README.md", "before-after.png"])
+def test_files_that_a_user_put_beside_the_weights_stay(run: Path, name: str) -> None:
+    (run / "before-after.png").write_bytes(b"an image")
+    (run / "adapter" / name).write_text("mine")
+    with pytest.raises(ValueError, match=rf"{name} is not .*and is not replaced; move it away"):
+        write_card(run)
+    assert (run / "adapter" / name).read_text() == "mine"
+
+
 def test_nothing_is_uploaded_unless_it_is_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it now raises
     done = CliRunner().invoke(app, ["publish", str(run)])

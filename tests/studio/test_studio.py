@@ -516,7 +516,7 @@ def test_the_history_keeps_the_newest_and_lives_with_what_is_damaged(tmp_path, c
     newest = tmp_path / f"set-{names[4]}.zip"
     newest.write_bytes(newest.read_bytes()[:40])
     # A file that is half written is not one of the sets, and nobody writes it any more.
-    (tmp_path / f".set-{names[4]}.zip.{platform.node()}-99999999.part").write_bytes(b"")
+    (tmp_path / f".set-{names[4]}.zip.{platform.node()}-99999999-0123abcd.part").write_bytes(b"")
     again = History(tmp_path, max_bytes=1)
     assert f"{newest}: damaged (File is not a zip file); this set is not shown" in caplog.text
     assert not list(tmp_path.glob("*.part"))

@@ -71,7 +71,7 @@ def killed_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Path, name, dying(getattr(Path, name)))
     monkeypatch.setattr(checkpoint, "save_file", dying(checkpoint.save_file))
     monkeypatch.setattr(shutil, "rmtree", dying(half_removed))
-    monkeypatch.setattr(shutil, "copytree", dying(shutil.copytree))
+    monkeypatch.setattr(shutil, "copy2", dying(shutil.copy2))
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step again"])
@@ -113,7 +113,7 @@ def saved(config: PolicyConfig, step: int, score: float) -> None:
 
     def export(folder: Path) -> None:
         (folder / "lora").mkdir()
-        (folder / "lora" / "adapter.txt").write_text(str(step))
+        (folder / "lora" / "adapter_config.json").write_text(str(step))
 
     write_checkpoint(target, tensors=tensors, state=state, generators=[{}], export=export)
     settle(target, config)
@@ -155,7 +155,7 @@ def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(
         if start.name == "step-000002":  # killed before the checkpoint had its name: the run makes it again
             saved(config, 3, score=0.7)
         finals.append(content(config.out))
-    assert finals[0].keys() > {"checkpoints/best.json", "adapter/adapter.txt"}
+    assert finals[0].keys() > {"checkpoints/best.json", "adapter/adapter_config.json"}
     assert {path.split("/")[1] for path in finals[0] if "step-" in path} == {"step-000002", "step-000003"}
     assert all(final == finals[0] for final in finals)
     assert len(finals) > 20, "few moments were tried"
@@ -167,7 +167,7 @@ def test_a_kill_before_any_change_of_a_save_changes_nothing_of_the_resumed_run(
         ("adapter.safetensors", "adapter.safetensors is damaged"),
         ("state.json", r"state.json:\d+: not valid JSON"),
         ("generators.json", "generators.json is damaged"),
-        ("lora/adapter.txt", "lora/adapter.txt is damaged"),
+        ("lora/adapter_config.json", "lora/adapter_config.json is damaged"),
         ("average.safetensors", "average.safetensors is missing"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_taken(
     start = starting_point(config, "auto")
     assert start == newest.with_name("step-000002")
     assert re.search(f"step-000003/{fault}.*; the checkpoint before it is taken", caplog.text)
-    assert (config.out / "adapter" / "adapter.txt").read_text() == "2"
+    assert (config.out / "adapter" / "adapter_config.json").read_text() == "2"
     with pytest.raises(ValueError, match=fault):
         starting_point(config, str(newest))
     saved(config, 4, score=0.4)  # a damaged one beside it ends no run
@@ -233,6 +233,63 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     # A run that went back to step 2 and has come to step 4 again has given up step 5.
     prune(tmp_path, keep=2, newest=4, best=paths[1])
     assert checkpoints(tmp_path) == [paths[1], paths[3]]
+
+
+def test_what_a_user_put_beside_a_checkpoints_files_outlives_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = write(tmp_path, 1), write(tmp_path, 2)
+    for name in ("notes.txt", "lora/mine.txt"):
+        (first / name).parent.mkdir(exist_ok=True)
+        (first / name).write_text(name)
+    (first / "lora" / "adapter_config.json").write_text("{}")
+    prune(tmp_path, keep=1, newest=2)
+    assert checkpoints(tmp_path) == [second]
+    kept = tmp_path / "step-000001.kept"
+    assert content(kept) == {"notes.txt": b"notes.txt", "lora/mine.txt": b"lora/mine.txt"}
+    assert f"{first} is deleted but for what the run did not write: lora/mine.txt stays in {kept}" in caplog.text
+
+
+def test_a_checkpoint_that_is_made_again_keeps_what_a_user_put_there(tmp_path: Path) -> None:
+    target = write(tmp_path, 1)
+    (target / "notes.txt").write_text("x")
+    write(tmp_path, 1, mark=1)
+    assert load_checkpoint(target).state["mark"] == 1
+    assert (target / "notes.txt").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+def test_an_adapter_that_is_replaced_keeps_what_a_user_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = run_at(tmp_path)
+    saved(config, 1, score=0.5)
+    (config.out / "adapter" / "README.md").write_text("my card")
+    saved(config, 2, score=0.6)
+    assert content(config.out / "adapter") == {"README.md": b"my card", "adapter_config.json": b"2"}
+
+
+def test_hidden_folders_of_a_user_stay(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    mine = [".step-notes/a.txt", ".step-000001.backup/a.txt", ".step-000001.deleted.txt"]
+    for name in mine:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "state.json").write_text("{}")
+    for name in (".step-000003.deleted", ".step-000004.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    recover(tmp_path)
+    assert {*mine, "elsewhere/state.json"} < content(tmp_path).keys()
+
+
+def test_a_checkpoint_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".step-000001.partial").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="partial"):
+        write(tmp_path, 1)
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_steps_sort_by_number(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from pacorl.judges.local import LocalJudge
 from pacorl.plan.judge_plan import plan_reward
 from pacorl.train_judge.data import Collator, ComparisonDataset, each_once, in_both_orders, load_data
 from pacorl.train_judge.model import load_model, processor_of, save_processor, source_of, tune
-from pacorl.train_judge.run import MARK, JudgeTrainer, build_trainer, complete_checkpoints, prune
+from pacorl.train_judge.run import BEGUN, MARK, JudgeTrainer, build_trainer, complete_checkpoints, prune
 from pacorl.train_judge.trainer import (
     LABEL_KEYS,
     LossSums,
@@ -265,14 +265,62 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert any(value.abs().sum() > 0 for name, value in found.items() if "lora_B" in name)
 
 
+def checkpoint_at(folder: Path, step: int, *, complete: bool = True) -> Path:
+    """A checkpoint of one file, complete or cut short."""
+    path = folder / f"checkpoint-{step}"
+    path.mkdir()
+    (path / BEGUN).write_text("{}")
+    (path / "optimizer.pt").write_text("x")
+    if complete:
+        (path / MARK).write_text(json.dumps({"files": {BEGUN: "", "optimizer.pt": ""}}))
+    return path
+
+
 def test_what_kills_left_of_checkpoints_goes_with_the_old_ones(tmp_path: Path) -> None:
-    for step in (2, 10, 12, 14):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    for step in (2, 10, 12):  # 14 was cut short
-        (tmp_path / f"checkpoint-{step}" / MARK).touch()
+    for step in (2, 10, 12):
+        checkpoint_at(tmp_path, step)
+    checkpoint_at(tmp_path, 14, complete=False)
+    (tmp_path / "checkpoint-16").mkdir()  # killed before it wrote anything
     (tmp_path / "checkpoint-of-mine").mkdir()
     prune(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-12", "checkpoint-of-mine"]
+
+
+def test_files_of_others_outlive_the_checkpoints_they_lie_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, _ = checkpoint_at(tmp_path, 2), checkpoint_at(tmp_path, 4)
+    (first / "notes.txt").write_text("mine")
+    (tmp_path / "secret").write_text("mine")
+    listed = {"files": {BEGUN: "", "optimizer.pt": "", "../secret": "", "*": ""}}
+    (first / MARK).write_text(json.dumps(listed))
+    prune(tmp_path, keep=1)
+    kept = tmp_path / "checkpoint-2.kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "checkpoint-4", "secret"]
+    assert [path.name for path in kept.iterdir()] == ["notes.txt"]
+    assert "notes.txt is in" in caplog.text
+
+
+def test_a_folder_that_is_no_checkpoint_of_the_run_is_left_alone(run: Any) -> None:
+    config = run()
+    foreign = config.out / "checkpoints" / "checkpoint-500"
+    foreign.mkdir(parents=True)
+    (foreign / "optimizer.pt").write_text("of another program")
+    prune(foreign.parent, keep=1)
+    assert (foreign / "optimizer.pt").is_file()
+    with pytest.raises(ValueError, match="checkpoint-500 is no checkpoint of this run; move it away to go on"):
+        JudgeTrainer(config, resume=True)
+
+
+def test_a_card_in_the_adapters_folder_outlives_a_training(run: Any) -> None:
+    config = run("max_steps=1")
+    card = config.out / "adapter" / "README.md"
+    card.parent.mkdir(parents=True)
+    card.write_text("my card")
+    JudgeTrainer(config).train()
+    assert card.read_text() == "my card"
+    files = {path.name: path.stat().st_mode & 0o777 for path in card.parent.iterdir()}
+    assert files["adapter_model.safetensors"] == 0o644
+    assert "training_args.bin" not in files
+    assert not list(config.out.glob(".adapter*"))
 
 
 def test_a_full_disk_at_save_loses_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pacorl.io.files import claim_folder
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
@@ -86,6 +88,7 @@ MOVED: dict[tuple[str, ...], list[str]] = {("dataset", "story"): ["-m", "tools.t
 
 def record(folder: Path, *, revision: str, only: Sequence[str]) -> None:
     """Runs every story into `folder`, with the code of `revision` or, if it is empty, of this checkout."""
+    claim_folder(folder)
     with _source(revision) as source:
         for name in only or STORIES:
             out = folder / name

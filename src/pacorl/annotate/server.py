@@ -19,7 +19,7 @@ Images are named by instance and slot, never by path. Tokens come as a cookie or
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,8 +65,9 @@ def serve(
         ValueError: if another server has the database, or the folder has nothing to rank.
         OSError: if the port is taken.
     """
-    read_instances(folder / "instances.jsonl")  # before a database is made in a folder that is none
     database = folder / DATABASE
+    if not database.is_file():  # a fault must not leave one behind
+        check_start(folder, people, adjudicators, sharing=sharing or Sharing(), present={})
     # Bound first: links are told once, and a port that is taken would lose them.
     with (
         only_server(database, url=f"http://{host}:{port}"),
@@ -101,15 +102,10 @@ def prepare(
         Name → path of a join link, for the links made now: only their hashes are stored.
     """
     sharing = sharing or store.sharing()
-    instances = instances_to_rank(folder, [*people, *adjudicators], sharing)
-    if not people and not store.people():
-        raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
-    # Links come after every check: a start that fails must not hand out some, or end old ones.
-    roles = {**dict.fromkeys(people, 0), **dict.fromkeys(adjudicators, ADJUDICATOR), ADMIN: ADMINISTRATOR}
     present = {name: role for role in (0, ADMINISTRATOR, ADJUDICATOR) for name in store.people(role=role)}
-    for name in (*people, *adjudicators):
-        if roles[name] != present.get(name, roles[name]) or (name in people and name in adjudicators):
-            raise ValueError(f"{name!r} cannot rank and adjudicate; give the adjudicator another name")
+    # Links come after every check: a start that fails must not hand out some, or end old ones.
+    instances = check_start(folder, people, adjudicators, sharing=sharing, present=present)
+    roles = {**dict.fromkeys(people, 0), **dict.fromkeys(adjudicators, ADJUDICATOR), ADMIN: ADMINISTRATOR}
     links = {
         name: f"/join/{store.add_person(name, role=roles.get(name, 0), days=days)}"
         for name in dict.fromkeys([ADMIN, *roles, *renew])
@@ -117,6 +113,30 @@ def prepare(
     }
     share_work(store, folder, instances, sharing)
     return links
+
+
+def check_start(
+    folder: Path, people: Sequence[str], adjudicators: Sequence[str], *, sharing: Sharing, present: Mapping[str, int]
+) -> list[Instance]:
+    """Check a folder and the names of a start, before anything is written.
+
+    Args:
+        present: name → role of those whom the database has.
+
+    Returns:
+        What is to be ranked.
+
+    Raises:
+        ValueError: the folder has nothing to rank or lacks images, or the names do not fit.
+    """
+    instances = instances_to_rank(folder, [*people, *adjudicators], sharing)
+    if not people and 0 not in present.values():
+        raise ValueError("nobody is there to rank; name people, e.g. --annotators ann,ben")
+    for names, other, role in ((people, adjudicators, 0), (adjudicators, people, ADJUDICATOR)):
+        for name in names:
+            if name in other or present.get(name, role) != role:
+                raise ValueError(f"{name!r} cannot rank and adjudicate; give the adjudicator another name")
+    return instances
 
 
 def share_work(store: Store, folder: Path, instances: Sequence[Instance], sharing: Sharing) -> None:

@@ -30,7 +30,7 @@ from pacorl.annotate.sharing import Sharing, share_out
 from pacorl.dataset import records
 from pacorl.dataset.records import ADJUDICATOR, ADMINISTRATOR, Answer, Instance, stored_answers, stored_instance
 from pacorl.io.documents import blamed_on, parse_json, read_text, typed
-from pacorl.io.files import LockedError, sole_holder
+from pacorl.io.files import LockedError, make_folder, open_regular, sole_holder
 from pacorl.web.guard import RefusedError
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ class Store:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         if not read_only:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
+            os.close(open_regular(path, os.O_RDWR))  # SQLite would make it for all to read, and follow a link
         self._db = records.connect(path, read_only=True) if read_only else records.connect(path, setup=SETUP)
         # Readers have their own connection: they see only what is on the disk, and do not wait for it with writers.
         self._reader = self._db if read_only else records.connect(path, check=False)

@@ -25,7 +25,7 @@ from pacorl.config.options import packed_form
 from pacorl.data import leaks
 from pacorl.engine.image_queue import Shard
 from pacorl.io.documents import Journal, as_read_back, blamed_on, parse_json, read_object, write_json
-from pacorl.io.files import LockedError, check_writable, sole_holder, sweep, write_atomic
+from pacorl.io.files import LockedError, check_writable, claim_folder, sole_holder, sweep, write_atomic
 from pacorl.io.quiet import quiet_loading
 from pacorl.judges import check_judge
 from pacorl.report.page import render
@@ -121,6 +121,7 @@ def run_benchmark(
     generate_only = getattr(options, "generate_only", False)
     if options.needs_judge and not generate_only:
         check_judge(options.judge, adapter=options.judge_adapter)
+    claim_folder(out, "settings.json")
     if spec.generate and not getattr(options, "images", None):
         with progress("generating") as advance:
             spec.generate(items, options, out, _shard(options), advance)

@@ -120,7 +120,9 @@ def split_prompts(
     from pacorl.data.edits import save_edits
     from pacorl.data.leaks import split_prompts
     from pacorl.data.records import prompts_from, save_prompts
+    from pacorl.io.files import check_new
 
+    check_new(out / "train.jsonl", out / "test.jsonl", fix="name another folder with --out")
     benchmarks = {name: prompts_from(name) for name in keep_out}
     train, held_out, leaks = split_prompts(prompts_from(source), test=test, seed=seed, keep_out=benchmarks, near=near)
     for name, side in (("train", train), ("test", held_out)):
@@ -154,14 +156,17 @@ def upgrade_config(
     *,
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would change, and change nothing."),
 ) -> None:
-    """Rewrite a config of an earlier version with today's keys; comments stay."""
+    """Rewrite a config of an earlier version with today's keys; comments stay, and so does a copy as FILE.before."""
     from pacorl.config.upgrade import rewrite
     from pacorl.io.documents import read_text
-    from pacorl.io.files import write_atomic
+    from pacorl.io.files import PRIVATE, free_name, read_bytes, write_atomic
 
     before = read_text(file)
     after, notices = rewrite(before, name=str(file))
     for notice in notices or ["its keys are today's"]:
         typer.echo(f"{file}: {notice}")
     if after != before and not dry_run:
-        write_atomic(file, after)
+        copy = free_name(file.with_name(f"{file.name}.before"))
+        write_atomic(copy, read_bytes(file), mode=PRIVATE)
+        write_atomic(file.resolve(), after)  # through a link: it stays one
+        typer.echo(f"{file}: as it was: {copy}")

@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from pacorl.types import Prompt
 
 
+BOARD_PAGE = "storyboard.html"
+IMAGE_MARK = b"Software" + bytes(5) + b"pacorl "
+"""The first text chunk of a generated PNG (`generate.files.recipe_texts`)."""
+PDF_MARK = "pacorl".encode("utf-16-be")
+"""The producer of its PDFs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
     """What is to be generated: one of a prompt, a record, a storyboard, an edit."""
@@ -118,7 +125,7 @@ def generate(
     judge = _judge_source(choice, generator.model)
     if requested.board:
         _check_storyboard(choice)
-    _check_output(output)
+    _check_output(output, requested)
     spec = _check_models(generator, choice, judge, requested.prompts)
     from pacorl.io.imports import frozen_imports
 
@@ -243,12 +250,22 @@ def _check_storyboard(choice: ChoiceOptions) -> None:
         raise ValueError(f"--count {choice.count} and --storyboard do not go together; give another --seed instead")
 
 
-def _check_output(output: OutputOptions) -> None:
-    from pacorl.io.files import check_writable
+def _check_output(output: OutputOptions, request: GenerationRequest) -> None:
+    """Raise an error if the output cannot be written, or would replace files that were not generated."""
+    from pacorl.io.files import check_made, check_writable
 
     check_writable(output.out, folder=True)
     for path in filter(None, (output.report, output.pdf)):
         check_writable(path)
+    edits = any(prompt.sources for prompt in request.prompts)
+    stem = "page" if request.board else "edit" if edits else "set"
+    for image in sorted(output.out.glob(f"{stem}-[0-9]*.png")):
+        check_made(image, mark=IMAGE_MARK, limit=4096)
+    page = output.report or (output.out / BOARD_PAGE if request.board else None)
+    if page:
+        check_made(page)
+    if output.pdf:
+        check_made(output.pdf, mark=PDF_MARK)
 
 
 def _check_models(
@@ -328,7 +345,7 @@ def _deliver(
     judge = reward.name if reward else ""
     notes = [note for note in (model.note, reward.note if reward else "") if note]
     saved = files.save(images, output.out, judge=judge, stem="page" if request.board else "")
-    page = output.report or (output.out / "storyboard.html" if request.board else None)
+    page = output.report or (output.out / BOARD_PAGE if request.board else None)
     if page:
         files.write_page(page, saved, title=request.title, notes=notes, judge=judge)
     if output.pdf:

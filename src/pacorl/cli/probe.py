@@ -68,7 +68,7 @@ def probe(
     from pacorl.config.policy_run import PolicyConfig
     from pacorl.engine.cores import use_cores
     from pacorl.io.documents import write_json
-    from pacorl.io.files import check_writable, write_atomic
+    from pacorl.io.files import check_writable, claim_folder, write_atomic
     from pacorl.io.quiet import quiet_loading
     from pacorl.judges import check_temperature
     from pacorl.probe.design import ProbeOptions
@@ -78,6 +78,7 @@ def probe(
         check_temperature(temperature, key="--temperatures")
     if flags.out:
         check_writable(flags.out, folder=True)
+        claim_folder(flags.out)
     check_run(run)
     use_cores()
     quiet_loading()

@@ -68,7 +68,7 @@ def score(
     """Score how well images belong together: P(Yes) for two, a matrix and the odd one out for more."""
     from pacorl.core.grid import parse_layout
     from pacorl.engine.cores import use_cores
-    from pacorl.io.files import check_writable
+    from pacorl.io.files import check_made, check_writable
     from pacorl.io.imports import frozen_imports
     from pacorl.judges import JUDGES, backend_of, check_judge
     from pacorl.score import scores as scoring
@@ -77,6 +77,7 @@ def score(
 
     if output.report:
         check_writable(output.report)
+        check_made(output.report)
     use_cores()
     questions = scoring.questions_about(ask.theme, scoring.read_criteria(ask.criteria))
     names, opened, refused = scoring.open_images(images, keep_going=output.keep_going)

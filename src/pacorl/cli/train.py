@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from pacorl.cli.shared import echo_errors
 from pacorl.config.options import inherited, option
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pacorl.train.start import Resume
 
 RESUME, AUTO = "--resume", "auto"
+QUICKSTART = Path("runs/quickstart")
 OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
 
 
@@ -221,16 +223,23 @@ def train_reward(
 
 def quickstart(
     overrides: list[str] = typer.Argument(None, help="Changes to the tiny recipe, as section.key=value."),
-    out: Path = typer.Option(Path("runs/quickstart"), help="The run's folder."),
+    out: Path = typer.Option(
+        None, help=f"The run's folder; {QUICKSTART} if left out, or the next of its numbers if that run is finished."
+    ),
 ) -> None:
     """The whole story on this machine: judge, generator, RL and a page, in minutes and without downloads."""
     from pacorl.config.base import config_errors, load
     from pacorl.config.policy_run import PolicyConfig, recipe
     from pacorl.io.imports import frozen_imports
+    from pacorl.train.start import check_unfinished, free_folder
 
-    config = load(PolicyConfig, recipe(), [f"out={out}", *(overrides or [])])
+    folder = out or free_folder(QUICKSTART)
+    config = load(PolicyConfig, recipe(), [f"out={folder}", *(overrides or [])])
+    check_unfinished(config.out)
     with config_errors(recipe(), config):
         check_run(config, resume=True)
+    if not out and config.out == folder != QUICKSTART:
+        echo_errors(f"{QUICKSTART} stays as it is; this run's folder is {folder}")
     with frozen_imports():
         from pacorl.engine.cores import use_cores
         from pacorl.quickstart import run_quickstart
@@ -246,9 +255,11 @@ def report(
     other: Path = typer.Argument(None, help="A second run's folder, to be compared with the first."),
 ) -> None:
     """Build a run's page again; with two runs, one page that compares them."""
-    from pacorl.report.compare import write_comparison
+    from pacorl.io.files import check_made
+    from pacorl.report.compare import comparison_path, write_comparison
     from pacorl.report.page import write_report
 
+    check_made(run / "report.html" if other is None else comparison_path(run, other))
     typer.echo(write_comparison(run, other) if other else write_report(run))
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, Split, draw, panels_of, with_another
 from pacorl.io.documents import write_jsonl
-from pacorl.io.images import open_image
+from pacorl.io.files import write_atomic
+from pacorl.io.images import open_image, png_bytes
 from pacorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -64,11 +65,10 @@ def draw_edit(panel: Panel, attribute: str, rng: random.Random) -> Edit:
 
 def write_edits(folder: Path, edits: Sequence[Edit], *, name: str, pixels: int = 64) -> Path:
     """Draw each source as `folder/name/0000.png` and write `folder/name.jsonl`, which names them."""
-    (folder / name).mkdir(parents=True, exist_ok=True)
     rows = []
     for number, edit in enumerate(edits):
         image = f"{name}/{number:04d}.png"
-        draw(edit.before, pixels).save(folder / image)
+        write_atomic(folder / image, png_bytes(draw(edit.before, pixels)))
         record = {"image": image, "instruction": edit.instruction, "panels": [edit.after.text]}
         rows.append(record | {"category": edit.attribute})
     path = folder / f"{name}.jsonl"

@@ -18,7 +18,6 @@ that are needed are read. A fault names file and row.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,13 +84,13 @@ def edit_prompt(record: Mapping[str, Any], number: int, *, folder: Path) -> Prom
 def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
     """Write edits as JSONL that `load_prompts` reads back, their images copied into a folder beside it."""
     folder = path.parent / f"{path.stem}_images"
-    folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for prompt in prompts:
         # Named by content: two sources may have one name, and many edits may have one source.
         names = [f"{folder.name}/{digest(source)[:32]}{source.suffix}" for source in prompt.sources]
         for source, name in zip(prompt.sources, names, strict=True):
-            shutil.copyfile(source, path.parent / name)
+            if not (path.parent / name).exists():
+                write_atomic(path.parent / name, source.read_bytes())
         row = {"image": names if len(names) > 1 else names[0], "instruction": prompt.text}
         rows.append(row | {"category": prompt.category, "task_name": prompt.task, "panels": list(prompt.panels)})
     write_jsonl(path, rows)

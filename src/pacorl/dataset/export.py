@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from pacorl.dataset.prior import PRIOR, judged_scores
 from pacorl.dataset.records import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
-from pacorl.io.files import disk_errors, flush_all, inside, replacing
+from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder, replacing, write_atomic
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
@@ -101,17 +100,16 @@ class Export:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """`target` becomes the same file as `source`, or a copy of it; `flush_all` then brings both to the disk."""
+    """`target`, in a claimed folder, becomes the same file as `source`, or a copy; `flush_all` waits for the disk."""
     if target.is_file() and target.samefile(source):
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent, flush=False)
     # A hard link shares its content: writing through it would change the source, so an old target goes first.
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
-        with disk_errors(target):
-            shutil.copyfile(source, target)
+        write_atomic(target, source.read_bytes(), flush=False)
 
 
 def write_sharegpt(export: Export) -> list[Path]:
@@ -325,6 +323,7 @@ def export(
         counts["benchmark"] = {"rankings": len(ranked), "left out as tied": tied}
     if dry_run:
         return counts
+    claim_folder(bundle.out)
     written = []
     for done, name in enumerate(formats, 1):
         written += FORMATS[name](bundle)
@@ -333,11 +332,24 @@ def export(
     inputs = [path for path in sources if path.is_file()]
     options = {"formats": list(formats), "shares": dict(shares), "out": str(bundle.out)}
     step = DatasetStep(folder, "export", inputs=inputs, options=options, seed=seed)
-    # Files of an earlier export go, so that no old split lies beside the new ones.
-    for path in {folder / name for name in step.last().get("outputs", ())} - {*written}:
-        if path.is_relative_to(bundle.out):
-            path.unlink(missing_ok=True)
+    _remove_earlier(step.last().get("outputs", {}), bundle, written)
     return step.finish(outputs=written, counts=counts)
+
+
+def _remove_earlier(outputs: Mapping[str, str], bundle: Export, written: Sequence[Path]) -> None:
+    """Delete the files of an earlier export to the same folder, so that no old split lies beside the new ones.
+
+    Args:
+        outputs: path → SHA-256, as the manifest has them. A file that was changed since stays.
+        bundle: what is exported.
+        written: what is not deleted.
+    """
+    new = {path.resolve() for path in written}
+    for name, sha256 in outputs.items():
+        path = (bundle.folder / name).resolve()  # a manifest may be anybody's
+        is_made_here = path.is_relative_to(bundle.out.resolve()) and path.is_file() and digest(path) == sha256
+        if is_made_here and path not in new:
+            path.unlink()
 
 
 def with_reasons(folder: Path, pairs: Sequence[LabelledPair]) -> list[LabelledPair]:

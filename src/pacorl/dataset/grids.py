@@ -30,7 +30,7 @@ from pacorl.engine.image_queue import (
     unfinished_batches,
 )
 from pacorl.io.documents import blamed_on, read_jsonl, write_jsonl
-from pacorl.io.files import digest, disk_errors, flush_all, inside
+from pacorl.io.files import digest, flush_all, inside, write_atomic
 from pacorl.io.images import open_image, png_bytes
 from pacorl.io.quiet import quiet_loading
 from pacorl.types import Size
@@ -230,6 +230,4 @@ def cut(folder: Path, name: str, record: PromptRecord, number: int) -> None:
         path, content = folder / panel_path(record.idx, number, position), png_bytes(panel)
         # Rewriting an equal panel would change its time stamp, and with it what a backup or a server copies again.
         if not path.is_file() or path.read_bytes() != content:
-            with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+            write_atomic(path, content, flush=False)

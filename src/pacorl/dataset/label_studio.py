@@ -19,7 +19,7 @@ from pacorl.data.rankings import Ranking
 from pacorl.dataset.export import link_or_copy
 from pacorl.dataset.records import Answer, Instance, collect_answers, read_answers, read_instances
 from pacorl.io.documents import blamed_on, read_json
-from pacorl.io.files import flush_all, inside, write_atomic
+from pacorl.io.files import claim_folder, flush_all, inside, write_atomic
 
 LOCAL = "/data/local-files/?d="
 """What Label Studio's local storage is reached by."""
@@ -54,6 +54,7 @@ def write_tasks(folder: Path, out: Path) -> dict[str, int]:
         instances.setdefault(answer.instance, shown)
     if not instances:
         raise ValueError(f"{folder} has nothing to rank; make instances.jsonl with `pacorl dataset pair` first")
+    claim_folder(out)
     images = {name for item in instances.values() for name in (item.reference, *item.candidates)}
     for name in sorted(images):
         link_or_copy(inside(folder, name), out / name)

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from pacorl.data.rankings import Criteria
 from pacorl.data.records import load_prompts
 from pacorl.io.documents import blamed_on, faults_of, parse_json, read_jsonl, typed, write_jsonl
-from pacorl.io.files import safe_name
+from pacorl.io.files import PRIVATE, SHARED, safe_name
 from pacorl.io.net import MALFORMED
 from pacorl.types import Prompt
 
@@ -191,8 +191,10 @@ def read_judged_pairs(path: Path) -> list[JudgedPair]:
     return _read(path, JudgedPair, "a judged pair", "{0.images} are already judged in an earlier record")
 
 
-def write_records(path: Path, records: Sequence[Instance | Answer | JudgedPair | LabelledPair]) -> None:
-    write_jsonl(path, map(asdict, records))
+def write_records(
+    path: Path, records: Sequence[Instance | Answer | JudgedPair | LabelledPair], *, mode: int = SHARED
+) -> None:
+    write_jsonl(path, map(asdict, records), mode=mode)
 
 
 def _read(path: Path, kind: Callable[..., Record], name: str, repeated: str) -> list[Record]:
@@ -222,7 +224,7 @@ def collect_answers(folder: Path, *, dry_run: bool = False) -> list[Answer]:
     with closing(connect(database, read_only=dry_run)) as db:
         answers = stored_answers(db)
     if not dry_run:
-        write_records(path, answers)
+        write_records(path, answers, mode=PRIVATE)
     return answers
 
 

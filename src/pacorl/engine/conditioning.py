@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pacorl.io.files import weight_write_errors
+from pacorl.io.files import PART, PRIVATE, make_folder, remove_made, replacing, weight_write_errors
 from pacorl.types import Conditioning, Prompt, Size
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class ConditioningFiles(ConditioningCache):
     For FLUX.1-dev a prompt takes 4 MiB: in main memory 100,000 of them would be 420 GB, in each process.
     """
 
+    FILES = (f"{'[0-9a-f]' * 64}.safetensors", f".*{PART}", ".tmp*")
+    """Patterns of their names, and of what a kill leaves of one."""
     CHUNK = 32
     """Prompts that a process encodes together and then writes. A multiple of the policies' own batches: what is in one
     of these does not depend on the number of processes, and so neither do the last bits of what is encoded."""
@@ -79,11 +81,12 @@ class ConditioningFiles(ConditioningCache):
         super().__init__(policy)
         self.folder, self.runtime, self._written = folder, runtime, set[tuple[Any, ...]]()
         runtime.on_main(self.remove)
-        runtime.on_main(lambda: folder.mkdir(parents=True))
+        runtime.on_main(lambda: make_folder(folder))
 
     def remove(self) -> None:
-        """Delete the files; the main process does it at a run's end."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete the files; the main process does it at a run's end. Files of other names stay."""
+        with suppress(OSError):  # they are found and deleted when the run goes on
+            remove_made(self.folder, self.FILES)
 
     def _has(self, key: tuple[Any, ...]) -> bool:
         return key in self._written
@@ -102,8 +105,8 @@ class ConditioningFiles(ConditioningCache):
                 encoded = self._policy.encode([prompts[key] for key in keys], size)
                 for key, conditioning in zip(keys, encoded, strict=True):
                     path = self._path(key)
-                    with weight_write_errors(path):
-                        save_file({n: t.contiguous() for n, t in conditioning.tensors.items()}, path)
+                    with weight_write_errors(path), replacing(path, mode=PRIVATE, flush=False) as temporary:
+                        save_file({n: t.contiguous() for n, t in conditioning.tensors.items()}, temporary)
             return {}
 
         runtime.gather_rows(write)  # ranks wait for each other, and a fault on one is raised on all

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_text, write_jsonl
-from pacorl.io.files import disk_errors, make_folder, write_atomic
+from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Logbook:
 
     def _rewrite(self, lines: Sequence[str]) -> None:
         if self.folder and (self.folder / "metrics.jsonl").exists():
-            write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+            write_atomic(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines), mode=PRIVATE)
 
     def write(self, kind: str, *, epoch: int, step: int, values: Mapping[str, float]) -> dict[str, Any]:
         """Append one line, and give its values to the trackers; a value that is not finite is written as null.
@@ -119,7 +119,7 @@ class Logbook:
     def records(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write samples/<name>.jsonl anew."""
         if self.folder:
-            write_jsonl(self.folder / "samples" / f"{name}.jsonl", lines)
+            write_jsonl(self.folder / "samples" / f"{name}.jsonl", lines, mode=PRIVATE)
 
     def close(self) -> None:
         for tracker in self._trackers:
@@ -212,7 +212,7 @@ def tracker_id(folder: Path) -> str:
     """The services' id of a run, kept in its folder: a resumed run goes on with the same curves."""
     path = folder / ID_FILE
     if not path.exists():
-        write_atomic(path, uuid.uuid4().hex[:ID_LETTERS] + "\n")
+        write_atomic(path, uuid.uuid4().hex[:ID_LETTERS] + "\n", mode=PRIVATE)
     return read_text(path).strip()
 
 

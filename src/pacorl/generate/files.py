@@ -59,7 +59,7 @@ def save(images: Sequence[GeneratedImage], out: Path, *, judge: str = "", stem: 
     """Write each image, and the panels of a set beside it.
 
     Names are `STEM-NUMBER[-rank-RANK].png` and `…-panel-P.png`; the same call gives the same bytes. Existing files of
-    these names are replaced, each whole.
+    these names are replaced, each whole; the command has checked that they were generated.
     """
     # As many digits for all, so that a folder lists them in order.
     width = len(str(len(images)))

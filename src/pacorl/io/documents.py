@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from pacorl.io.files import disk_errors, flush_to_disk, read_bytes, write_atomic
+from pacorl.io.files import PRIVATE, SHARED, disk_errors, flush_to_disk, open_regular, read_bytes, write_atomic
 from pacorl.io.yaml_core import MAX_DEPTH, CoreDumper, CoreLoader
 
 Item = TypeVar("Item")
@@ -327,21 +327,25 @@ def dump_yaml(document: Any) -> str:
     return str(yaml.dump(document, Dumper=CoreDumper, sort_keys=False, allow_unicode=True))
 
 
-def write_json(path: Path, document: Any, *, indent: int | None = 2) -> None:
+def write_json(path: Path, document: Any, *, indent: int | None = 2, mode: int = SHARED) -> None:
     """Write a JSON document whole, or not at all."""
-    write_atomic(path, dump_json(document, indent=indent) + "\n")
+    write_atomic(path, dump_json(document, indent=indent) + "\n", mode=mode)
 
 
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]], *, mode: int = SHARED) -> None:
     """Write all rows, or none."""
-    write_atomic(path, "".join(_line(row) for row in rows))
+    write_atomic(path, "".join(_line(row) for row in rows), mode=mode)
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
-    """Append rows, which are on the disk when this returns."""
+    """Append rows to a private file, which are on the disk when this returns.
+
+    Raises:
+        OSError: it cannot be written, or is a link or no regular file.
+    """
     is_new = not path.exists()
     with disk_errors(path):
-        with path.open("a", encoding="utf-8") as handle:
+        with open(open_regular(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8") as handle:
             handle.write("".join(map(_line, rows)))
             handle.flush()
             os.fsync(handle.fileno())  # without it a power cut takes rows that were reported as done
@@ -370,7 +374,7 @@ class Journal:
         self.path, self._key = path, key
         whole, torn = _whole_lines(path)
         if torn or not path.is_file():
-            write_atomic(path, whole)  # else the next item would be appended to half a line
+            write_atomic(path, whole, mode=PRIVATE)  # else the next item would be appended to half a line
         self.torn = torn.decode(errors="replace")
         """What was dropped on opening; empty if the file was whole."""
         self.items = read_journal(path, key=key)

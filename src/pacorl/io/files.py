@@ -10,15 +10,28 @@ import errno
 import hashlib
 import os
 import platform
+import re
+import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 LONGEST_NAME, LONGEST_PATH = 255, 2000
 """Bytes of a file's name, and characters of a path below a folder."""
 PART = ".part"
-"""Ends the name of a file that is being written, `.NAME.MACHINE-PROCESS.part`."""
+"""Ends the name of a file that is being written, `.NAME.MACHINE-PROCESS-RANDOM.part`."""
+PRIVATE = 0o600
+"""Mode of databases, configs, histories and logs: people's names and prompts stand in them."""
+SHARED = 0o644
+"""Mode of what is made to be shown or handed on: pages, images, datasets, adapters. A stricter umask holds."""
+OWNED = ".pacorl"
+"""Marks a folder that a command made: it replaces files there."""
+PAGE_MARK = b'<a class="brand" href="#top">pacorl</a>'
+"""In every page that a command writes."""
+NOTE = "process "
+"""Begins the content of a run's lock file; other locks are empty."""
 
 
 def digest(path: Path) -> str:
@@ -77,50 +90,179 @@ def check_writable(path: Path, *, folder: bool = False) -> None:
 
 
 def check_no_run(folder: Path) -> None:
-    """Raise ValueError if a training has run in a folder, of a generator or of a judge."""
+    """Raise ValueError if a training has run in a folder, of a generator or of a judge, or files have a run's names."""
     if (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").glob("[!.]*")):
         raise ValueError(f"{folder} holds a run already; go on with --resume auto, or name another folder with out=…")
+    names = ("config.yaml", "report.html", "summary.json", "ledger.jsonl", "starts.jsonl")
+    check_new(
+        *(folder / name for name in names),
+        fix="go on with --resume auto if it is of a run that was stopped, or name another folder with out=…",
+    )
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file whole: readers see the old one or the new one, and so does the machine after a power cut."""
+def check_new(*paths: Path, fix: str) -> None:
+    """Raise ValueError, naming the first, if a file that is to be made is there already; `fix` ends the message."""
+    for path in paths:
+        if os.path.lexists(path):
+            raise ValueError(f"{path} is there already, and is not replaced; {fix}")
+
+
+def check_made(path: Path, *, mark: bytes = PAGE_MARK, limit: int = -1) -> None:
+    """Raise ValueError if a file that is to be replaced was not made by this package.
+
+    Args:
+        path: nothing is wrong if it is missing.
+        mark: what its own files contain.
+        limit: bytes of the beginning in which the mark is looked for; -1 for all.
+    """
+    if path.is_file():
+        with path.open("rb") as handle:
+            if mark not in handle.read(limit):
+                raise ValueError(f"{path} was not made by pacorl, and is not replaced; name another file or folder")
+
+
+def claim_folder(folder: Path, *marks: str) -> None:
+    """Make a folder that a command fills, or go on in one that it made.
+
+    Args:
+        folder: it is empty, or contains OWNED or one of `marks`.
+        marks: names that do as well.
+
+    Raises:
+        ValueError: It contains files of others.
+    """
+    if any((folder / mark).is_file() for mark in (OWNED, *marks)):
+        return
+    if folder.is_dir() and any(not path.name.endswith(PART) for path in folder.iterdir()):
+        raise ValueError(f"{folder} holds files that this command did not make; name an empty or a new folder")
+    write_atomic(folder / OWNED, "A pacorl command made this folder, and replaces the files that it made here.\n")
+
+
+def open_regular(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
+    """Open a regular file for writing, made with `mode` if it is missing.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        OSError: The name is a link, which could lead to any file of the user, or a folder, a pipe or a device.
+    """
+    safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT | safe, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            reason = "a link, and nothing is written through links here; delete it"
+            raise OSError(errno.ELOOP, reason, str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file; move it away", str(path))
+    return descriptor
+
+
+def write_atomic(path: Path, content: str | bytes, *, mode: int = SHARED, flush: bool = True) -> None:
+    """Write a file whole: readers see the old one or the new one, and so does the machine after a power cut.
+
+    Args:
+        path: the file; its folder is made.
+        content: text is written as UTF-8.
+        mode: of a file that is new.
+        flush: wait for the disk; without it, a power cut may leave a torn file until `flush_all`.
+    """
     try:
         content = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError:  # JSON's escapes can hold it, and UTF-8 cannot
         raise ValueError(f"{path} cannot be written: its text would hold half of a surrogate pair") from None
-    with replacing(path) as temporary:
+    with replacing(path, mode=mode, flush=flush) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, mode: int = SHARED, flush: bool = True) -> Iterator[Path]:
     """Replace a file by one that the block writes: the block's own name for it takes the real one at its end.
 
-    If the block raises, what was there stays.
+    If the block raises, what was there stays. A file that is replaced keeps its mode, a new one has `mode`.
 
     Example:
         with replacing(out / "rows.parquet") as temporary:
             parquet.write_table(table, temporary)
     """
-    temporary = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}{PART}")
-    try:
-        with disk_errors(path, temporary):
-            make_folder(path.parent)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "not a regular file; name another", str(path))
+    part = f".{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}{PART}"
+    temporary = path.with_name(part)
+    with disk_errors(path, temporary):
+        make_folder(path.parent, flush=flush)
+        os.close(open_regular(temporary, os.O_WRONLY | os.O_EXCL, mode=mode))
+        try:
+            mode = stat.S_IMODE((path if path.is_file() else temporary).stat().st_mode) & 0o777
             yield temporary
+            # The block may have put a file of its own there.
+            if stat.S_IMODE(temporary.stat().st_mode) != mode:
+                temporary.chmod(mode)
             # The content must be on the disk before the name is: else a power cut leaves an empty file of that name.
-            flush_to_disk(temporary)
+            if flush:
+                flush_to_disk(temporary)
             temporary.replace(path)
-            flush_to_disk(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+            if flush:
+                flush_to_disk(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder whose name is on the disk, and the names of those above it that were missing."""
+def make_folder(folder: Path, *, flush: bool = True) -> None:
+    """Make a folder whose name is on the disk with `flush`, and the names of those above it that were missing."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
+    for path in reversed(missing):
+        path.mkdir(mode=0o755, exist_ok=True)  # whoever may write in a folder may replace its files
+    folder.mkdir(exist_ok=True)  # raises if it is a file
+    for path in missing if flush else []:
         flush_to_disk(path.parent)
+
+
+def remove_made(folder: Path, made: Sequence[str], *, others: Path | None = None) -> list[str]:
+    """Delete those files of a folder that were made there, and the folders that this leaves empty.
+
+    Args:
+        folder: nothing happens if it is missing or a link.
+        made: patterns of the files' paths within.
+        others: where every other file goes, at its path within; they stay if it is None.
+
+    Returns:
+        The paths within of the other files.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    root = folder.resolve()
+    for pattern in made:
+        for path in [*folder.glob(pattern)]:
+            is_within = path.parent.resolve().is_relative_to(root)  # a pattern follows links to folders, and ".."
+            if is_within and (path.is_symlink() or not path.is_dir()):
+                path.unlink()
+    # The deepest first, so that a folder is empty when its turn comes.
+    left = sorted(folder.rglob("*"), reverse=True)
+    foreign = [path.relative_to(folder) for path in left if path.is_symlink() or not path.is_dir()]
+    for name in foreign if others else []:
+        assert others
+        make_folder((others / name).parent)
+        (folder / name).rename(free_name(others / name))
+    for path in [*left, folder]:
+        if path.is_dir() and not path.is_symlink():
+            with contextlib.suppress(OSError):  # not empty
+                path.rmdir()
+    return sorted(map(str, foreign))
+
+
+def free_name(path: Path) -> Path:
+    """The path itself, or the first of PATH-2, PATH-3 … that is free."""
+    return next(name for name in numbered(path) if not os.path.lexists(name))
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """PATH, PATH-2, PATH-3 …"""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in count(2))
 
 
 @contextmanager
@@ -137,10 +279,10 @@ def disk_errors(path: Path, *others: Path) -> Iterator[None]:
 
 def sweep(folder: Path) -> None:
     """Remove the half-written files below a folder whose processes, of this machine, are gone."""
-    mine = f".{platform.node()}-"
+    written_here = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)-[0-9a-f]{{8}}{re.escape(PART)}")
     for path in folder.rglob(f".*{PART}"):
-        name, _, process = path.name.removesuffix(PART).rpartition("-")
-        if f"{name}-".endswith(mine) and process.isdigit() and not is_running(int(process)):
+        match = written_here.fullmatch(path.name)
+        if match and not is_running(int(match[1])) and stat.S_ISREG(path.lstat().st_mode):
             path.unlink(missing_ok=True)
 
 
@@ -200,7 +342,11 @@ class LockedError(ValueError):
 def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
     """Hold a lock file, which stays, within the block; the lock ends with its process, however that ends.
 
-    A process that comes second gets a LockedError with the `note` of the first.
+    A process that comes second gets a LockedError with the `note` of the first, which begins with NOTE or is empty.
+
+    Raises:
+        ValueError: The file is no lock.
+        OSError: It is a link, or no regular file.
     """
     try:
         import fcntl
@@ -208,13 +354,17 @@ def sole_holder(path: Path, *, note: str = "") -> Iterator[None]:
         yield
         return
     make_folder(path.parent)
-    with path.open("a+", encoding="utf-8") as handle:
+    with open(open_regular(path, os.O_RDWR), "r+", encoding="utf-8", errors="replace") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            handle.seek(0)  # "a+" opens at the end
-            raise LockedError(f"{path} is held by another process", holder=handle.read().strip()) from None
-        handle.truncate(0)  # the note of a holder that is gone
+            holder = handle.read(LONGEST_NAME).strip()
+            raise LockedError(f"{path} is held by another process", holder=holder) from None
+        # A full disk may have cut the note of an earlier holder short, and a power cut may have left zeros.
+        if not NOTE.startswith(handle.read(len(NOTE)).strip("\0")):
+            raise ValueError(f"{path} is no lock of pacorl's; move it away, or name another folder")
+        handle.seek(0)
+        handle.truncate()  # the note of a holder that is gone
         with disk_errors(path):
             os.write(handle.fileno(), note.encode())  # unbuffered: closing would try a refused write again
         yield
@@ -227,7 +377,7 @@ def own_folder(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: another process does; it is named.
     """
-    note = f"process {os.getpid()} on {platform.node()}"
+    note = f"{NOTE}{os.getpid()} on {platform.node()}"
     with ExitStack() as held:
         try:
             held.enter_context(sole_holder(folder / ".lock", note=note))

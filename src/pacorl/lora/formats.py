@@ -30,12 +30,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pacorl.io.documents import blamed_on, parse_json, parse_object, read_object, typed, write_json
-from pacorl.io.files import safetensors_errors
+from pacorl.io.files import replacing, safetensors_errors
 from pacorl.io.hub import HUB_NAME, check_checkpoint, local_file
 
 PEFT_PREFIX = "base_model.model."
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DIFFUSERS_WEIGHTS = "pytorch_lora_weights.safetensors"
+ADAPTER_FILES = (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
+"""What `write_lora` writes."""
 HUB_PATH = re.compile(rf"(?P<repo>{HUB_NAME.pattern}):(?P<path>[^:]+)")
 
 METADATA = "lora_adapter_metadata"
@@ -124,7 +126,7 @@ def _on_disk(source: str, *, fetch: bool) -> Path:
         files = [str(path), f"{path}/*", str(path.parent / PEFT_CONFIG)]
     else:
         # By name: a repository may hold a whole checkpoint beside the adapter.
-        repo, path, usual = source, Path(), (PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)
+        repo, path, usual = source, Path(), ADAPTER_FILES
         files = [*usual, *(f"lora/{name}" for name in usual)]
     if fetch:
         check_checkpoint(repo, *files, *(f"{path}/{name}" for name in (PEFT_WEIGHTS, DIFFUSERS_WEIGHTS)))
@@ -382,9 +384,9 @@ def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None
 
     `targets` are PEFT's `target_modules`, the ends of names; by default the modules' own names.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.contiguous().cpu() for name, value in lora.state.items()}
-    save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, folder / PEFT_WEIGHTS)
+    with replacing(folder / PEFT_WEIGHTS) as temporary:  # safetensors' own files are private
+        save_file({PEFT_PREFIX + name: value for name, value in tensors.items()}, temporary)
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": lora.base or None,
@@ -408,7 +410,8 @@ def write_lora(folder: Path, lora: Lora, *, targets: Sequence[str] = ()) -> None
         FOLDED_ALPHA: json.dumps(lora.alphas, sort_keys=True),
     }
     folded_state = {f"transformer.{name}": value for name, value in folded.state.items()}
-    save_file(folded_state, folder / DIFFUSERS_WEIGHTS, metadata=metadata)
+    with replacing(folder / DIFFUSERS_WEIGHTS) as temporary:
+        save_file(folded_state, temporary, metadata=metadata)
 
 
 def peft_options(lora: Lora) -> dict[str, Any]:

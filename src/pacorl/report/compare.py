@@ -34,9 +34,14 @@ def write_comparison(first: Path, second: Path, out: Path | None = None) -> Path
     """
     if first.resolve() == second.resolve():
         raise ValueError(f"{first} and {second} are the same run; name two")
-    path = out or second / f"compare-{first.resolve().name}.html"
+    path = out or comparison_path(first, second)
     write_atomic(path, render("compare.html", **_contents(read_run(first), read_run(second))))
     return path
+
+
+def comparison_path(first: Path, second: Path) -> Path:
+    """The page in the second run's folder."""
+    return second / f"compare-{first.resolve().name}.html"
 
 
 def side_names(first: Path, second: Path) -> tuple[str, str]:

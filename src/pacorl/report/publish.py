@@ -5,8 +5,8 @@ The card says what the run's own files say and nothing else. Nothing leaves this
 
 from __future__ import annotations
 
+import hashlib
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS, current_name
 from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
-from pacorl.io.files import write_atomic
+from pacorl.io.files import digest, write_atomic
 from pacorl.policies import DEFAULT_KIND, POLICIES
 from pacorl.report.folder import number, numbers
 from pacorl.types import TINY
@@ -81,6 +81,7 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
+    check_replaceable(folder, picture=run / PICTURE)
     config = _config(run)
     base = str(config.get("model", {}).get("checkpoint") or "")
     is_judge = "data" in config
@@ -101,8 +102,24 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     ]
     card = f"---\n{dump_yaml(header)}---\n\n" + "\n\n".join(body) + "\n"
     check_no_secret(card, name=str(run / "config.yaml"))
-    write_atomic(folder / CARD, card)
+    write_atomic(folder / CARD, sealed(card))
     return folder
+
+
+def sealed(card: str) -> str:
+    """A card with the hash of its text in a comment at its end, by which an edited one is known."""
+    return f"{card}\n<!-- pacorl publish {hashlib.sha256(card.encode()).hexdigest()} -->\n"
+
+
+def check_replaceable(folder: Path, *, picture: Path) -> None:
+    """Raise ValueError if a folder has a card or a picture that `write_card` did not write."""
+    card = folder / CARD
+    if card.exists():
+        text = read_text(card)
+        if sealed(text.rpartition("\n<!-- pacorl publish ")[0]) != text:
+            raise ValueError(f"{card} is not as this command wrote it, and is not replaced; move it away")
+    elif picture.is_file() and (folder / PICTURE).exists() and digest(folder / PICTURE) != digest(picture):
+        raise ValueError(f"{folder / PICTURE} is not the run's, and is not replaced; move it away")
 
 
 def push(folder: Path, repository: str, *, private: bool) -> str:
@@ -161,7 +178,7 @@ def _task(config: Mapping[str, Any]) -> str:
 def _picture(run: Path, folder: Path) -> Iterator[str]:
     """The run's comparison, brought along, if it made one."""
     if (run / PICTURE).is_file():
-        shutil.copyfile(run / PICTURE, folder / PICTURE)
+        write_atomic(folder / PICTURE, (run / PICTURE).read_bytes())
         yield f"![The same prompts and noise before (above) and after (below)]({PICTURE})"
 
 

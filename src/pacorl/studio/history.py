@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from pacorl.core.grid import parse_layout, split
 from pacorl.io.documents import parse_object, typed
-from pacorl.io.files import LockedError, make_folder, replacing, sole_holder, sweep
+from pacorl.io.files import PRIVATE, LockedError, make_folder, replacing, sole_holder, sweep
 from pacorl.io.images import open_image, png_bytes
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class History:
             path = self.folder / f"set-{name}.zip"
             document = {**document, "made": datetime.now(UTC).isoformat(timespec="seconds")}
             # Not compressed: PNGs are that already.
-            with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            with replacing(path, mode=PRIVATE) as temporary, zipfile.ZipFile(temporary, "w") as archive:
                 archive.writestr(DOCUMENT, json.dumps(document, ensure_ascii=False))
                 for image, content in images.items():
                     archive.writestr(f"{image}.png", content)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from pacorl.engine.runtime import Interrupted
 from pacorl.generate.compose import prompt_from
 from pacorl.io.children import start_python
 from pacorl.io.documents import read_json, read_jsonl, write_json
-from pacorl.io.files import read_bytes, safe_name, write_atomic
+from pacorl.io.files import PRIVATE, open_regular, read_bytes, safe_name, write_atomic
 from pacorl.judges import JUDGES, backend_of
 from pacorl.policies import POLICIES, kind_of
 from pacorl.rewards import human
@@ -181,8 +182,9 @@ class TasteRuns:
         config = run_config(request, self.names, folder, self.recipe)
         config.check_prompts(prompts)
         save_prompts(prompts, folder / "prompts.jsonl")
-        write_json(folder / "request.json", {"rounds": request.rounds, "groups": request.groups})
-        write_atomic(folder / "config.yaml", configs.dump(config))
+        described = {"rounds": request.rounds, "groups": request.groups}
+        write_json(folder / "request.json", described, mode=PRIVATE)
+        write_atomic(folder / "config.yaml", configs.dump(config), mode=PRIVATE)
         return request.name
 
     def launch(self, name: str) -> None:
@@ -190,7 +192,8 @@ class TasteRuns:
         folder = self._folder(name)
         command = ["-m", "pacorl", "train-policy", str(folder / "config.yaml"), "--resume", "auto"]
         command.append("--stop-with-stdin")  # a studio that is killed cannot end it
-        with self._lock, (folder / "log.txt").open("wb") as log:
+        flags = os.O_WRONLY | os.O_TRUNC
+        with self._lock, open(open_regular(folder / "log.txt", flags), "wb") as log:
             if self._announced == name:  # else it was stopped while it waited for the studio's jobs
                 self._let_go()
                 pipes: Any = {"stdin": subprocess.PIPE, "stdout": log, "stderr": subprocess.STDOUT}

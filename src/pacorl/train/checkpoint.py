@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,16 @@ from pacorl.config.base import check_changes
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.runtime import Runtime
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, read_yaml, write_json
-from pacorl.io.files import check_digests, digests, flush_to_disk, flush_tree, make_folder, safetensors_errors
+from pacorl.io.files import (
+    PRIVATE,
+    check_digests,
+    digests,
+    flush_to_disk,
+    flush_tree,
+    make_folder,
+    remove_made,
+    safetensors_errors,
+)
 from pacorl.lora.adapters import (
     MovingAverage,
     OldPolicy,
@@ -38,7 +48,7 @@ from pacorl.lora.adapters import (
     set_adapter_state,
     shard_like,
 )
-from pacorl.lora.formats import save_lora
+from pacorl.lora.formats import ADAPTER_FILES, save_lora
 from pacorl.train.start import Resume, checkpoints, named_start, step_of
 
 logger = logging.getLogger(__name__)
@@ -55,6 +65,15 @@ SEAL = "sha256"
 """Of state.json: of everything else in it."""
 # DeepSpeed keeps its optimizer's shards in a folder of its own.
 ENGINE = "deepspeed"
+CHECKPOINT_FILES = (
+    *(f"{kind}.safetensors" for kind in ("adapter", "average", "old", "optimizer")),
+    *(f"lora/{name}" for name in ADAPTER_FILES),
+    *(f"{ENGINE}/**/*", "latest", "zero_to_fp32.py"),
+    *("generators.json", "state.json"),
+)
+"""Patterns of a checkpoint's files. Files of other names are the user's, and are never deleted."""
+HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced|deleted)")
+"""Names of the folders that a kill leaves beside checkpoints."""
 
 
 # --- a run -----------------------------------------------------------------------------------------------------
@@ -160,8 +179,11 @@ def publish(checkpoint: Path, folder: Path) -> None:
         OSError: if the disk is full, with the fix; what was there stays.
     """
     try:
-        shutil.copytree(checkpoint / "lora", open_aside(folder), dirs_exist_ok=True)
-        put_in_place(folder)
+        aside = open_aside(folder)
+        for path in sorted((checkpoint / "lora").iterdir()):
+            if path.name in ADAPTER_FILES:
+                shutil.copy2(path, aside / path.name)
+        put_in_place(folder, made=ADAPTER_FILES)
     except OSError as error:
         shutil.rmtree(aside_of(folder), ignore_errors=True)
         raise OSError(
@@ -372,21 +394,27 @@ def open_aside(target: Path) -> Path:
     """An empty folder to write `target` into."""
     aside = aside_of(target)
     shutil.rmtree(aside, ignore_errors=True)
-    make_folder(aside)
+    make_folder(aside.parent)
+    aside.mkdir()  # raises if a link has its name
     return aside
 
 
-def put_in_place(target: Path) -> None:
-    """Give what lies aside its name, so that a folder that has the name is whole, whatever happens meanwhile."""
+def put_in_place(target: Path, *, made: Sequence[str]) -> None:
+    """Give what lies aside its name, so that a folder that has the name is whole, whatever happens meanwhile.
+
+    Args:
+        target: the name; of a folder that had it, files of other names than `made` move into the new one.
+        made: patterns of the files that are written there.
+    """
     aside, replaced = aside_of(target), target.with_name(f".{target.name}.replaced")
     # Content before names: a rename may otherwise outlive a power cut that what it names does not.
     flush_tree(aside)
     if target.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove_made(replaced, made, others=target)
         target.rename(replaced)
     aside.rename(target)
     flush_to_disk(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    remove_made(replaced, made, others=target)
 
 
 def write_checkpoint(
@@ -407,11 +435,11 @@ def write_checkpoint(
         for kind, weights in tensors.items():
             whole = {name: value.contiguous().cpu() for name, value in weights.items()}
             save_file(whole, aside / f"{kind}.safetensors")
-        write_json(aside / "generators.json", list(generators), indent=None)
+        write_json(aside / "generators.json", list(generators), indent=None, mode=PRIVATE)
         export(aside)
         sealed = as_read_back({**state, "files": digests(aside)})
-        write_json(aside / "state.json", {**sealed, SEAL: _seal_of(sealed)})
-        put_in_place(target)
+        write_json(aside / "state.json", {**sealed, SEAL: _seal_of(sealed)}, mode=PRIVATE)
+        put_in_place(target, made=CHECKPOINT_FILES)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) else error
@@ -436,12 +464,19 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def recover(folder: Path) -> None:
     """Put back a checkpoint that a kill caught between two names, and clear what was left half done."""
-    for replaced in folder.glob(".step-*.replaced"):
-        target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
-        if not target.exists():
-            replaced.rename(target)
-    for leftover in folder.glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for path in sorted(folder.glob(".step-*")):
+        match = HALF_DONE.fullmatch(path.name)
+        if not match:
+            continue
+        target, state = folder / match[1], match[2]
+        if state == "partial":
+            shutil.rmtree(path, ignore_errors=True)
+        elif state == "deleted":
+            _delete(path, target)
+        elif target.exists():
+            remove_made(path, CHECKPOINT_FILES, others=target)
+        else:
+            path.rename(target)
 
 
 def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> None:
@@ -453,4 +488,16 @@ def prune(folder: Path, *, keep: int, newest: int, best: Path | None = None) -> 
             # Half a checkpoint must not carry the name of one.
             doomed = path.with_name(f".{path.name}.deleted")
             path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            _delete(doomed, path)
+
+
+def _delete(doomed: Path, path: Path) -> None:
+    """Delete a checkpoint's files; other files stay in a folder whose name no checkpoint has."""
+    kept = path.with_name(f"{path.name}.kept")
+    try:
+        others = remove_made(doomed, CHECKPOINT_FILES, others=kept)
+    except OSError as error:
+        logger.warning("%s could not be deleted (%s)", doomed, error)
+        return
+    if others:
+        logger.warning("%s is deleted but for what the run did not write: %s stays in %s", path, others[0], kept)

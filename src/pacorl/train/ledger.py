@@ -29,6 +29,7 @@ from pacorl.core.metric_names import SECONDS
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scores
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
+from pacorl.io.files import PRIVATE
 from pacorl.io.versions import versions
 from pacorl.lora.adapters import adapter_state, full_state
 from pacorl.rewards.reward import Deferred, Reward
@@ -76,7 +77,7 @@ class Ledger:
         for kind, name in FILES.items():
             if self.folder and (path := self.folder / name).exists():
                 records = list(takewhile(lambda record: _position(record)[0] <= epoch, _readable(path)))
-                write_jsonl(path, records)
+                write_jsonl(path, records, mode=PRIVATE)
                 self._chains[kind] = records[-1]["chain"] if records else ""
         self.note_weights(weights)
         environment = environment_of(self.runtime)

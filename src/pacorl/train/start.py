@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pacorl.io.files import check_no_run
+from pacorl.io.files import check_no_run, numbered
 
 Resume = bool | str | Path
 """False or "" for a new run, True or "auto" for the newest checkpoint if there is one, or a checkpoint's folder."""
 
+SUMMARY = "summary.json"
+"""Written at a run's end."""
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 
@@ -29,6 +31,26 @@ def named_start(out: Path, resume: Resume) -> Path | None:
             f"--resume {resume} is not a checkpoint (no state.json)" + (f"; the run has {names}" if names else "")
         )
     return start
+
+
+def check_unfinished(out: Path) -> None:
+    """Raise ValueError if a folder can neither be a new run's nor is that of a run to go on with."""
+    if (out / SUMMARY).exists():
+        raise ValueError(f"{out} holds a finished run, which is not replaced; name another folder with --out")
+    begun = any((out / name).exists() for name in (".lock", "config.yaml"))
+    if not begun and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} holds files that no run wrote; name another folder with --out")
+
+
+def free_folder(out: Path) -> Path:
+    """The first of OUT, OUT-2, OUT-3 … that is free, or holds a run to go on with."""
+    for folder in numbered(out):
+        try:
+            check_unfinished(folder)
+        except ValueError:
+            continue
+        return folder
+    raise AssertionError("there is always a next number")
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -42,7 +42,7 @@ from pacorl.engine.rows import Row, check_division, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.engine.turns import Turns
 from pacorl.io.documents import read_jsonl
-from pacorl.io.files import disk_errors, own_folder, write_atomic
+from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.judges.judge import Judge, counts_of
 from pacorl.lora.adapters import MovingAverage, OldPolicy
 from pacorl.report.page import write_report
@@ -242,7 +242,7 @@ class PolicyTrainer:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
         if is_main:
-            write_atomic(config.out / "config.yaml", configs.dump(config))
+            write_atomic(config.out / "config.yaml", configs.dump(config), mode=PRIVATE)
         self.ledger = Ledger(config.out if is_main else None, self.runtime)
         facts = start_facts(config, start, self.rewards)
         self.ledger.start(self._weights(), epoch=self.epoch, step=self.step, **facts)

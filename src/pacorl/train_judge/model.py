@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,7 @@ def save_processor(processor: Any, out: Path, *, source: str) -> None:
     write_json(out / "preprocessor_config.json", image)
     video_file = cached_file(source, VIDEO_FILE, _raise_exceptions_for_missing_entries=False)
     if video_file:
-        shutil.copyfile(video_file, out / VIDEO_FILE)
+        write_atomic(out / VIDEO_FILE, Path(video_file).read_bytes())
     else:
         video = {name: value for name, value in image.items() if name != "image_processor_type"}
         kind_of_video = VIDEO_PROCESSORS.get(kind, "Qwen2VLVideoProcessor")

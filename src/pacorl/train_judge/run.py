@@ -9,6 +9,7 @@ folder holds config.yaml, metrics.jsonl, summary.json, checkpoints/, adapter/ (o
 
 from __future__ import annotations
 
+import glob
 import logging
 import math
 import re
@@ -31,6 +32,7 @@ from pacorl.engine.logbook import TIME, Logbook, check_trackers
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks, own_process
 from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
 from pacorl.io.files import (
+    PRIVATE,
     check_digests,
     check_no_run,
     digests,
@@ -38,12 +40,21 @@ from pacorl.io.files import (
     flush_to_disk,
     flush_tree,
     own_folder,
+    remove_made,
+    replacing,
     weight_write_errors,
     write_atomic,
 )
 from pacorl.train_judge.data import JudgeData, each_once, in_both_orders, load_data, measure_of
 from pacorl.train_judge.model import load_model, merge_and_save, save_processor, source_of, tune
-from pacorl.train_judge.trainer import LossSums, WeightedLikelihoodTrainer, processes, training_arguments
+from pacorl.train_judge.trainer import (
+    ALL_FILES,
+    BEGUN,
+    LossSums,
+    WeightedLikelihoodTrainer,
+    processes,
+    training_arguments,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +76,8 @@ FREE_KEYS = (
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MARK = "complete.json"
 """Written last of all: a checkpoint without it was cut short, or is still being written."""
+UNUSED_FILES = ("training_args.bin", "README.md")
+"""Written by transformers and PEFT beside the weights: a pickle, and an empty form (config.yaml contains more)."""
 UNLOGGED = ("runtime", "samples_per_second", "steps_per_second")
 
 
@@ -98,8 +111,7 @@ class JudgeTrainer:
         check_trackers(config.trackers)
         self.config, self.resume = config, resume
         complete = complete_checkpoints(config.out / "checkpoints")
-        if not resume:
-            check_no_run(config.out)
+        check_own_checkpoints(config.out / "checkpoints") if resume else check_no_run(config.out)
         self.checkpoint = _newest_whole(complete) if complete else None
         """What training goes on from; None at the start."""
         self.changes = self._changes(allow_changes) if self.checkpoint else {}
@@ -161,7 +173,7 @@ class JudgeTrainer:
             logbook.rewind(step)
             logbook.note_changes(self.changes, epoch=0, step=step)
         if main:
-            write_atomic(config.out / "config.yaml", dump(config))
+            write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
         if self.checkpoint and main:  # one process carries the sums of all
             self.sums.sums = read_object(self.checkpoint / MARK)["tally"]
             # A kill may have come between the newest one's mark and the pruning. A damaged one stays until it is made
@@ -174,13 +186,20 @@ class JudgeTrainer:
         """Write the trained weights and summary.json."""
         config, full = self.config, self.config.tuning.method == "full"
         folder = config.out / ("model" if full else "adapter")
+        aside = folder.with_name(f".{folder.name}.partial")
+        if processes().is_main_process:
+            shutil.rmtree(aside, ignore_errors=True)  # of a kill
+        processes().wait_for_everyone()
         with weight_write_errors(folder):
-            trainer.save_model(str(folder))
+            trainer.save_model(str(aside))
         if not processes().is_main_process:
             return
-        # A pickle, and an empty form (config.yaml says more); what safetensors had half written at a kill.
-        for path in (folder / "training_args.bin", folder / "README.md", *folder.glob(".tmp*")):
-            path.unlink(missing_ok=True)
+        # One by one: a user's own files in the folder stay, a model card among them.
+        for path in sorted(aside.iterdir()):
+            if path.name not in UNUSED_FILES:
+                with replacing(folder / path.name) as temporary:
+                    path.replace(temporary)
+        shutil.rmtree(aside)
         base = config.model.checkpoint
         if full:
             save_processor(processor, folder, source=source_of(base))
@@ -243,13 +262,35 @@ def _newest_whole(complete: Sequence[Path]) -> Path:
     raise ValueError(f"no checkpoint in {complete[0].parent} is whole; copy one back, or start anew with out=…")
 
 
+def check_own_checkpoints(folder: Path) -> None:
+    """Raise ValueError if a folder has the name of a checkpoint and is none: the run would write into it."""
+    for path in sorted(folder.glob("checkpoint-*")):
+        visible = [*path.glob("[!.]*")]
+        if CHECKPOINT.fullmatch(path.name) and visible and not _is_own(path):
+            raise ValueError(f"{path} is no checkpoint of this run; move it away to go on")
+
+
+def _is_own(checkpoint: Path) -> bool:
+    return (checkpoint / BEGUN).is_file() or (checkpoint / MARK).is_file()
+
+
 def prune(folder: Path, *, keep: int) -> None:
     """Delete all but the newest `keep` complete checkpoints, and what kills have left of others."""
     kept = complete_checkpoints(folder)[-keep:]
-    for path in folder.glob("checkpoint-*"):
-        if path not in kept and CHECKPOINT.fullmatch(path.name):
-            (path / MARK).unlink(missing_ok=True)  # half a checkpoint must not carry it
-            shutil.rmtree(path)
+    for path in sorted(folder.glob("checkpoint-*")):
+        if path in kept or not CHECKPOINT.fullmatch(path.name):
+            continue
+        others = path.with_name(f"{path.name}.kept")
+        if names := remove_made(path, _made_in(path), others=others if _is_own(path) else None):
+            logger.warning("%s is deleted but for what the run did not write: %s is in %s", path, names[0], others)
+
+
+def _made_in(checkpoint: Path) -> Sequence[str]:
+    """Patterns of the files that a checkpoint's mark lists, and of the mark, in the order of their deletion."""
+    if not (checkpoint / MARK).is_file():
+        return ALL_FILES if _is_own(checkpoint) else ()
+    files = read_object(checkpoint / MARK).get("files")
+    return ALL_FILES if files is None else (*map(glob.escape, files), MARK)  # an earlier version listed none
 
 
 def step_of(checkpoint: Path) -> int:

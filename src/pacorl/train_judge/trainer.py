@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from transformers.trainer_utils import EvalPrediction
 
 from pacorl.config.judge_run import JudgeConfig
 from pacorl.core.objectives.decision_weighted import decision_weighted
+from pacorl.io.documents import write_json
+from pacorl.io.files import remove_made
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -30,6 +31,10 @@ LABEL_KEYS = ("answer", "index", "consistent")
 """What `Collator` adds for the loss and the metrics; the model does not take it."""
 SUMS = ("pairs", "loss", "decision_nll", "reasons_nll", "decision_accuracy")
 CALIBRATION_BINS = 10
+BEGUN = "begun.json"
+"""Written first of all into a checkpoint: a folder without it is not the run's, and is left alone."""
+ALL_FILES = ("**/*",)
+"""Patterns of the files of a checkpoint that was cut short."""
 
 
 def processes() -> PartialState:
@@ -154,13 +159,15 @@ class WeightedLikelihoodTrainer(Trainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, *model_and_trial: Any) -> None:
         """Raise OSError with the fix if the disk is full; earlier checkpoints stay as they were."""
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         try:
+            if processes().is_main_process:
+                write_json(folder / BEGUN, {"step": self.state.global_step})
             super()._save_checkpoint(*model_and_trial)
         except (OSError, RuntimeError, SafetensorError) as error:  # of files, torch.save and safetensors
-            torn = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            shutil.rmtree(torn, ignore_errors=True)
+            remove_made(folder, ALL_FILES)
             raise OSError(
-                f"checkpoint {torn} could not be written ({error}); earlier checkpoints are untouched, make room and "
+                f"checkpoint {folder} could not be written ({error}); earlier checkpoints are untouched, make room and "
                 "go on with --resume"
             ) from error
 
