@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_text, write_jsonl
 from pacorl.io.files import disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.io.terminal import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -229,7 +230,7 @@ class ProgressBars:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             disable=not shown,
         )
         self._epochs = self._progress.add_task("epochs", total=epochs, note="")
@@ -243,7 +244,7 @@ class ProgressBars:
 
     def epoch(self, done: int, *, note: str) -> None:
         """Show that so many epochs are finished."""
-        self._progress.update(self._epochs, completed=done, note=note)
+        self._progress.update(self._epochs, completed=done, note=printable(note))
 
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Callable[[int], None]]:
