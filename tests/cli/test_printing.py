@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from fake_server import FakeServer
 
 import pacorl
-from fake_server import FakeServer
 from pacorl import cli
 from pacorl.data.characters import all_panels, draw
 from pacorl.io.terminal import CONTROLS
