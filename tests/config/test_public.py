@@ -50,6 +50,7 @@ FORMS = {
     "PyPI": "py" + "pi-" + "AgEIcHlwaS5vcmc" + made_up(150),
     "Basic": "Basic " + LOGIN,
     "Bearer": "Bearer " + made_up(30),
+    "bearer": "authorization: bearer " + made_up(30),
     "W&B, named": "WANDB_API_" + "KEY=" + HEX,
     "W&B, login": "wandb login " + HEX,
     "Google, OAuth": "ya" + "29." + made_up(60),

@@ -64,7 +64,7 @@ def options(
 def main() -> None:
     """Runs the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # torchvision is not missed
-    # What prints the warnings of loggers that nobody has configured.
+    # The handler of loggers that are not configured, as pacorl's own.
     if logging.lastResort:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:

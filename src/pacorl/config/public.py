@@ -22,7 +22,7 @@ SECRETS = re.compile(
             r"\bxox[a-z]-[\w-]{10,}|\bxapp-[\w-]{10,}|hooks\.slack\.com/(?:services|workflows|triggers)/\w[\w/]*",
             r"discord(?:app)?\.com/api/(?:v\d{1,3}/)?webhooks/\d{1,30}/[\w-]+",
             r"\beyJ[\w-]{8,500}\.eyJ[\w-]{8,}",  # a JSON Web Token: its first two parts begin with `{"`
-            r"\bBearer\s+(?!auth|cert)[\w.~+/-]{8,}",
+            r"\bBearer\s+(?!auth|cert)[\w.~+/-]{8,}|\bbearer\s+[\w.~+/-]{16,}",
             r"\bBasic\s+(?P<login>[A-Za-z0-9+/]{8,}={0,2})",
             # Weights & Biases: 40 hex digits, which a commit has too, next to a word that names a key.
             r"(?i:(?:\b|_|api)(?:key|token|secret|password|wandb|login))\W{1,5}[0-9a-f]{40}\b",

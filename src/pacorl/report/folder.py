@@ -114,7 +114,7 @@ def read_run(run: Path) -> RunFolder:
 
 
 def _shown_config(path: Path) -> str:
-    """Read a config, mask its keys, and write it as YAML again; empty if it is."""
+    """Read a config, mask its keys, and write it as YAML again; an empty config is an empty text."""
     document = read_yaml(path)
     return dump_yaml(public(document)) if document else ""
 

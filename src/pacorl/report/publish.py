@@ -282,8 +282,7 @@ def _shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(shown: Mapping[str, Any]) -> None:
-    """Raise ValueError if a setting's name says that its value is a key: a card could mask it, but the user should
-    know."""
+    """Raise ValueError if a setting has the name of a key; a card could mask it, but the user should know."""
     if masked := changed_keys(shown, public(shown)):
         name = next(iter(masked)).rpartition(".")[2]
         raise ValueError(f"the config's {name} looks like a secret; take it out before you publish the run")
