@@ -5,27 +5,38 @@
 #   docker run --rm -v "$PWD/runs:/work/runs" pacorl:cpu quickstart
 #   docker build -t pacorl:cuda --build-arg BUILD=cuda .
 #   docker run --rm --gpus all -p 8000:8000 -v ~/.cache/huggingface:/work/.cache/huggingface pacorl:cuda serve X-GenGroup/PaCo-Reward-7B --host 0.0.0.0
+#
+# A tag can be moved to another image, a digest cannot: to pin the base, look its digest up and name it:
+#
+#   docker buildx imagetools inspect python:3.12-slim
+#   docker build --build-arg BASE=python:3.12-slim@sha256:DIGEST .
 ARG BUILD=cpu
 ARG PYTHON=3.12
+ARG BASE=python:${PYTHON}-slim
 
-FROM python:${PYTHON}-slim AS wheel
+# Packages are installed from wheels only, which run no code while they are installed. The project's own build runs
+# code, so it has no network.
+FROM ${BASE} AS wheel
 WORKDIR /source
+COPY constraints.txt .
+RUN pip install --no-cache-dir --only-binary=:all: -c constraints.txt hatchling
 COPY . .
-RUN pip install --no-cache-dir -c constraints.txt hatchling && python -m hatchling build -t wheel -d /dist
+RUN --network=none python -m hatchling build -t wheel -d /dist
 
-FROM python:${PYTHON}-slim AS torch-cpu
+FROM ${BASE} AS torch-cpu
 COPY constraints.txt /
-RUN pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' /constraints.txt)"
+RUN pip install --no-cache-dir --only-binary=:all: --index-url https://download.pytorch.org/whl/cpu "$(grep '^torch==' /constraints.txt)"
 
-FROM python:${PYTHON}-slim AS torch-cuda
+FROM ${BASE} AS torch-cuda
 COPY constraints.txt /
-RUN pip install --no-cache-dir -c /constraints.txt torch
+RUN pip install --no-cache-dir --only-binary=:all: -c /constraints.txt torch
 
 FROM torch-${BUILD}
 COPY --from=wheel /dist/*.whl /tmp/
 # The torch of the stage before stays: its local version (+cpu) would not fit the pin.
 RUN grep -v '^torch==' /constraints.txt > /tmp/constraints.txt \
-    && wheel=$(echo /tmp/*.whl) && pip install --no-cache-dir -c /tmp/constraints.txt "$wheel[serve,data]" \
+    && wheel=$(echo /tmp/*.whl) \
+    && pip install --no-cache-dir --only-binary=:all: -c /tmp/constraints.txt "$wheel[serve,data]" \
     && rm /tmp/*.whl /tmp/constraints.txt && useradd --create-home --home-dir /work pacorl
 USER pacorl
 WORKDIR /work

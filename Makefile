@@ -27,7 +27,7 @@ export OMP_NUM_THREADS
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$$(( $(OMP_NUM_THREADS) / $(WORKERS) > 0 ? $(OMP_NUM_THREADS) / $(WORKERS) : 1 )) \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup tiny quickstart docs wheel lint test campaign attack test-vllm test-deepspeed test-versions check lattice clean distclean
+.PHONY: help setup tiny quickstart docs wheel lock sbom lint test campaign attack test-vllm test-deepspeed test-versions check lattice clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,15 @@ docs: $(READY)  ## the documentation site, in build/site; dead links and undocum
 
 wheel: $(READY)  ## wheel and sdist, in dist
 	$(BIN)/python -m hatchling build -d dist
+
+lock: $(READY)  ## build/requirements.lock: the pins with their hashes, for `pip install --require-hashes` on such a machine
+	mkdir -p build
+	$(BIN)/pip install -q --dry-run --ignore-installed --only-binary=:all: --report build/pip.json -c $(PINS) '.[serve,data]'
+	$(BIN)/python -m tools.supply lock build/pip.json > build/requirements.lock
+
+sbom: $(RUN)  ## build/sbom.json: what is installed in .venv, as a CycloneDX bill of materials
+	mkdir -p build
+	$(BIN)/python -m tools.supply sbom > build/sbom.json
 
 lint: $(READY)  ## format, lint and types
 	$(BIN)/ruff format --check

@@ -284,14 +284,22 @@ def test_a_fault_in_one_line(overrides: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_every_fault_gets_its_line_and_its_file(tmp_path: Path) -> None:
+def test_several_faults_are_one_line_with_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "epochs: -1\nsampling: {sde_type: euler}\n")
     with pytest.raises(ConfigError) as caught:
         load(PolicyConfig, path)
-    assert str(caught.value).splitlines() == [
-        f"{path}: epochs: Input should be greater than 0 (got -1)",
-        f"{path}: sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps (got 'euler')",
-    ]
+    assert str(caught.value) == (
+        f"{path}: epochs: Input should be greater than 0 (got -1); "
+        "sampling.sde_type: unknown sde_type 'euler'; there are flow_sde, cps (got 'euler')"
+    )
+
+
+def test_of_many_faults_three_are_shown(tmp_path: Path) -> None:
+    path = written(tmp_path, "".join(f'"key {number}\\nof two lines": 1\n' for number in range(5)))
+    with pytest.raises(ConfigError) as caught:
+        load(PolicyConfig, path)
+    shown = "; ".join(rf"key {number}\nof two lines: unknown key" for number in range(3))
+    assert str(caught.value) == f"{path}: {shown}; and 2 more"
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,34 @@ from typing import Any
 
 import pytest
 
+from pacorl.config import public
 from pacorl.core import grid, questions
 from pacorl.data import comparisons, leaks, rankings, tiny_words
 from pacorl.generate import storyboard
-from pacorl.report import publish
 from pacorl.rewards import ocr
 
 LENGTH, SECONDS = 20_000, 0.5
 """A quadratic one takes seconds for LENGTH characters, a linear one milliseconds."""
 UNITS = (
     *("1", "a", " ", ". ", '"', '"a', "'", "'a ", "“", "‘", "「", "{", "<|", "=", " = ", "?a", "&a", "-", "_", "1x"),
-    *("://a", "1 ", ".a", 'theme: "a', "Instruction: 'a", "sk-", "Bearer ", "-----BEGIN A ", "Yes.", "a-"),
+    *(
+        "://a",
+        "1 ",
+        ".a",
+        'theme: "a',
+        "Instruction: 'a",
+        "sk-",
+        "Bearer ",
+        "Basic ",
+        "eyJ",
+        "eyJ-",
+        "?key",
+        "key: ",
+        "://a:",
+        "-----BEGIN A ",
+        "Yes.",
+        "a-",
+    ),
 )
 READERS: dict[str, Callable[[str], Any]] = {
     "layout": grid.LAYOUT.search,
@@ -30,7 +47,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "mentions": storyboard.MENTION.findall,
     "control tokens": questions.CONTROL_TOKEN.search,
     "words": tiny_words.WORD.findall,
-    "secrets": publish.SECRETS.search,
+    "secrets": public.find_secret,
 }
 
 

@@ -25,6 +25,8 @@ Inputs = dict[str, dict[str, Any]]
 JUDGE = "PACO_JUDGE"
 THEME = ("STRING", {"default": "", "tooltip": "What all images are to share; empty asks in general."})
 ROWS = ("INT", {"default": 2, "min": 1, "max": 16})
+HOSTS_FILE = "pacorl_hosts.txt"
+"""Hosts that images may be sent to, one a line, in ComfyUI's user directory, which no workflow can write."""
 
 
 class Node:
@@ -47,9 +49,10 @@ class LoadJudge(Node):
         return {"required": {"source": source}, "optional": {"model": ("STRING", {"default": ""})}}
 
     def run(self, source: str, model: str = "") -> tuple[PacoReward]:
-        """Load it; `model` is its name at a server."""
+        """Load it; `model` is its name at a server, which is asked only if its host is allowed."""
         from pacorl import PacoReward
 
+        check_hosts(source)
         # ComfyUI executes in inference mode, whose tensors no later call outside of it could use.
         with torch.inference_mode(False):
             return (PacoReward.from_pretrained(source, model=model),)
@@ -175,6 +178,46 @@ class LoadLora(Node):
             write_lora(Path(folder), read_lora(source))
             weights = comfy.utils.load_torch_file(f"{folder}/{DIFFUSERS_WEIGHTS}", safe_load=True)
         return (comfy.sd.load_lora_for_models(model, None, weights, strength, 0)[0],)
+
+
+def check_hosts(source: str) -> None:
+    """Refuse a judge on a host that is neither this machine nor listed in HOSTS_FILE.
+
+    A workflow travels inside the images of strangers, and its judge is sent the user's images.
+
+    Raises:
+        ValueError: a host is not allowed; the message names the file and the line to add.
+    """
+    from pacorl.io.net import is_url
+    from pacorl.io.terminal import printable
+    from pacorl.judges.http import claims
+    from pacorl.judges.http.endpoints import address_of, is_loopback, load_endpoints
+
+    if not claims(source):
+        return
+    urls = [source] if is_url(source) else load_endpoints(Path(source)).urls
+    hosts = [address_of(url)[0] for url in urls]
+    for host in hosts:
+        if not is_loopback(host) and host not in allowed_hosts():
+            raise ValueError(
+                f"the judge is at {printable(host)}, and images are not sent to a new host unasked; "
+                f"to allow it, add the line {printable(host)} to {hosts_file()}"
+            )
+
+
+def allowed_hosts() -> set[str]:
+    """The hosts of HOSTS_FILE; none without the file."""
+    from pacorl.io.documents import read_text
+
+    lines = read_text(hosts_file()).splitlines() if hosts_file().is_file() else []
+    return {line.strip().lower() for line in lines}
+
+
+def hosts_file() -> Path:
+    """HOSTS_FILE in the user directory of this ComfyUI."""
+    import folder_paths  # ComfyUI's own
+
+    return Path(folder_paths.get_user_directory()) / HOSTS_FILE
 
 
 def to_images(batch: Tensor) -> list[Image.Image]:

@@ -120,6 +120,33 @@ def test_controls_are_spread_out_and_do_not_show():
         assert len(one.must) == 3
 
 
+def test_a_control_of_prompts_that_share_images_shows_none_of_its_own():
+    shared = tuple(f"shared/{number}.png" for number in range(4))
+    data = [Instance(f"i{n}", f"prompt {n % 2}", f"reference/{n % 2}.png", shared) for n in range(40)]
+    data.append(Instance("own", "prompt 1", "reference/1.png", ("shared/0.png", "own/1.png")))
+    own = {"prompt 0": {*shared, "reference/0.png"}, "prompt 1": {*shared, "reference/1.png", "own/1.png"}}
+    controls = foreign_controls(data, 40)
+    assert len(controls) == 40
+    for control in controls:
+        ((foreign,),) = [{control.candidates[worse] for _, worse in control.must}]
+        assert foreign not in own[control.group]
+        assert len(set(control.candidates)) == len(control.candidates)
+
+
+def test_without_a_foreign_image_there_is_no_control():
+    shared = ("a.png", "b.png", "c.png")
+    data = [Instance(f"i{n}", f"prompt {n}", "reference.png", shared) for n in range(4)]
+    with pytest.raises(ValueError, match="an image that is of one prompt alone; set their number to 0"):
+        foreign_controls(data, 2)
+    assert foreign_controls(data, 0) == []
+
+
+def test_the_controls_of_prompts_that_share_nothing_stay_what_they_were():
+    """Their ids are in databases of people who have ranked already."""
+    ids = [control.id for control in foreign_controls(instances(100), 3, seed=7)]
+    assert ids == ["control:295165b4f2ba2acb", "control:83fbbe1573f63ccb", "control:5eaa1de2c95c568e"]
+
+
 @pytest.mark.parametrize("options", [{"overlap": 1.5}, {"judges": 1}, {"control_every": -1}])
 def test_impossible_sharing(options):
     with pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):

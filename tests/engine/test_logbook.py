@@ -1,7 +1,10 @@
 """What a run writes down, and how it forgets."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,6 +60,16 @@ def test_tensorboard_has_the_values(tmp_path: Path) -> None:
     events.Reload()
     (event,) = events.Scalars("reward/consistency/mean")
     assert (event.step, event.value) == (3, 0.25)
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_service_is_given_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(init=lambda **options: given.append(options)))
+    settings = {"seed": 7, "rewards": [{"name": "http", "args": {"api_key": "mine", "url": "http://me:pass@host/x"}}]}
+    Logbook(tmp_path, trackers=[name], settings=settings)
+    (options,) = given
+    assert options["config"] == {"seed": 7, "rewards": [{"name": "http", "args": {"api_key": "***", "url": "***"}}]}
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])

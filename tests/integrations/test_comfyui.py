@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +105,75 @@ def test_what_cannot_be_done_stops_the_graph_with_its_reason(node: str, inputs: 
         run(node, **inputs)
 
 
+@pytest.fixture
+def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """ComfyUI's user directory, as its own module names it."""
+    module = SimpleNamespace(get_user_directory=lambda: str(tmp_path))
+    monkeypatch.setitem(sys.modules, "folder_paths", module)
+    return tmp_path
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The judges that were loaded or connected to."""
+    sources: list[str] = []
+    monkeypatch.setattr(PacoReward, "from_pretrained", lambda source, model: sources.append(source))
+    return sources
+
+
+def load(source: str) -> None:
+    execute(NODES, {"judge": {"class_type": "PacoLoadJudge", "inputs": {"source": source}}}, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "host"),
+    [
+        ("http://judge.example/v1", "judge.example"),
+        ("HTTPS://Judge.Example:8443/v1", "judge.example"),
+        ("http://localhost.judge.example/v1", "localhost.judge.example"),
+        ("http://127.0.0.1.judge.example/v1", "127.0.0.1.judge.example"),
+        ("http://127.0.0.1@judge.example/v1", "judge.example"),
+        ("http://192.168.0.7:8000", "192.168.0.7"),
+        ("http://0.0.0.0:8000", "0.0.0.0"),
+        ("http://\x1bc.example/v1", r"\x1bc.example"),
+    ],
+)
+def test_a_workflow_cannot_send_images_to_a_new_host(
+    source: str, host: str, user_folder: Path, loaded: list[str]
+) -> None:
+    fault = (
+        f"the judge is at {host}, and images are not sent to a new host unasked; to allow it, add the line {host} to "
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{fault}{user_folder}')}/pacorl_hosts.txt$"):
+        load(source)
+    assert loaded == []
+
+
+def test_a_workflow_cannot_send_images_to_the_hosts_of_a_yaml(user_folder: Path, loaded: list[str]) -> None:
+    judge = {"name": "it", "endpoints": ["http://127.0.0.1:8000/v1", "http://judge.example/v1"]}
+    path = user_folder / "judges.yaml"
+    path.write_text(json.dumps({"judges": [judge]}))
+    with pytest.raises(ValueError, match=r"the judge is at judge\.example, and images are not sent"):
+        load(str(path))
+    assert loaded == []
+
+
+@pytest.mark.parametrize(
+    "source", ["tiny", "lab/judge", "http://127.0.0.1:8000/v1", "http://localhost:8000/v1", "http://[::1]:8000/v1"]
+)
+def test_this_machine_needs_no_permission(source: str, loaded: list[str]) -> None:
+    load(source)
+    assert loaded == [source]
+
+
+def test_an_allowed_host_is_remembered(user_folder: Path, loaded: list[str]) -> None:
+    (user_folder / "pacorl_hosts.txt").write_text("other.example\n Judge.Example \n")
+    load("http://judge.example:8000/v1")
+    assert loaded == ["http://judge.example:8000/v1"]
+    with pytest.raises(ValueError, match=r"the judge is at evil\.example"):
+        load("http://evil.example/v1")
+
+
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 def test_a_lora_that_comfyui_cannot_read_is_on_the_model_with_its_scale(
     strength: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +197,7 @@ def test_a_lora_that_comfyui_cannot_read_is_on_the_model_with_its_scale(
         "utils": SimpleNamespace(load_torch_file=lambda file, safe_load: load_file(file)),
     }
     for name, module in modules.items():
-        monkeypatch.setitem(__import__("sys").modules, f"comfy.{name}", module)
+        monkeypatch.setitem(sys.modules, f"comfy.{name}", module)
         monkeypatch.setattr(comfy, name, module, raising=False)
     graph = {
         "node": {

@@ -6,12 +6,12 @@ import io
 import json
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from pacorl.cli import app
 from pacorl.config.base import load
 from pacorl.config.policy_run import PolicyConfig
+from pacorl.io.console import PlainConsole
 from pacorl.plan.balance import Balance
 from pacorl.plan.plan import Plan, plan_policy, print_plan
 
@@ -58,7 +58,7 @@ def test_as_many_judge_cards_as_the_trainers_keep_busy() -> None:
 def test_the_balance_is_printed_and_in_the_json() -> None:
     plan = planned()
     assert plan.balance
-    console = Console(width=300, file=io.StringIO())
+    console = PlainConsole(width=300, file=io.StringIO())
     print_plan(plan, console)
     assert isinstance(console.file, io.StringIO)
     assert plan.balance.line in console.file.getvalue()

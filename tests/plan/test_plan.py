@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from typer.testing import CliRunner, Result
@@ -18,6 +17,7 @@ from pacorl.cli import app
 from pacorl.config.base import ConfigError, load
 from pacorl.config.policy_run import PolicyConfig, recipe
 from pacorl.data.characters import character_prompts
+from pacorl.io.console import PlainConsole
 from pacorl.lora.adapters import MovingAverage, adapter_state, add_lora
 from pacorl.plan import components, memory, sources
 from pacorl.plan.plan import CARD_MARGIN, Plan, decided, plan_policy, print_plan
@@ -501,7 +501,7 @@ def test_the_printed_table_names_components_totals_and_absences(capsys: pytest.C
         (components.Row("transformer", 3 * 2**30, 1_500_000_000),), (absence,), ("mind the gap",), "a card", 8 * 2**30
     )
 
-    print_plan(plan, Console(width=140))
+    print_plan(plan, PlainConsole(width=140))
 
     shown = capsys.readouterr().out
     for part in ("1.50 B", "3.0 GiB of 8.0 GiB needed", "judge.checkpoint = lab/judge: `hf download", "mind the gap"):

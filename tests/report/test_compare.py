@@ -65,6 +65,15 @@ def test_configs_differ_by_dotted_keys() -> None:
     assert differing_keys("", "") == []
 
 
+def test_a_comparison_shows_no_key(runs: tuple[Path, Path]) -> None:
+    for run, key in zip(runs, ("mine", "yours"), strict=True):
+        (run / "config.yaml").write_text(f"seed: {len(key)}\nrewards: [{{name: http, args: {{api_key: {key}}}}}]\n")
+    page = write_comparison(*runs).read_text()
+    assert 'data-label="one">4</td>' in page
+    assert "mine" not in page
+    assert "yours" not in page
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     assert side_names(tmp_path / "a", tmp_path / "b") == ("a", "b")
     assert side_names(tmp_path / "x/run", tmp_path / "y/run") == ("x/run", "y/run")

@@ -123,6 +123,17 @@ def running(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_page_shows_the_config_without_its_keys(running: Path) -> None:
+    config = running / "config.yaml"
+    config.write_text("epochs: 5\nrewards:\n- name: http\n  args: {api_key: mine, url: 'http://me:pass@host/x'}\n")
+    page = write_report(running).read_text()
+    assert "api_key: &#39;***&#39;" in page
+    assert "mine" not in page
+    assert "me:pass" not in page
+    assert "<dt>of 5 epochs</dt>" in page
+    assert "api_key: mine" in config.read_text()
+
+
 def test_a_running_page_shows_how_far_it_is_and_what_alarmed(running: Path) -> None:
     page = write_report(running).read_text()
     assert "<dd>2</dd><dt>of 5 epochs</dt>" in page

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 import yaml
 from typer.testing import CliRunner
 
 from pacorl.cli import app
-from pacorl.report.publish import push, write_card
+from pacorl.data.characters import vocabulary
+from pacorl.judges import domain
+from pacorl.lora.formats import DIFFUSERS_WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
+from pacorl.report.publish import published_files, push, write_card
+from pacorl.twins import tiny_judge
 
 
 @pytest.fixture
@@ -120,6 +125,44 @@ def test_a_secret_beside_the_weights_is_not_uploaded(run: Path) -> None:
     (run / "adapter" / "adapter_config.json").write_text('{\n"base": "https://me:pass@host/x"}')
     with pytest.raises(ValueError, match=r"adapter_config.json: ://me:… \(line 2 .* looks like a secret"):
         push(run / "adapter", "me/it", private=True)
+
+
+def test_a_link_is_not_published(run: Path, tmp_path: Path) -> None:
+    """Neither the file that it names is uploaded, nor is that file overwritten."""
+    victim = tmp_path / "victim"
+    victim.write_text("of the user")
+    for link in (run / "before-after.png", run / "adapter" / "adapter_model.safetensors"):
+        link.symlink_to(victim)
+        with pytest.raises(ValueError, match=f"{link.name} is a link, and links are not published"):
+            push(write_card(run), "me/it", private=True)
+        link.unlink()
+    (run / "before-after.png").write_bytes(b"an image")
+    (run / "adapter" / "before-after.png").symlink_to(victim)
+    write_card(run)
+    assert (run / "adapter" / "before-after.png").read_bytes() == b"an image"
+    assert victim.read_text() == "of the user"
+
+
+def test_a_linked_folder_is_not_published(run: Path, tmp_path: Path) -> None:
+    (run / "adapter").rename(tmp_path / "elsewhere")
+    (run / "adapter").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="adapter is a link, and links are not published"):
+        write_card(run)
+    (tmp_path / "elsewhere" / "README.md").write_text("a card")
+    with pytest.raises(ValueError, match="adapter is a link, and links are not published"):
+        push(run / "adapter", "me/it", private=True)
+
+
+def test_every_file_that_a_judge_is_saved_as_is_published(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    for part in tiny_judge(vocabulary()):
+        part.save_pretrained(tmp_path)
+    for name in (domain.SETTINGS_FILE, domain.WEIGHTS_FILE, PEFT_CONFIG, PEFT_WEIGHTS, DIFFUSERS_WEIGHTS):
+        (tmp_path / name).touch()
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    saved = sorted(tmp_path.iterdir())
+    assert published_files(tmp_path) == saved
+    assert len(saved) > 10
 
 
 def test_benchmarks_go_into_the_card_without_the_papers_rows(run: Path, tmp_path: Path) -> None:
@@ -244,6 +287,13 @@ def test_the_adapter_and_its_card_are_uploaded_and_nothing_else(
     for name, content in contents.items():
         (run / "adapter" / name).write_bytes(content)
     (run / "adapter" / ".hidden").write_text("a secret")
+    for name in ("notes.txt", "log.log", "env.sh", "a.py", "optimizer.pt", "adapter_model.safetensors.bak", ".env"):
+        (run / "adapter" / name).write_text("a secret")
+    for folder in ("backup", "README.md.d"):
+        (run / "adapter" / folder).mkdir()
+        for name in (".env", "optimizer.pt", "adapter_config.json", "README.md"):
+            (run / "adapter" / folder / name).write_text("a secret")
+    (run / "adapter" / "linked").symlink_to(run.parent)
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "optimizer.pt").write_text("large")
     assert CliRunner().invoke(app, ["publish", str(run)], catch_exceptions=False).exit_code == 0

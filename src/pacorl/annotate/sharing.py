@@ -94,10 +94,18 @@ def share_out(
 
 
 def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0) -> list[Instance]:
-    """Control questions made from the data: one candidate becomes an image of another prompt, and is the worst."""
+    """Make control questions from the data: one candidate becomes an image of another prompt, and is the worst.
+
+    There are fewer than `count` if prompts share images: a prompt's own image is never a foreign one.
+
+    Raises:
+        ValueError: no prompt has an image that another one has not.
+    """
     groups: dict[str, list[Instance]] = {}
+    images: dict[str, set[str]] = {}
     for instance in instances:
         groups.setdefault(instance.group, []).append(instance)
+        images.setdefault(instance.group, set()).update([instance.reference, *instance.candidates])
     if count and len(groups) < 2:
         raise ValueError("control questions need images of at least two prompts; set their number to 0")
     rng = random.Random(seed)
@@ -107,10 +115,17 @@ def foreign_controls(instances: Sequence[Instance], count: int, *, seed: int = 0
         position = rng.randrange(len(instance.candidates))
         candidates = list(instance.candidates)
         candidates[position] = rng.choice(other.candidates)
+        if candidates[position] in images[instance.group]:
+            foreign = sorted(set().union(*images.values()) - images[instance.group])
+            if not foreign:
+                continue
+            candidates[position] = rng.choice(foreign)
         must = tuple((better, position) for better in range(len(candidates)) if better != position)
         # The id follows from the images, so that a later start finds the same control question in the database.
         name = hashlib.sha256("\n".join([instance.reference, *candidates]).encode()).hexdigest()[:16]
         controls.append(replace(instance, id=f"control:{name}", candidates=tuple(candidates), must=must))
+    if count and not controls:
+        raise ValueError("control questions need an image that is of one prompt alone; set their number to 0")
     return controls
 
 

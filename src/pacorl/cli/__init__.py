@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import typer
 
 from pacorl import __version__
 from pacorl.cli import benchmark, dataset, doctor, files, generate, probe, score, serve, train, verify
-from pacorl.cli.shared import Commands
+from pacorl.cli.shared import Commands, echo, echo_errors
+from pacorl.io.terminal import PrintableFormatter, printable
 
 LONGEST_LINE = 2000
 """Characters of a fault."""
@@ -44,7 +48,7 @@ for group in (dataset.app, files.prompts, benchmark.app, files.config):
 
 def _show_version(version: bool) -> None:
     if version:
-        typer.echo(f"pacorl {__version__}")
+        echo(f"pacorl {__version__}")
         raise typer.Exit
 
 
@@ -60,13 +64,19 @@ def options(
 def main() -> None:
     """Runs the command line; a fault becomes one line and exit code 1, a wrong option one line and exit code 2."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # torchvision is not missed
-    if "--debug" in sys.argv:
-        sys.argv.remove("--debug")
-        app()
-        return
-    # Without the line of code that gave the warning.
-    warnings.formatwarning = lambda message, *_, **__: f"pacorl: {message}\n"
-    sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
+    # The handler of loggers that are not configured, as pacorl's own.
+    if logging.lastResort:
+        logging.lastResort.setFormatter(PrintableFormatter())
+    try:
+        if "--debug" in sys.argv:
+            sys.argv.remove("--debug")
+            app()
+            return
+        # Without the line of code that gave the warning.
+        warnings.formatwarning = lambda message, *_, **__: f"pacorl: {printable(str(message))}\n"
+        sys.exit(exit_code(lambda: app(standalone_mode=False, prog_name="pacorl")))
+    finally:
+        sys.excepthook = _print_traceback  # typer has set its own
 
 
 def exit_code(command: Callable[[], object]) -> int:
@@ -85,9 +95,13 @@ def exit_code(command: Callable[[], object]) -> int:
         lines = (
             line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…" for line in _line_of(error).split("\n")
         )
-        print("pacorl:", "\n".join(lines), file=sys.stderr)
+        echo_errors("pacorl: " + "\n".join(lines))
         return int(getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    echo_errors("".join(traceback.format_exception(kind, error, trace)).rstrip())
 
 
 def _line_of(error: Exception) -> str:
@@ -102,5 +116,5 @@ def _refuse(error: Any) -> int:
         error.show()
     else:
         command = f"{error.ctx.command_path} --help" if getattr(error, "ctx", None) else "pacorl --help"
-        print(f"pacorl: {' '.join(error.format_message().split()).removesuffix('.')}; see {command}", file=sys.stderr)
+        echo_errors(f"pacorl: {' '.join(error.format_message().split()).removesuffix('.')}; see {command}")
     return int(error.exit_code)

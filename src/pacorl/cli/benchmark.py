@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from pacorl.bench.table import BENCHMARKS, BenchmarkOptions
-from pacorl.cli.shared import INCOMPLETE, Commands, echo_errors, print_json, progress
+from pacorl.cli.shared import INCOMPLETE, Commands, echo, echo_errors, print_json, progress
 
 
 class BenchmarkGroup(TyperGroup):
@@ -65,7 +65,7 @@ def run(name: str, data: Path, options: BenchmarkOptions) -> None:
     if options.as_json:
         print_json(outcome.summary | {"note": outcome.note})
     else:
-        typer.echo("\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks]))
+        echo("\n\n".join([*(table.markdown for table in outcome.tables), *outcome.remarks]))
     echo_errors(outcome.note, f"tables: {outcome.folder / 'table.html'}")
     # A table with gaps must not look like a finished one to a script.
     if outcome.missing or outcome.skipped:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import Commands, JsonOption, OnlyJudge, echo_errors, needing, print_json, progress
+from pacorl.cli.shared import Commands, JsonOption, OnlyJudge, echo, echo_errors, needing, print_json, progress
 from pacorl.config.options import (
     LARGEST,
     SEEDS,
@@ -214,8 +214,8 @@ def compare_diversity(
     if output.as_json:
         print_json({"prompts": len(records), "rows": [asdict(row) for row in rows]})
         return
-    print(f"{number} of {len(records)} prompts; distances are 1 − cosine; random: mean (best) of {draws} draws\n")
-    print(table(rows))
+    echo(f"{number} of {len(records)} prompts; distances are 1 − cosine; random: mean (best) of {draws} draws\n")
+    echo(table(rows))
 
 
 @app.command()
@@ -297,9 +297,7 @@ def annotate(
     if step.dry_run:
         step.print(server.plan(folder, people, sharing=sharing))
         return
-    # Flushed: whoever reads the links from a pipe gets them before the server ends.
-    announce = partial(print, flush=True)
-    run = partial(server.serve, folder, people, sharing=sharing, host=host, port=port, days=days, announce=announce)
+    run = partial(server.serve, folder, people, sharing=sharing, host=host, port=port, days=days, announce=echo)
     run(renew=split_names(renew), adjudicators=split_names(adjudicators))
 
 
@@ -397,7 +395,7 @@ def print_counts(counts: Mapping[str, Any], *, as_json: bool) -> None:
         print_json(counts)
         return
     for label, count in _flat(counts):
-        print(f"{label:<28} {count:.4f}" if isinstance(count, float) else f"{label:<28} {count}")
+        echo(f"{label:<28} {count:.4f}" if isinstance(count, float) else f"{label:<28} {count}")
 
 
 def _flat(counts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pacorl.cli.shared import OnlyJudge, echo_errors, print_json
+from pacorl.cli.shared import OnlyJudge, echo, echo_errors, echo_json, print_json
 
 if TYPE_CHECKING:
     from pacorl.serve.probe import JudgeProbe
@@ -73,10 +73,9 @@ def _is_run(target: str) -> bool:
 
 
 def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) -> int:
-    from rich.console import Console
-
     from pacorl.config.base import load
     from pacorl.config.policy_run import PolicyConfig
+    from pacorl.io.console import PlainConsole
     from pacorl.io.quiet import quiet_loading
     from pacorl.plan.doctor import EXIT_CODES, examine
     from pacorl.plan.plan import print_components
@@ -85,12 +84,12 @@ def _examine_run(path: Path, overrides: list[str], *, ask: bool, as_json: bool) 
     quiet_loading()
     diagnosis = examine(run, ask=ask)
     if as_json:
-        typer.echo(diagnosis.to_json())
+        echo_json(diagnosis.to_json())
         return EXIT_CODES[diagnosis.severity]
     if diagnosis.plan:
-        print_components(diagnosis.plan, Console())
+        print_components(diagnosis.plan, PlainConsole())
     for finding in diagnosis.findings:
-        typer.echo(f"{MARKS[finding.severity]:<6}{finding.topic:<18}{finding.text}")
+        echo(f"{MARKS[finding.severity]:<6}{finding.topic:<18}{finding.text}")
     return EXIT_CODES[diagnosis.severity]
 
 
@@ -105,7 +104,7 @@ def _examine_judge(judge: str, access: ExaminedJudge, *, as_json: bool) -> int:
 
     with PacoReward.from_pretrained(judge, **access.judge_access) as reward:
         answers = probe(reward.judge, name=reward.name)
-    print_json(answers.to_dict()) if as_json else typer.echo("\n".join(_lines(answers)))
+    print_json(answers.to_dict()) if as_json else echo("\n".join(_lines(answers)))
     return EXIT_CODES[judge_severity(answers)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from pacorl.cli.shared import Commands, print_json
+from pacorl.cli.shared import Commands, echo, print_json
 from pacorl.config.options import LARGEST, SEEDS
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def adapter(
     from pacorl.lora.formats import DIFFUSERS_WEIGHTS, PEFT_WEIGHTS, read_lora, write_lora
 
     lora = read_lora(source)
-    typer.echo(f"{source}: {_summary(lora)}")
+    echo(f"{source}: {_summary(lora)}")
     if out is None:
         return
     write_lora(out, lora)
-    typer.echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
+    echo(f"wrote {out / PEFT_WEIGHTS} (pacorl, PEFT) and {out / DIFFUSERS_WEIGHTS} (diffusers, ComfyUI)")
 
 
 def _summary(lora: Lora) -> str:
@@ -99,7 +99,7 @@ def check_prompts(
         ]
         print_json({"prompts": len(train), "leaks": rows})
     else:
-        typer.echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")
+        echo(leak_report(leaks, total=len(train)) or f"none of {len(train)} prompts is in {', '.join(against)}")
     # A check in a pipeline fails on a leak without reading the text.
     raise typer.Exit(1 if leaks else 0)
 
@@ -129,7 +129,7 @@ def split_prompts(
         # Edits have a form of their own: a record of a set has no place for a source image.
         save = save_edits if any(prompt.sources for prompt in side) else save_prompts
         save(side, out / f"{name}.jsonl")
-    typer.echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
+    echo(f"{out}: {len(train)} to train on, {len(held_out)} to test on, {len(leaks)} kept out")
 
 
 @config.command("show")
@@ -137,7 +137,7 @@ def show_key(key: str = typer.Argument(help="A key such as `sampling.tree`, or t
     """Say what a key means, what it may be, and what it is if it is left out; of a section, all its keys."""
     from pacorl.config.reference import matching
 
-    typer.echo("\n\n".join(map(str, matching(key))))
+    echo("\n\n".join(map(str, matching(key))))
 
 
 @config.command("schema")
@@ -164,9 +164,9 @@ def upgrade_config(
     before = read_text(file)
     after, notices = rewrite(before, name=str(file))
     for notice in notices or ["its keys are today's"]:
-        typer.echo(f"{file}: {notice}")
+        echo(f"{file}: {notice}")
     if after != before and not dry_run:
         copy = free_name(file.with_name(f"{file.name}.before"))
         write_atomic(copy, read_bytes(file), mode=PRIVATE)
         write_atomic(file.resolve(), after)  # through a link: it stays one
-        typer.echo(f"{file}: as it was: {copy}")
+        echo(f"{file}: as it was: {copy}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import typer
 
-from pacorl.cli.shared import echo_errors, print_json, progress
+from pacorl.cli.shared import echo, echo_errors, echo_json, print_json, progress
 from pacorl.config.options import (
     LARGEST,
     MEMORY,
@@ -307,7 +307,7 @@ def _dry_run(options: GeneratorOptions, choice: ChoiceOptions, *, edits: bool, a
         dtype = "float32" if source == TINY else "bfloat16"
         judge = JUDGES[backend_of(source)].options.model_validate(settings | {"dtype": dtype})
     plan = plan_generation(policy, size=options.size, low=choice.in_turns, judge=judge)
-    print(plan.to_json()) if as_json else print_plan(plan)
+    echo_json(plan.to_json()) if as_json else print_plan(plan)
     raise typer.Exit(plan.exit_code)
 
 
@@ -355,7 +355,7 @@ def _deliver(
         made = [files.to_dict(image) for image in saved]
         print_json(names | {"page": str(page) if page else None, "made": made})
     else:
-        typer.echo("\n".join(_line(image) for image in saved))
+        echo("\n".join(_line(image) for image in saved))
     echo_errors(*notes, f"page: {page}" if page else "", f"pdf: {output.pdf}" if output.pdf else "")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo_errors, print_json
+from pacorl.cli.shared import BELOW, INCOMPLETE, OnlyJudge, echo, echo_errors, print_json
 from pacorl.config.options import STRONGEST, FrugalJudge, option
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def score(
     if output.as_json:
         print_json({"judge": name, "note": note} | scores.to_dict() | {"left_out": refused})
     else:
-        typer.echo(table(scores))
+        echo(table(scores))
     echo_errors(*refused.values())
     if output.report:
         write_page(output.report, scores, judge=name, note=note, theme=ask.theme, refused=refused)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pacorl.cli.shared import echo_errors, needing
+from pacorl.cli.shared import echo, echo_errors, needing
 from pacorl.config.options import LARGEST, WORKERS, StudioModels, option
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def studio(
         echo_errors(f"anyone who can reach {host} and has the link can use this studio")
 
     def announce(line: str) -> None:
-        typer.echo(line)
+        echo(line)
         if open_page:
             import webbrowser
 

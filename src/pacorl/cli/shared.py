@@ -22,6 +22,7 @@ import typer
 from typer.models import OptionInfo
 
 from pacorl.config.options import KEY, JudgeOptions, Option, inherited, option
+from pacorl.io.terminal import printable, printable_json
 
 INCOMPLETE = 3
 """Exit code if something has no judgement, or was left out because the user allowed it."""
@@ -153,22 +154,33 @@ def _names(field: Field[Any]) -> list[str]:
 @contextmanager
 def progress(activity: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """A bar on the error stream, so that `--json` stays clean; yields (done, total) → None."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from pacorl.io.console import PlainConsole
 
     # Transient below: what stays on a terminal are the results.
     columns = TextColumn(activity), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
+    with Progress(*columns, console=PlainConsole(stderr=True), disable=not shown, transient=True) as bar:
         task = bar.add_task(activity, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a text without the control characters that others may have put into it."""
+    typer.echo(printable(str(text)), err=err)
+
+
+def echo_json(document: str) -> None:
+    """Print a JSON text for programs."""
+    typer.echo(printable_json(document))
+
+
 def print_json(document: Mapping[str, Any]) -> None:
-    """Prints a document for programs."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """Print a document for programs."""
+    echo_json(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def echo_errors(*lines: str) -> None:
-    """Prints the lines that are not empty on the error stream."""
+    """Print the lines that are not empty on the error stream."""
     for line in filter(None, lines):
-        typer.echo(line, err=True)
+        echo(line, err=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from pacorl.cli.shared import echo_errors
+from pacorl.cli.shared import echo, echo_errors, echo_json
 from pacorl.config.options import inherited, option
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def train_policy(
         with config_errors(config, run):
             plan = plan_policy(run)
         # Rich prints the plan itself; JSON must not be wrapped at a terminal's width.
-        print(plan.to_json()) if options.as_json else print_plan(plan)
+        echo_json(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
     with config_errors(config, run):
         check_run(run, resume=options.resume)
@@ -114,7 +114,7 @@ def train_policy(
     with config_errors(config, run):
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say
-        typer.echo(f"done: {write_report(folder)}")
+        echo(f"done: {write_report(folder)}")
 
 
 def stop_with_stdin() -> None:
@@ -212,13 +212,13 @@ def train_reward(
 
         with config_errors(config, run):
             plan = plan_reward(run)
-        typer.echo(plan.to_json() if options.as_json else "\n".join(plan.lines()))
+        echo_json(plan.to_json()) if options.as_json else echo("\n".join(plan.lines()))
         raise typer.Exit(plan.exit_code)
     from pacorl.train_judge.run import JudgeTrainer
 
     with config_errors(config, run):
         folder = JudgeTrainer(run, resume=bool(options.resume), allow_changes=options.allow_changes).train()
-    typer.echo(f"done: {folder / 'summary.json'}")
+    echo(f"done: {folder / 'summary.json'}")
 
 
 def quickstart(
@@ -247,7 +247,7 @@ def quickstart(
         _ = config.generator.pipeline_type
     use_cores()
     page, verdict = run_quickstart(config)
-    typer.echo("\n".join([*verdict, f"page: {page}"]))
+    echo("\n".join([*verdict, f"page: {page}"]))
 
 
 def report(
@@ -260,7 +260,7 @@ def report(
     from pacorl.report.page import write_report
 
     check_made(run / "report.html" if other is None else comparison_path(run, other))
-    typer.echo(write_comparison(run, other) if other else write_report(run))
+    echo(write_comparison(run, other) if other else write_report(run))
 
 
 def publish(
@@ -275,6 +275,6 @@ def publish(
     from pacorl.report.publish import push, write_card
 
     folder = write_card(run, licence=licence, benchmarks=benchmark)
-    typer.echo(f"card: {folder / 'README.md'}")
+    echo(f"card: {folder / 'README.md'}")
     if push_to_hub:
-        typer.echo(f"uploaded: {push(folder, push_to_hub, private=not public)}")
+        echo(f"uploaded: {push(folder, push_to_hub, private=not public)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pacorl.cli.shared import JsonOption, print_json
+from pacorl.cli.shared import JsonOption, echo, print_json
 from pacorl.config.options import LARGEST
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def _check(run: Path, *, as_json: bool) -> bool:
     if as_json:
         print_json(report.to_dict())
     else:
-        typer.echo("\n".join(_findings(report.findings)))
-        typer.echo(f"hashing took {report.overhead:.1%} of the epochs' time; --epoch may be {ranges(report.epochs)}")
+        echo("\n".join(_findings(report.findings)))
+        echo(f"hashing took {report.overhead:.1%} of the epochs' time; --epoch may be {ranges(report.epochs)}")
     return report.fine
 
 
@@ -57,7 +57,7 @@ def _recompute(run: Path, epoch: int, *, as_json: bool) -> bool:
     if as_json:
         print_json(comparison.to_dict())
     else:
-        typer.echo("\n".join(_lines(comparison)))
+        echo("\n".join(_lines(comparison)))
     return comparison.answer != "differs"
 
 

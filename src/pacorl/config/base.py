@@ -43,6 +43,8 @@ Word = BeforeValidator(lambda value: "off" if value is False else value)
 """A choice with `off` in it, which YAML 1.1 read as false, and which some therefore write so."""
 SHOWN = 300
 """Characters of a refused value that a message shows."""
+SHOWN_FAULTS = 3
+"""Faults of a config that a message shows."""
 TrackerName = Literal["tensorboard", "wandb", "swanlab"]
 """Where curves are watched beside report.html; the services need `pip install 'pacorl[trackers]'`."""
 
@@ -66,7 +68,7 @@ class Section(BaseModel):
             overrides: changes, each as `section.key=value`.
 
         Raises:
-            ConfigError: The config cannot be run; it has one line per fault.
+            ConfigError: The config cannot be run; one line with the first faults.
 
         Example:
             config = PolicyConfig.from_yaml("configs/tiny.yaml", "epochs=3", "sampling.batch=6")
@@ -89,7 +91,7 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
     """Read a YAML file and `section.key=value` overrides into a config.
 
     Raises:
-        ConfigError: The config cannot be run; it has one line per fault.
+        ConfigError: The config cannot be run; one line with the first faults.
     """
     prefix = f"{path}: " if path else ""
     document = _upgraded(_read_mapping(path) if path else {}, kind.__name__, prefix)
@@ -115,12 +117,15 @@ def validated(kind: type[Run], document: Any, *, prefix: str = "") -> Run:
     """A document as a section of a config.
 
     Raises:
-        ConfigError: if it is none, with one line per fault, each behind `prefix`.
+        ConfigError: if it is none; one line with the first faults, behind `prefix`.
     """
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("\n".join(prefix + _explain(kind, fault, document) for fault in error.errors())) from None
+        faults = error.errors()
+        lines = [_explain(kind, fault, document).replace("\n", "\\n") for fault in faults[:SHOWN_FAULTS]]
+        lines += [f"and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
+        raise ConfigError(prefix + "; ".join(lines)) from None
 
 
 def dump(config: Section) -> str:

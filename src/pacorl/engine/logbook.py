@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from pacorl.config.public import public
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_text, write_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, make_folder, write_atomic
 from pacorl.io.images import png_bytes
+from pacorl.io.terminal import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,7 +51,7 @@ class Logbook:
             folder: the run's; it is made if it is missing.
             trackers: names in TRACKERS.
             axis: what the trackers' curves are drawn over.
-            settings: the run's config, which the services show.
+            settings: the run's config, which the services show with its keys masked.
 
         Raises:
             ValueError: if a service does not take the run: no account, no network.
@@ -57,7 +59,8 @@ class Logbook:
         self.folder, self.axis = folder, axis
         if folder:
             make_folder(folder)
-        self._trackers = [TRACKERS[name](folder, settings or {}) for name in trackers] if folder else []
+        shown = public(settings or {})
+        self._trackers = [TRACKERS[name](folder, shown) for name in trackers] if folder else []
 
     def rewind(self, last: int) -> None:
         """Drop the lines after epoch (or step, by the axis) `last`: a resumed run writes them again."""
@@ -229,7 +232,7 @@ class ProgressBars:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             disable=not shown,
         )
         self._epochs = self._progress.add_task("epochs", total=epochs, note="")
@@ -243,7 +246,7 @@ class ProgressBars:
 
     def epoch(self, done: int, *, note: str) -> None:
         """Show that so many epochs are finished."""
-        self._progress.update(self._epochs, completed=done, note=note)
+        self._progress.update(self._epochs, completed=done, note=printable(note))
 
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Callable[[int], None]]:

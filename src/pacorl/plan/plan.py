@@ -47,7 +47,7 @@ from pacorl.train.builders import without_idle_judges
 from pacorl.types import TINY, Prompt, Size
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from pacorl.io.console import PlainConsole
 
 AUTO = "auto"
 CARD_MARGIN = 2 * 2**30
@@ -214,21 +214,20 @@ def plan_generation(
     return Plan(needed, (*checkpoint.absences, *judged.absences), notes, *device())
 
 
-def print_plan(plan: Plan, console: Console | None = None) -> None:
+def print_plan(plan: Plan, console: PlainConsole | None = None) -> None:
     """Shows a plan: its components, what is absent, what to mind, and the verdict."""
-    from rich.console import Console
-    from rich.markup import escape
+    from pacorl.io.console import PlainConsole, labelled
 
-    console = console or Console()
+    console = console or PlainConsole()
     print_components(plan, console)
     absences = [f"{absence.key} = {absence.source}: {absence.remedy}" for absence in plan.absences]
-    lines = [*(f"[yellow]absent[/] {escape(line)}" for line in absences)]
-    lines += [f"[yellow]note[/] {escape(warning)}" for warning in plan.warnings]
-    for line in [*lines, escape(plan.verdict)]:
+    lines = [labelled("absent", line, style="yellow") for line in absences]
+    lines += [labelled("note", warning, style="yellow") for warning in plan.warnings]
+    for line in [*lines, plan.verdict]:
         console.print(line, highlight=False, soft_wrap=True)  # a command to copy stays on one line
 
 
-def print_components(plan: Plan, console: Console) -> None:
+def print_components(plan: Plan, console: PlainConsole) -> None:
     """Shows what each component takes, and what that comes to."""
     from rich.table import Table
 

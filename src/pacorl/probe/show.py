@@ -17,7 +17,7 @@ from pacorl.probe.variance import JUDGE, START, Estimate, Variances
 from pacorl.report.figures import Scale, amount, duration, tag, ticks
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from pacorl.io.console import PlainConsole
 
 PIPE_WIDTH = 120
 SCHEMA = 1
@@ -111,20 +111,20 @@ def _without_nan(value: Any) -> Any:
 # --- for a terminal --------------------------------------------------------------------------------------------
 
 
-def print_findings(findings: Findings, console: Console | None = None) -> None:
+def print_findings(findings: Findings, console: PlainConsole | None = None) -> None:
     """Shows what was drawn, what each form of an epoch would carry and cost, and what to take."""
-    from rich.console import Console
-    from rich.markup import escape
+    from pacorl.io.console import PlainConsole, labelled
 
     # A pipe has no width of its own, and rich's 80 columns would cut numbers.
-    console = console or Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+    console = console or PlainConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
     for title, columns, rows in _tables(findings):
         _print_table(console, title, columns, rows)
     for name, choice in findings.recommended.items():
         change = f"{choice.configured} → {choice.value}" if choice.changes else f"{choice.configured} stays"
-        console.print(f"[bold]{name.replace('_', ' ')}[/]: {escape(f'{change}: {choice.reason}')}", highlight=False)
+        label = f"{name.replace('_', ' ')}:"
+        console.print(labelled(label, f"{change}: {choice.reason}", style="bold"), highlight=False)
     for note in findings.notes:
-        console.print(f"[yellow]note[/] {escape(note)}", highlight=False)
+        console.print(labelled("note", note, style="yellow"), highlight=False)
     console.print(f"the probe took {duration(findings.seconds['probe'])}", highlight=False)
 
 
@@ -159,7 +159,7 @@ def _tables(findings: Findings) -> Iterator[Table]:
     yield "an epoch by its form; seconds, one phase after the other", columns, [_form_cells(f) for f in findings.forms]
 
 
-def _print_table(console: Console, title: str, columns: Sequence[str], rows: list[list[str]]) -> None:
+def _print_table(console: PlainConsole, title: str, columns: Sequence[str], rows: list[list[str]]) -> None:
     from rich.table import Table as RichTable
 
     table = RichTable(*columns, title=title)

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
 from pacorl.core.metric_names import current_name, shown_names
-from pacorl.io.documents import blamed_on, parse_object, read_object, read_text, typed
+from pacorl.io.documents import blamed_on, dump_yaml, parse_object, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
 from pacorl.types import Grid
 
@@ -74,7 +75,7 @@ class RunFolder:
     summary: Record
     """summary.json; empty until the run has ended."""
     config: str
-    """config.yaml as it stands."""
+    """config.yaml as others may see it: keys are masked."""
     samples: dict[int, list[Sample]]
     """Evaluation images by epoch, ascending."""
     training_images: dict[int, Path]
@@ -103,13 +104,19 @@ def read_run(run: Path) -> RunFolder:
         epochs=[record for record in records if record.get("kind") == "epoch"],
         evaluations=[record for record in records if record.get("kind") == "evaluation"],
         summary=read_object(summary) if summary.is_file() else {},
-        config=read_text(config) if config.is_file() else "",
+        config=_shown_config(config) if config.is_file() else "",
         samples={
             epoch: [_sample(record, path.parent, location) for location, record in _lines(path)]
             for epoch, path in _by_epoch(run, "evaluation-*.jsonl").items()
         },
         training_images=_by_epoch(run, "epoch-*.png"),
     )
+
+
+def _shown_config(path: Path) -> str:
+    """Read a config, mask its keys, and write it as YAML again; an empty config is an empty text."""
+    document = read_yaml(path)
+    return dump_yaml(public(document)) if document else ""
 
 
 def number(value: object) -> float | None:

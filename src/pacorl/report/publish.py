@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from pacorl.config.base import changed_keys
+from pacorl.config.public import find_secret, public
 from pacorl.core.metric_names import ALARM, MONITOR, SECONDS, current_name
 from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
 from pacorl.io.files import digest, write_atomic
@@ -40,14 +42,20 @@ SHOWN: Mapping[str, Sequence[str]] = {
 }
 """The config keys of a card, and of their sections or lists these keys, or all. A list of what to leave out would
 forget the next key that holds a password: arguments of rewards, `trainer`."""
-SECRETS = re.compile(
-    r"\b(?:sk-|hf_|ghp_|github_pat_|xox[abp]-|AIza|AKIA)[\w-]{6,}|\bBearer\s+[\w.~+/-]{3,}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s@]+@|[?&]\w*(?:token|key|secret|password|sig\w*)=[^&\s]+",
-    re.IGNORECASE,
+TEXT_FILES = (".json", ".md", ".txt", ".jinja")
+PUBLISHED = re.compile(
+    "|".join(
+        (
+            rf"{re.escape(CARD)}|{re.escape(PICTURE)}",
+            r"adapter_config\.json|adapter_model\.safetensors|pytorch_lora_weights\.safetensors",
+            r"(?:generation_)?config\.json|model(?:-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json",
+            r"(?:pre|video_pre)?processor_config\.json|chat_template\.(?:jinja|json)|domain\.(?:json|safetensors)",
+            r"tokenizer(?:_config)?\.json|tokenizer\.model|vocab\.json|merges\.txt",
+            r"(?:special_tokens_map|added_tokens)\.json",
+        )
+    )
 )
-"""Keys of the usual services, user names in addresses, and keys in their queries."""
-SECRET_NAME = re.compile(r"(?:^|_)(?:key|token|secret|password|credentials?)$", re.IGNORECASE)
-TEXT_FILES = (".json", ".md", ".txt", ".yaml", ".jinja")
+"""Names of the files that are uploaded: card, image, adapter, model, processor, a judge's domain, tokenizer."""
 
 
 class CardRow(BaseModel):
@@ -81,8 +89,10 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
     folder = next((run / name for name in FOLDERS if (run / name).is_dir()), None)
     if folder is None:
         raise ValueError(f"{run} has neither adapter/ nor merged/; name the folder of a finished run")
+    check_no_link(folder)
     check_replaceable(folder, picture=run / PICTURE)
-    config = _config(run)
+    config, picture = _config(run), _picture(run)
+    shown = _shown_config(config)
     base = str(config.get("model", {}).get("checkpoint") or "")
     is_judge = "data" in config
     is_adapter = folder.name == FOLDERS[0]
@@ -93,15 +103,18 @@ def write_card(run: Path, *, licence: str = "", benchmarks: Sequence[Path] = ())
         f"# {run.resolve().name}",
         f"Made of `{base}` with {'PaCo-Reward' if is_judge else 'PaCo-GRPO'} (arXiv 2512.04784) by pacorl.",
         "Trained on: " + ", ".join(f"`{_name_of(str(source))}`" for source in sources) + ".",
-        *_picture(run, folder),
+        *([f"![The same prompts and noise before (above) and after (below)]({PICTURE})"] if picture else []),
         *_usage(f"OWNER/{run.resolve().name}", _name_of(base), is_judge=is_judge, is_adapter=is_adapter),
         *_measured(run),
         *(text for benchmark in benchmarks for text in _benchmark(benchmark)),
         "## Config",
-        f"```yaml\n{dump_yaml(_public(config))}```",
+        f"```yaml\n{dump_yaml(shown)}```",
     ]
     card = f"---\n{dump_yaml(header)}---\n\n" + "\n\n".join(body) + "\n"
     check_no_secret(card, name=str(run / "config.yaml"))
+    _check_names(shown)
+    if picture:
+        write_atomic(folder / PICTURE, picture)
     write_atomic(folder / CARD, sealed(card))
     return folder
 
@@ -124,18 +137,38 @@ def check_replaceable(folder: Path, *, picture: Path) -> None:
 
 def push(folder: Path, repository: str, *, private: bool) -> str:
     """Upload the folder to the hub as the user who is logged in there; returns the address."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
 
     if not (folder / CARD).is_file():
         raise ValueError(f"{folder} has no {CARD}; write the card first")
-    for path in sorted(folder.rglob("*")):
+    paths = published_files(folder)
+    for path in paths:
         if path.suffix in TEXT_FILES:
             check_no_secret(read_text(path), name=str(path))
     api = HfApi()
     address = api.create_repo(repository, private=private, exist_ok=True)
-    # Hidden files are locks and half-written ones.
-    api.upload_folder(repo_id=repository, folder_path=folder, ignore_patterns=[".*"])
+    additions = [CommitOperationAdd(path_in_repo=path.name, path_or_fileobj=path) for path in paths]
+    api.create_commit(repository, additions, commit_message="Upload with pacorl")
     return str(address)
+
+
+def published_files(folder: Path) -> list[Path]:
+    """List the files of a folder that are uploaded: those of PUBLISHED, and nothing in folders within.
+
+    Raises:
+        ValueError: the folder or one of the files is a link, whose target may be any file of the user.
+    """
+    check_no_link(folder)
+    paths = [path for path in sorted(folder.iterdir()) if PUBLISHED.fullmatch(path.name)]
+    for path in paths:
+        check_no_link(path)
+    return [path for path in paths if path.is_file()]
+
+
+def check_no_link(path: Path) -> None:
+    """Raise ValueError if a path is a link."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, and links are not published; copy what it points to")
 
 
 def _config(run: Path) -> dict[str, Any]:
@@ -175,11 +208,10 @@ def _task(config: Mapping[str, Any]) -> str:
     return "image-to-image" if kind in POLICIES and not POLICIES[kind].sets else "text-to-image"
 
 
-def _picture(run: Path, folder: Path) -> Iterator[str]:
-    """The run's comparison, brought along, if it made one."""
-    if (run / PICTURE).is_file():
-        write_atomic(folder / PICTURE, (run / PICTURE).read_bytes())
-        yield f"![The same prompts and noise before (above) and after (below)]({PICTURE})"
+def _picture(run: Path) -> bytes:
+    """Read the run's comparison; empty if it made none."""
+    check_no_link(run / PICTURE)
+    return (run / PICTURE).read_bytes() if (run / PICTURE).is_file() else b""
 
 
 def _usage(name: str, base: str, *, is_judge: bool, is_adapter: bool) -> Iterator[str]:
@@ -262,28 +294,29 @@ def _benchmark(folder: Path) -> Iterator[str]:
         yield f"Over {summary.measured} of {summary.wanted} items."
 
 
-def _public(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's keys of SHOWN, without the folders of a machine."""
+def _shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Select a config's keys of SHOWN, without the folders of a machine."""
     return {key: _shown(value, SHOWN[key]) for key, value in config.items() if key in SHOWN}
+
+
+def _check_names(shown: Mapping[str, Any]) -> None:
+    """Raise ValueError if a setting has the name of a key; a card could mask it, but the user should know."""
+    if masked := changed_keys(shown, public(shown)):
+        name = next(iter(masked)).rpartition(".")[2]
+        raise ValueError(f"the config's {name} looks like a secret; take it out before you publish the run")
 
 
 def _shown(value: Any, keys: Sequence[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _checked(key, inner) for key, inner in value.items() if not keys or key in keys}
+        return {key: _shown(inner, WHOLE) for key, inner in value.items() if not keys or key in keys}
     if isinstance(value, list):
         return [_shown(item, keys) for item in value]
     return _name_of(value) if isinstance(value, str) else value
 
 
-def _checked(key: str, value: Any) -> Any:
-    if isinstance(value, str) and value and SECRET_NAME.search(str(key)):
-        raise ValueError(f"the config's {key} looks like a secret; take it out before you publish the run")
-    return _shown(value, WHOLE)
-
-
 def check_no_secret(text: str, *, name: str) -> None:
     """Raise ValueError if a text holds what looks like a key or a password; the message shows its beginning only."""
-    if match := SECRETS.search(text):
+    if match := find_secret(text):
         line = text.count("\n", 0, match.start()) + 1
         raise ValueError(
             f"{name}: {match[0][:6]}… (line {line} of what would be published) looks like a secret; take it out, and "

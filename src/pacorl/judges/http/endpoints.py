@@ -143,7 +143,7 @@ def write_endpoints(description: Endpoints, path: Path) -> None:
 
 
 def load_endpoints(path: Path) -> Endpoints:
-    """Reads the YAML. Raises ConfigError with one line per fault."""
+    """Reads the YAML. Raises ConfigError with the first faults on one line."""
     try:
         return load(Endpoints, path)
     except ConfigError as error:

@@ -1,0 +1,36 @@
+"""Untrusted text on a terminal or in a log: control characters are replaced by their escapes.
+
+    print(printable(answer))      # \\x1b]0;title\\x07, and the window keeps its title
+
+A terminal obeys what a file name, a server's answer or a config's key contains: `ESC ]52` writes the clipboard,
+`ESC [2J` clears the screen, and bidirectional controls reorder what is read (CVE-2021-42574).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidirectional controls
+    "\u2028\u2029\ud800-\udfff]"  # separators of lines, and halves of pairs, which no stream can encode
+)
+
+
+def printable(text: str) -> str:
+    """Replace control characters by Python's escapes; tabs and newlines stay."""
+    return CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def printable_json(document: str) -> str:
+    """Replace the control characters of a JSON text by JSON's escapes, which parse to the same document."""
+    return CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
+
+
+class PrintableFormatter(logging.Formatter):
+    """A log line, its traceback included, without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format as usual, then replace control characters."""
+        return printable(super().format(record))

@@ -1,0 +1,158 @@
+"""Text of files, servers and models reaches a terminal without its control characters."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_server import FakeServer
+
+import pacorl
+from pacorl import cli
+from pacorl.data.characters import all_panels, draw
+from pacorl.io.terminal import CONTROLS
+
+SOURCE = Path(pacorl.__file__).parent
+HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x9b2J\x7f\u202e\u2066\u200f[red]x[/red][link=http://e.example]y[/link]"
+"""Writes the clipboard, clears the screen, reorders the rest; then markup of rich."""
+PRINTERS = {"print", "typer.echo", "typer.secho", "Console", "sys.stdout.write", "sys.stderr.write"}
+ENTRY_POINTS = {"cli/shared.py", "config/reference.py"}
+"""The functions that make texts printable, and a script of the repository that writes its own page."""
+
+Said = Callable[..., str]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs a command as the console script does; returns both streams, which hold no control character."""
+
+    def run(*words: object, code: int) -> str:
+        monkeypatch.setattr(sys, "argv", ["pacorl", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        streams = capsys.readouterr()
+        assert (ended.value.code or 0) == code, streams
+        for stream in streams:
+            assert not CONTROLS.search(stream), ascii(stream)
+        return streams.out + streams.err
+
+    # All three are set by the command line, for its own process.
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    return run
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{number}{HOSTILE.replace('/', '')}.png" for number in range(3)]
+    for path, panel in zip(paths, all_panels()[::1500], strict=False):
+        draw(panel, 32).save(path, "PNG")
+    return paths
+
+
+def printed_directly(source: str) -> list[str]:
+    """The calls of a module that print without a check of the text."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [f"line {call.lineno}: {name}" for call in calls if (name := ast.unparse(call.func)) in PRINTERS]
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_is_printed_past_the_check(path: Path) -> None:
+    if path.relative_to(SOURCE).as_posix() not in ENTRY_POINTS:
+        assert printed_directly(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("source", ["print(text)", "typer.echo(text)", "console = Console()", "sys.stdout.write(text)"])
+def test_a_print_past_the_check_is_seen(source: str) -> None:
+    assert len(printed_directly(source)) == 1
+
+
+def test_a_refusal_of_a_judges_server(said: Said, images: list[Path]) -> None:
+    server = FakeServer(behave=lambda handler, _: bool(handler.fail(400, HOSTILE)) or True)
+    with server.running():
+        line = said("score", *images[:2], "--judge", server.url, "--judge-model", "judge", code=1)
+    assert r"\x1b]52;c;" in line
+    assert "[red]x[/red]" in line
+
+
+def test_the_names_of_a_servers_models(said: Said, images: list[Path]) -> None:
+    with FakeServer(served=(HOSTILE,)).running() as server:
+        assert r"\x1b]52;c;" in said("score", *images[:2], "--judge", server.url, "--judge-model", "judge", code=1)
+        assert r"\x1b]52;c;" in said("doctor", server.url, "--judge-model", "judge", code=2)
+
+
+def test_file_names_in_scores(said: Said, images: list[Path]) -> None:
+    with FakeServer().running() as server:
+        judge = ("--judge", server.url, "--judge-model", "judge")
+        shown = said("score", *images, *judge, code=0)
+        document = json.loads(said("score", *images, *judge, "--json", code=0))
+    assert str(images[0]).encode("unicode_escape").decode() in shown
+    assert document["images"][0] == str(images[0])
+
+
+def test_an_image_that_is_none(said: Said, tmp_path: Path) -> None:
+    path = tmp_path / f"{HOSTILE.replace('/', '')}.png"
+    path.write_bytes(b"no image")
+    assert r"\x1b]52;c;" in said("score", path, path, code=1)
+
+
+def test_a_key_of_a_config(said: Said, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({HOSTILE: 1, "out": str(tmp_path)}))
+    line = said("train-policy", path, "--dry-run", code=1)
+    assert r"\x1b]52;c;" in line
+    assert "[red]x[/red]" in line
+    assert r"\x1b]52;c;" in said("doctor", path, code=2)
+
+
+def test_a_source_in_the_tables_of_a_dry_run(said: Said, tmp_path: Path) -> None:
+    words = ("train-policy", SOURCE.parents[1] / "configs" / "tiny.yaml", "--dry-run", f"out={tmp_path}")
+    named = json.dumps(f"lab/{HOSTILE.replace('/', '')}")
+    shown = said(*words, f"judge.checkpoint={named}", code=2)
+    assert r"\x1b]52;c;" in shown
+    assert "[red]x[red]" in shown
+    json.loads(said(*words, f"judge.checkpoint={named}", "--json", code=2))
+
+
+def test_a_prompt_that_is_refused_or_leaks(said: Said, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a fox " + HOSTILE + "\n", encoding="utf-8")
+    assert "the prompt says" in said("generate", "--prompt", HOSTILE, code=1)
+    assert r"\x1b]52;c;" in said("prompts", "check", path, "--against", path, code=1)
+    said("prompts", "check", path, "--against", path, "--json", code=1)
+
+
+def test_a_warning_a_log_line_and_a_traceback(
+    said: Said, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn(**_: object) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *rest: print(  # pytest's own would record it
+                warnings.formatwarning(message, *rest), file=sys.stderr
+            )
+            warnings.warn(HOSTILE, stacklevel=1)
+        record = logging.LogRecord("pacorl", logging.WARNING, __file__, 1, "%s", (HOSTILE,), None)
+        assert logging.lastResort
+        logging.lastResort.handle(record)
+
+    monkeypatch.setattr(cli, "app", warn)
+    assert said("score", code=0).count(r"\x1b]52;c;") == 2
+    try:
+        raise KeyError(HOSTILE)
+    except KeyError as error:
+        sys.excepthook(KeyError, error, error.__traceback__)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        sys.excepthook(ValueError, error, error.__traceback__)
+    traceback = capsys.readouterr().err
+    assert "ValueError: " in traceback
+    assert not CONTROLS.search(traceback)

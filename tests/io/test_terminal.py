@@ -1,0 +1,74 @@
+"""Control characters become letters, and nothing else changes."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+
+import pytest
+from rich.table import Table
+
+from pacorl.io.console import PlainConsole, labelled
+from pacorl.io.terminal import CONTROLS, PrintableFormatter, printable, printable_json
+
+HOSTILE = "\x1b]52;c;ZXZpbA==\x07 \x9b2J \x7f \r \u202e \u2066 \u200f \udc80 [red]x[/] [link=http://e.example]y[/]"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]0;t\x07", r"\x1b]0;t\x07"),
+        ("\x9b2J\x7f", r"\x9b2J\x7f"),
+        ("a\rb", r"a\rb"),
+        ("\u202etxt.exe\u2069", r"\u202etxt.exe\u2069"),
+        ("\u200e\u200f\u061c\u2028", r"\u200e\u200f\u061c\u2028"),
+        ("\udc80", r"\udc80"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("Füchse, 狐狸, لومڑی, 👩‍🚀 – 100 %", "Füchse, 狐狸, لومڑی, 👩‍🚀 – 100 %"),
+    ],
+)
+def test_a_control_character_is_shown_by_its_escape(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_every_control_of_both_sets_is_replaced() -> None:
+    kept = {chr(code) for code in range(0x3000) if printable(chr(code)) == chr(code)}
+    controls = {
+        chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    }
+    assert kept & controls == {"\t", "\n"}
+
+
+def test_json_stays_json() -> None:
+    document = {HOSTILE: [HOSTILE, "\n"]}
+    text = printable_json(json.dumps(document, indent=2, ensure_ascii=False))
+    assert not CONTROLS.search(text)
+    assert json.loads(text) == document
+
+
+def test_a_log_line_and_its_traceback_are_printable() -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        fault = sys.exc_info()
+    record = logging.LogRecord("pacorl", logging.WARNING, __file__, 1, "%s is away", (HOSTILE,), fault)
+    line = PrintableFormatter().format(record)
+    assert not CONTROLS.search(line)
+    assert line.count(printable(HOSTILE)) == 2
+
+
+def test_a_console_interprets_nothing() -> None:
+    console = PlainConsole(file=io.StringIO(), width=300, force_terminal=True)
+    table = Table(HOSTILE, title=HOSTILE)
+    table.add_row(HOSTILE)
+    console.print(table)
+    console.print(HOSTILE, ":smile:", highlight=False)
+    console.print(labelled("note", HOSTILE, style="yellow"), highlight=False)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert shown.count(printable(HOSTILE)) == 5
+    assert ":smile:" in shown
+    for hostile in ("\x1b]", "\x9b", "\x7f", "\u202e", "\udc80"):
+        assert hostile not in shown

@@ -1,0 +1,54 @@
+"""Where the installed code comes from: a lock with hashes, and a bill of materials (`make lock`, `make sbom`)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+
+
+def lock(report: Path) -> Iterator[str]:
+    """List what `pip install --dry-run --report` chose, as requirements with hashes.
+
+    A wheel's hash is that of one platform and one version of Python, so the lock holds on such machines alone.
+
+    Raises:
+        ValueError: a package has no SHA-256.
+    """
+    for package in json.loads(report.read_text(encoding="utf-8"))["install"]:
+        origin, name = package["download_info"], package["metadata"]["name"]
+        if "dir_info" in origin:
+            continue  # this project itself
+        digest = origin.get("archive_info", {}).get("hashes", {}).get("sha256")
+        if not digest:
+            raise ValueError(f"{report}: {name} has no SHA-256; install it from an index that gives one")
+        yield f"{name}=={package['metadata']['version']} --hash=sha256:{digest}"
+
+
+def sbom() -> dict[str, Any]:
+    """Describe the installed distributions in CycloneDX 1.5."""
+    found = {distribution.name.lower(): distribution for distribution in distributions()}
+    components = [_component(found[name]) for name in sorted(found)]
+    return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components}
+
+
+def _component(distribution: Distribution) -> dict[str, Any]:
+    name, version = distribution.name, distribution.version
+    purl = f"pkg:pypi/{name.lower().replace('_', '-')}@{version}"
+    component = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+    metadata = distribution.metadata
+    licences = [{"expression": metadata["License-Expression"]}] if "License-Expression" in metadata else []
+    return component | {"licenses": licences}
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["lock", path]:
+            print("\n".join(sorted(lock(Path(path)))))
+        case ["sbom"]:
+            print(json.dumps(sbom(), indent=2))
+        case words:
+            sys.exit(f"supply: {' '.join(words) or 'no argument'} is neither `lock REPORT` nor `sbom`")
