@@ -1,6 +1,7 @@
 """`make attack`: tens of thousands of hostile inputs, and a table of what became of them.
 
-    make attack ARGS="--seed 7 --share 0.1"       a tenth of it, with other inputs
+    make attack ARGS="--share 0.1"                a tenth of it, with inputs of today's own
+    make attack ARGS="--seed 7"                    the inputs of another seed
     make attack ARGS="--only documents/c.jsonl"    one target; with :37 its input 37 alone
 
 Exit code 1 if an input led to a traceback, a wrong or silent outcome, a hang, or a line without a file.
@@ -56,12 +57,14 @@ def _asked(family: str) -> Callable[..., Iterator[Tally]]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make attack", description="Hostile inputs, and what became of them.")
-    parser.add_argument("--seed", type=int, default=0, help="Of the inputs.")
+    today = int(time.strftime("%Y%m%d"))  # else the same inputs would be tried for years
+    parser.add_argument("--seed", type=int, default=today, help="Of the inputs; today's date unless given.")
     parser.add_argument("--share", type=float, default=1.0, help="How many of them.")
     parser.add_argument("--only", default="", help="A family, FAMILY/TARGET, or FAMILY/TARGET:NUMBER.")
     parser.add_argument("--json", type=Path, help="Where the counts are written, too.")
     options = parser.parse_args(arguments)
     started, done = time.monotonic(), list[Tally]()
+    print(f"seed {options.seed}, share {options.share:g}", flush=True)
     for tally in tallies(options.only, seed=options.seed, share=options.share):
         done.append(tally)
         print(f"{tally.name:<42}{tally.seconds:>8.1f} s  {dict(tally.kinds)}", flush=True)

@@ -30,8 +30,9 @@ SECONDS, BYTES = 20.0, 2**30
 PATIENCE = 6 * SECONDS
 """By the clock, after which something hangs; a process that starts takes a minute on a busy machine."""
 LONGEST_LINE = 2100
-FAULTS = ("traceback", "nameless", "silent", "wrong", "lost", "slow", "memory", "died")
-"""What no input may lead to. `silent`: taken, though not all of it was read; `lost`: missing, though answered well."""
+FAULTS = ("traceback", "nameless", "silent", "wrong", "lost", "slow", "memory", "died", "broken")
+"""Outcomes that no input may have. `silent`: taken, though not all of it was read; `lost`: missing, though answered
+well; `broken`: the attack itself failed to make the input."""
 
 
 class WrongError(BaseException):
@@ -94,7 +95,10 @@ def attempt(target: Target, good: Path, work: Path, *, seed: int, number: int) -
     """(kind, detail) of one input; number −1 is the good one. Time and memory are the caller's."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(good, work, symlinks=True)
-    what = target.mutate(work, random.Random(f"{seed}/{target.name}/{number}")) if number >= 0 else "good"
+    try:
+        what = target.mutate(work, random.Random(f"{seed}/{target.name}/{number}")) if number >= 0 else "good"
+    except Exception:
+        return "broken", traceback.format_exc(limit=-6)
     try:
         code, said = _ended(target, work)
     except WrongError as wrong:
