@@ -1,6 +1,7 @@
 """`make attack`: tens of thousands of hostile inputs, and a table of what became of them.
 
-    make attack ARGS="--seed 7 --share 0.1"       a tenth of it, with other inputs
+    make attack ARGS="--share 0.1"                a tenth of it, with inputs of today's own
+    make attack ARGS="--seed 7"                    the inputs of another seed
     make attack ARGS="--only documents/c.jsonl"    one target; with :37 its input 37 alone
 
 Exit code 1 if an input led to a traceback, a wrong or silent outcome, a hang, or a line without a file.
@@ -13,55 +14,57 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
-from tests.attack.harness import FAULTS, Tally, Target, attack, table
+from tests.attack.harness import FAULTS, Tally, attack, table
 
 SHOWN_FAULTS = 5
 """Of a target."""
-FAMILIES = ("documents", "images", "tables", "weights", "checkpoints", "commands", "servers", "answers")
-INPUTS = {"documents": 420, "images": 1200, "tables": 200, "weights": 240, "checkpoints": 300, "commands": 60}
-"""For each target of a family, at share 1."""
-
-
-def targets(family: str) -> Sequence[Target]:
-    """The targets of a family that reads files; its room is imported only now."""
-    from importlib import import_module
-
-    return import_module(f"tests.attack.{family}").targets()  # type: ignore[no-any-return]
+FILES: dict[str, int] = {
+    "documents": 420,
+    "images": 1200,
+    "tables": 200,
+    "weights": 240,
+    "checkpoints": 300,
+    "commands": 60,
+    "size_files": 12,
+    "links": 40,
+    "environment": 24,
+}
+"""Module of targets that read files → inputs of each target, at share 1."""
+SOCKETS = ("servers", "size_servers", "answers")
+"""Modules that ask over sockets, and count their inputs themselves."""
 
 
 def tallies(only: str, *, seed: int, share: float) -> Iterator[Tally]:
     """One after another: the inputs of one target fill a core."""
     name, _, number = only.partition(":")
-    for family in FAMILIES:
-        if name and family != name.partition("/")[0]:
+    family, _, target = name.partition("/")
+    for room in (*FILES, *SOCKETS):
+        if family and room.partition("_")[0] != family:
             continue
-        if family in INPUTS:
-            chosen = [target for target in targets(family) if target.name.startswith(name or family)]
-            for target in chosen:
-                first, count = (int(number), 1) if number else (0, max(1, round(share * INPUTS[family])))
-                yield attack(target, count, seed=seed, first=first)
-        else:
-            yield from _asked(family)(seed=seed, share=share)
-
-
-def _asked(family: str) -> Callable[..., Iterator[Tally]]:
-    """The families that are asked over sockets."""
-    from importlib import import_module
-
-    return import_module(f"tests.attack.{family}").tallies  # type: ignore[no-any-return]
+        module = import_module(f"tests.attack.{room}")  # only now: rooms import what they try
+        if room in SOCKETS:
+            yield from module.tallies(seed=seed, share=share, target=target, number=int(number) if number else None)
+            continue
+        for chosen in module.targets():
+            if target in ("", chosen.name.partition("/")[2]):
+                first, count = (int(number), 1) if number else (0, max(1, round(share * FILES[room])))
+                yield attack(chosen, count, seed=seed, first=first)
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make attack", description="Hostile inputs, and what became of them.")
-    parser.add_argument("--seed", type=int, default=0, help="Of the inputs.")
+    today = int(time.strftime("%Y%m%d"))  # else the same inputs would be tried for years
+    parser.add_argument("--seed", type=int, default=today, help="Of the inputs; today's date unless given.")
     parser.add_argument("--share", type=float, default=1.0, help="How many of them.")
     parser.add_argument("--only", default="", help="A family, FAMILY/TARGET, or FAMILY/TARGET:NUMBER.")
     parser.add_argument("--json", type=Path, help="Where the counts are written, too.")
     options = parser.parse_args(arguments)
     started, done = time.monotonic(), list[Tally]()
+    print(f"seed {options.seed}, share {options.share:g}", flush=True)
     for tally in tallies(options.only, seed=options.seed, share=options.share):
         done.append(tally)
         print(f"{tally.name:<42}{tally.seconds:>8.1f} s  {dict(tally.kinds)}", flush=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fake_server import FakeServer, Handler
@@ -154,13 +154,22 @@ def talking_server(draws: Draws) -> FakeServer:
     return FakeServer(posts={"/v1/chat/completions": talk})
 
 
-def tallies(*, seed: int, share: float) -> Iterator[Tally]:
+def tallies(*, seed: int, share: float, target: str = "", number: int | None = None) -> Iterator[Tally]:
+    """A number counts for nothing here: behaviours are drawn as questions come in."""
+
     def shared(count: int) -> int:
         return max(20, round(share * count))
 
     judge, reward = [*BEHAVIOURS, "reset"], [*SCORES, "reset"]
-    yield verdicts("answers/judge", shared(VERDICTS), judge, seed=seed, timeout=LONG)
-    yield verdicts("answers/slow_judge", shared(SLOW_VERDICTS), SLOW, seed=seed, timeout=SHORT)
-    yield scores("answers/reward", shared(SCORED), reward, seed=seed, timeout=LONG, together=1)
-    yield texts("answers/language_model", shared(TALKED), [*TEXTS, "reset"], seed=seed)
-    yield scores("answers/slow_reward", shared(SLOW_SCORED), SLOW, seed=seed, timeout=SHORT, together=TOGETHER)
+    rows: dict[str, Callable[[str], Tally]] = {
+        "judge": lambda name: verdicts(name, shared(VERDICTS), judge, seed=seed, timeout=LONG),
+        "slow_judge": lambda name: verdicts(name, shared(SLOW_VERDICTS), SLOW, seed=seed, timeout=SHORT),
+        "reward": lambda name: scores(name, shared(SCORED), reward, seed=seed, timeout=LONG, together=1),
+        "language_model": lambda name: texts(name, shared(TALKED), [*TEXTS, "reset"], seed=seed),
+        "slow_reward": lambda name: scores(
+            name, shared(SLOW_SCORED), SLOW, seed=seed, timeout=SHORT, together=TOGETHER
+        ),
+    }
+    for name, row in rows.items():
+        if target in ("", name):
+            yield row(f"answers/{name}")

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.attack.damage import damage_bytes, damage_file, mutant
+from tests.attack.damage import damage_bytes, damage_file, damage_line, damage_value
 from tests.attack.harness import Target, WrongError
 
 OVERRIDES = ("epochs=3", "group_size=2", "evaluation.every=1", "prompts.evaluation=tiny:dev:1")
@@ -47,7 +47,7 @@ def mutate(folder: Path, draw: random.Random) -> str:
         path = draw.choice(newest or paths) if draw.random() < 0.5 else draw.choice(paths)
         what = draw.choices(["bytes", "file", "value"], [50, 25, 25])[0]
         if what == "value" and path.suffix == ".json":
-            path.write_text(json.dumps(mutant(json.loads(path.read_text(errors="replace") or "{}"), draw)))
+            what = damage_value(path, draw)
         elif what == "file":
             what = damage_file(path, draw)
         else:
@@ -95,10 +95,7 @@ def mutate_records(folder: Path, draw: random.Random) -> str:
     path = draw.choice([run / "config.yaml", *run.glob("*.jsonl"), *files_of(folder)])
     what = draw.choices(["bytes", "file", "value"], [45, 10, 45])[0]
     if what == "value" and path.suffix == ".jsonl":
-        lines = path.read_text(encoding="utf-8").splitlines()
-        at = draw.randrange(len(lines))
-        lines[at] = json.dumps(mutant(json.loads(lines[at]), draw))
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        what = damage_line(path, draw)
     else:
         what = damage_file(path, draw) if what == "file" else damage_bytes(path, draw)
     return f"{what} in {path.relative_to(run)}"

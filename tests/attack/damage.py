@@ -1,4 +1,7 @@
-"""Damage to files: bytes and structure, with values that programs trip over."""
+"""Damage to files: bytes and structure, with values that programs trip over.
+
+Every function takes a file in any state that earlier damage has left: cut off, gone, a folder, a pipe, a link.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import copy
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,7 @@ SNIPPETS = [
 
 def damage_bytes(path: Path, draw: random.Random) -> str:
     """Bytes changed, cut, doubled or put in."""
-    content = bytearray(path.read_bytes())
+    content = bytearray(content_of(path))
     what = draw.choice(["flip", "flip", "cut", "drop", "double", "insert", "insert", "insert", "empty", "shuffle"])
     start = draw.randrange(len(content) + 1)
     end = min(len(content), start + draw.randrange(1, 40))
@@ -49,14 +53,14 @@ def damage_bytes(path: Path, draw: random.Random) -> str:
             lines = content.split(b"\n")
             draw.shuffle(lines)
             content[:] = b"\n".join(lines)
-    path.write_bytes(content)
+    put(path, content)
     return what
 
 
 def damage_file(path: Path, draw: random.Random) -> str:
     """Something else in the file's place."""
     what = draw.choice(["nothing", "folder", "pipe", "loop", "dangling", "zeros", "random"])
-    path.unlink()
+    remove(path)
     match what:
         case "folder":
             path.mkdir()
@@ -71,6 +75,48 @@ def damage_file(path: Path, draw: random.Random) -> str:
         case "random":
             path.write_bytes(draw.randbytes(draw.randrange(1, 2000)))
     return what
+
+
+def damage_value(path: Path, draw: random.Random) -> str:
+    """A value of a JSON file removed or replaced; damage to its bytes if it is no JSON (any more)."""
+    try:
+        document = json.loads(content_of(path))
+        put(path, json.dumps(mutant(document, draw)).encode())
+    except (ValueError, RecursionError):  # cut off, a number of too many digits, too deep
+        return damage_bytes(path, draw)
+    return "value"
+
+
+def damage_line(path: Path, draw: random.Random) -> str:
+    """A value of one line of a JSONL file; damage to its bytes if that line is no JSON (any more)."""
+    lines = content_of(path).splitlines() or [b""]
+    at = draw.randrange(len(lines))
+    try:
+        lines[at] = json.dumps(mutant(json.loads(lines[at]), draw)).encode()
+    except (ValueError, RecursionError):
+        return damage_bytes(path, draw)
+    put(path, b"\n".join(lines) + b"\n")
+    return "value"
+
+
+def content_of(path: Path) -> bytes:
+    """What a regular file holds; nothing of a folder, a pipe, a device, or a link to one of them."""
+    return path.read_bytes() if path.is_file() else b""
+
+
+def put(path: Path, content: bytes | bytearray) -> None:
+    """Make `path` a regular file of this content, whatever it is."""
+    if path.is_symlink() or not path.is_file():
+        remove(path)
+    path.write_bytes(content)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, a pipe, or a folder with all in it; nothing, if there is nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def mutant(document: Any, draw: random.Random) -> Any:
@@ -106,7 +152,10 @@ def paths_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
 def repeated_key(text: str, draw: random.Random) -> str:
     """A JSON object's text in which one key of it stands twice, with two values."""
     record = json.loads(text)
-    objects = [record, *(v for v in record.values() if isinstance(v, dict) and v)] if isinstance(record, dict) else []
+    objects = (
+        [record, *(value for value in record.values() if isinstance(value, dict))] if isinstance(record, dict) else []
+    )
+    objects = [found for found in objects if found]
     if not objects:
         return text
     chosen = draw.choice(objects)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from PIL import Image
-from tests.attack.damage import damage_bytes, damage_file, mutant, repeated_key
+from tests.attack.damage import content_of, damage_bytes, damage_file, damage_line, mutant, put, repeated_key
 from tests.attack.harness import Target, WrongError
 
 from pacorl.config.base import load
@@ -142,37 +142,41 @@ def mutate(name: str, folder: Path, draw: random.Random) -> str:
     if what == "file":
         return damage_file(path, draw)
     if what == "latin":
-        content = path.read_bytes()
-        at = draw.randrange(1, len(content))
-        path.write_bytes(content[:at] + b"\xe9 " + content[at:])  # a cut letter: whatever follows, it is no UTF-8
+        content = content_of(path)
+        at = draw.randrange(len(content)) + 1 if content else 0
+        put(path, content[:at] + b"\xe9 " + content[at:])  # a cut letter: whatever follows, it is no UTF-8
         return "must refuse Latin-1"
     if what == "twice":
         return _key_twice(path, draw)
     if path.suffix == ".jsonl":
-        lines = path.read_text(encoding="utf-8").splitlines()
-        at = draw.randrange(len(lines))
-        lines[at] = json.dumps(mutant(json.loads(lines[at]), draw))
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    elif path.suffix == ".yaml":
-        path.write_text(dump_yaml(mutant(document, draw)), encoding="utf-8", errors="surrogatepass")
+        return damage_line(path, draw)
+    if path.suffix == ".yaml":
+        put(path, dump_yaml(mutant(document, draw)).encode(errors="surrogatepass"))
     else:
-        path.write_text(json.dumps(mutant(document, draw)), encoding="utf-8")
+        put(path, json.dumps(mutant(document, draw)).encode())
     return "value"
 
 
 def _key_twice(path: Path, draw: random.Random) -> str:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".yaml":
-        keys = [line for line in text.split("\n") if line[:1].isalpha()]
-        path.write_text(f"{text}\n{draw.choice(keys).partition(':')[0]}: 12345\n", encoding="utf-8")
-    elif path.suffix == ".jsonl":
-        lines = text.splitlines()
+    try:
+        text = content_of(path).decode()
+        twice = _with_a_key_twice(text, path.suffix, draw)
+    except (ValueError, RecursionError):  # no document any more
+        return damage_bytes(path, draw)
+    put(path, twice.encode(errors="surrogatepass"))
+    return "must refuse a key twice" if twice.strip() != text.strip() else "nothing"
+
+
+def _with_a_key_twice(text: str, suffix: str, draw: random.Random) -> str:
+    if suffix == ".yaml":
+        keys = [line for line in text.split("\n") if line[:1].isalpha()] or ["key: 1"]
+        return f"{text}\n{draw.choice(keys).partition(':')[0]}: 12345\n"
+    if suffix == ".jsonl":
+        lines = text.splitlines() or ["{}"]
         at = draw.randrange(len(lines))
         lines[at] = repeated_key(lines[at], draw)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    else:
-        path.write_text(repeated_key(text, draw), encoding="utf-8")
-    return "must refuse a key twice" if path.read_text(encoding="utf-8").strip() != text.strip() else "nothing"
+        return "\n".join(lines) + "\n"
+    return repeated_key(text, draw)
 
 
 def read_all(name: str, folder: Path) -> None:

@@ -1,9 +1,9 @@
 """One property for every input: it is fine, or refused in one line that names the file, with exit code 1.
 
-Nothing may take more than SECONDS of a processor, PATIENCE by the clock, or BYTES more than the good input takes.
-Inputs follow from a seed and their number alone, so one that was found can be made again. They run through
-`cli.exit_code`, which is how every command ends, in processes that are watched from outside; one that dies or hangs
-costs its input alone.
+Nothing may take more than SECONDS of a processor or BYTES more than the good input takes, or stand still for PATIENCE
+by the clock; a target that reads large files says what each of their bytes may take. Inputs follow from a seed and
+their number alone, so one that was found can be made again. They run through `cli.exit_code`, which is how every
+command ends, in processes that are watched from outside; one that dies or hangs costs its input alone.
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 SECONDS, BYTES = 20.0, 2**30
-PATIENCE = 6 * SECONDS
-"""By the clock, after which something hangs; a process that starts takes a minute on a busy machine."""
+MOST_SECONDS = 8 * SECONDS
+"""Of a processor, after which an input is given up."""
+PATIENCE = 60.0
+"""By the clock: who has computed for less than STILL seconds by then hangs, since no machine is that busy."""
+STILL = 0.1
 LONGEST_LINE = 2100
-FAULTS = ("traceback", "nameless", "silent", "wrong", "lost", "slow", "memory", "died")
-"""What no input may lead to. `silent`: taken, though not all of it was read; `lost`: missing, though answered well."""
+FAULTS = ("traceback", "nameless", "silent", "wrong", "lost", "slow", "memory", "died", "broken")
+"""Outcomes that no input may have. `silent`: taken, though not all of it was read; `lost`: missing, though answered
+well; `broken`: the attack itself failed to make the input."""
 
 
 class WrongError(BaseException):
@@ -58,6 +63,10 @@ class Target:
     """A message holds one of these."""
     codes: tuple[int, ...] = (1,)
     """Exit codes of a refusal."""
+    seconds_per_mib: float = 0.0
+    """Further seconds for each MiB of the input."""
+    bytes_per_byte: float = 0.0
+    """Further bytes of memory for each byte of the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +99,41 @@ class Tally:
 # --- one input -------------------------------------------------------------------------------------------------
 
 
-def attempt(target: Target, good: Path, work: Path, *, seed: int, number: int) -> tuple[str, str]:
+@dataclass
+class Usage:
+    """What an input took, the making of it aside."""
+
+    size: int = 0
+    """Bytes of the input's files."""
+    seconds: float = 0.0
+    """Of a processor."""
+    grown: int = 0
+    """Bytes of memory, at most."""
+
+    @contextlib.contextmanager
+    def measured(self, work: Path) -> Iterator[None]:
+        files = (path for path in work.rglob("*") if path.is_file() and not path.is_symlink())
+        self.size = sum(path.stat().st_size for path in files)
+        base, started = _peak(reset=True), _processor_seconds()
+        yield
+        self.seconds, self.grown = _processor_seconds() - started, _peak() - base
+
+
+def attempt(
+    target: Target, good: Path, work: Path, *, seed: int, number: int, usage: Usage | None = None
+) -> tuple[str, str]:
     """(kind, detail) of one input; number −1 is the good one. Time and memory are the caller's."""
-    shutil.rmtree(work, ignore_errors=True)
-    shutil.copytree(good, work, symlinks=True)
-    what = target.mutate(work, random.Random(f"{seed}/{target.name}/{number}")) if number >= 0 else "good"
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(good, work, symlinks=True)
+        what = target.mutate(work, random.Random(f"{seed}/{target.name}/{number}")) if number >= 0 else "good"
+    except Exception:
+        return "broken", traceback.format_exc(limit=-6)
+    with (usage or Usage()).measured(work):
+        return _tried(target, work, what)
+
+
+def _tried(target: Target, work: Path, what: str) -> tuple[str, str]:
     try:
         code, said = _ended(target, work)
     except WrongError as wrong:
@@ -166,20 +205,47 @@ def _watched(target: Target, numbers: range, good: Path, *, seed: int) -> Iterat
         os.setsid()
         _work(target, numbers, good, writer, seed=seed)
     os.close(writer)
-    expected = iter([-1, *numbers])
     try:
         with open(reader, encoding="utf-8") as lines:
-            for number in expected:
-                line = lines.readline() if select.select([lines], [], [], PATIENCE)[0] else "slow"
-                if not line or line == "slow":
-                    kind = "slow" if line else "died"
-                    yield Outcome(number, kind, PATIENCE if line else 0.0, f"{kind} without a word")
+            for number in [-1, *numbers]:
+                if (seconds := _hangs(child, lines)) is not None:
+                    yield Outcome(number, "slow", seconds, f"given up after {seconds:.0f} s of a processor")
+                    return
+                if not (line := lines.readline()):
+                    yield Outcome(number, "died", 0.0, "died without a word")
                     return
                 yield Outcome(**json.loads(line))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def _hangs(session: int, lines: TextIO) -> float | None:
+    """Wait for a line; None if there is one, else the seconds that were computed in vain.
+
+    By seconds of a processor and by standing still, neither of which grows on a busy machine.
+    """
+    began = computed = _session_seconds(session)
+    moved = time.monotonic()
+    while not select.select([lines], [], [], 0.5)[0]:
+        now = _session_seconds(session)
+        if now - computed > STILL:
+            computed, moved = now, time.monotonic()
+        if time.monotonic() - moved > PATIENCE or now - began > MOST_SECONDS:
+            return now - began
+    return None
+
+
+def _session_seconds(session: int) -> float:
+    """What the processes of a session have computed, and those that they have waited for."""
+    ticks = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # it is gone by now
+                fields = Path("/proc", entry, "stat").read_text(errors="replace").rpartition(") ")[2].split()
+                ticks += sum(map(int, fields[11:15])) if int(fields[3]) == session else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _work(target: Target, numbers: range, good: Path, writer: int, *, seed: int) -> None:
@@ -197,14 +263,16 @@ def _work(target: Target, numbers: range, good: Path, writer: int, *, seed: int)
         attempt(target, good, work, seed=seed, number=-1)  # imports, and caches that are filled once
         most = BYTES
         for number in [-1, *numbers]:
-            base = _peak(reset=True)
-            started = _processor_seconds()
-            kind, detail = attempt(target, good, work, seed=seed, number=number)
-            seconds, grown = _processor_seconds() - started, _peak() - base
+            usage = Usage()
+            kind, detail = attempt(target, good, work, seed=seed, number=number, usage=usage)
+            seconds, grown = usage.seconds, usage.grown
             if number < 0:
                 most = grown + BYTES
             elif kind in ("fine", "refused"):
-                kind = "slow" if seconds > SECONDS else "memory" if grown > most else kind
+                slow = seconds > SECONDS + target.seconds_per_mib * usage.size / 2**20
+                large = grown > most + target.bytes_per_byte * usage.size
+                kind = "slow" if slow else "memory" if large else kind
+                detail = f"{detail} ({seconds:.1f} s, {grown:,} bytes)" if slow or large else detail
             outcome = {"number": number, "kind": kind, "seconds": round(seconds, 4), "detail": detail[:4000]}
             os.write(writer, json.dumps(outcome).encode() + b"\n")
         code = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageCms, PngImagePlugin
-from tests.attack.damage import damage_file
+from tests.attack.damage import damage_file, put
 from tests.attack.harness import Target, WrongError
 
 from pacorl.io.decoder import open_upload
@@ -199,14 +199,14 @@ def mutate(folder: Path, draw: random.Random, corpora: list[tuple[str, bytes]], 
         return damage_file(path, draw)
     if what == "bomb":
         name, content = draw.choice(bombs)
-        path.write_bytes(content)
+        put(path, content)
         return f"must refuse {name}"
     name, original = draw.choice(corpora)
     content = bytearray(original)
     if what != "whole":
         for _ in range(draw.choice([1, 1, 2, 5, 30])):
             _damage(content, draw, reach=64 if what == "header" else len(content))
-    path.write_bytes(content)
+    put(path, content)
     return f"{what} of {name}"
 
 

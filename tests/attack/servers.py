@@ -69,6 +69,7 @@ class Asked:
 REQUESTS: dict[str, tuple[Asked, ...]] = {
     "judge": (
         Asked("POST", "/v1/chat/completions", CHAT),
+        Asked("POST", "/v1/consistency", {"model": "judge", "images": [PICTURE, PICTURE], "criteria": {"c": "same"}}),
         Asked("POST", "/tokenize", {"model": "judge", "prompt": "Yes", "add_special_tokens": False}),
         Asked("GET", "/v1/models"),
         Asked("GET", "/metrics"),
@@ -90,6 +91,9 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/api/jobs/1"),
         Asked("GET", "/images/1/0.png", status=404),
         Asked("GET", "/api/example?number=3"),
+        Asked("GET", "/api/taste"),
+        Asked("POST", "/api/taste", {"name": "x", "prompts": ["a|b", "c|d"], "rounds": 3, "groups": 2}, status=422),
+        Asked("POST", "/api/taste/x/ranks", {"group": "g", "ranks": [1, 2, 3]}, status=404),
     ),
     "annotate": (
         Asked("POST", "/api/rankings", {"instance": "INSTANCE", "order": [1, 0, 3, 2], "request": "request-1"}),
@@ -418,7 +422,7 @@ def health(server: Running, number: int, base: int) -> Outcome | None:
     return None if status == 200 else Outcome(number, "slow", SECONDS, f"/health answers {status}")
 
 
-def attacked(name: str, count: int, *, seed: int) -> Tally:
+def attacked(name: str, count: int, *, seed: int, first: int = 0) -> Tally:
     """The outcomes of `count` requests to one server, and of connections that are held open."""
     tally = Tally(f"servers/{name}")
     with running(name) as server:
@@ -426,7 +430,7 @@ def attacked(name: str, count: int, *, seed: int) -> Tally:
             status, body = sent(server, built(server, asked))  # whatever is loaded once
             assert status == asked.status, f"{asked} is answered {status} {body[:300]!r}"
         base = server.peak()
-        for number in range(count):
+        for number in range(first, first + count):
             tally.add(outcome(server, number, seed=seed))
             if number % CHECKED_EVERY == 0 and (fault := health(server, number, base)):
                 tally.add(fault)
@@ -463,7 +467,9 @@ def held_open(server: Running) -> Iterator[Outcome | None]:
                 yield Outcome(number, "slow", 2 * SECONDS, f"{what} is waited for")
 
 
-def tallies(*, seed: int, share: float) -> Iterator[Tally]:
+def tallies(*, seed: int, share: float, target: str = "", number: int | None = None) -> Iterator[Tally]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     for name in REQUESTS:
-        yield attacked(name, max(10, round(share * INPUTS)), seed=seed)
+        if target in ("", name):
+            first, count = (0, max(10, round(share * INPUTS))) if number is None else (number, 1)
+            yield attacked(name, count, seed=seed, first=first)

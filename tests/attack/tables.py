@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import random
 import sqlite3
 import zipfile
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.attack.damage import STRANGE, damage_bytes, damage_file, mutant
+from tests.attack.damage import STRANGE, content_of, damage_bytes, damage_file, mutant, remove
 from tests.attack.harness import Target, WrongError
 
 ROWS = 6
@@ -47,7 +49,12 @@ def mutate(folder: Path, draw: random.Random) -> str:
         return damage_bytes(path, draw)
     if what == "file":
         return damage_file(path, draw)
-    rows = pq.read_table(path).to_pylist()
+    try:
+        rows = pq.read_table(path).to_pylist() if path.is_file() else []
+    except (OSError, ValueError):  # Arrow's errors, of a table that was damaged before
+        rows = []
+    if not rows:
+        return damage_bytes(path, draw)
     if what == "cell":
         name = draw.choice(list(rows[0]))
         value = draw.choice(STRANGE)
@@ -57,10 +64,13 @@ def mutate(folder: Path, draw: random.Random) -> str:
         rows = [
             {(draw.choice(["x", "image"]) if key == name else key): value for key, value in row.items()} for row in rows
         ]
+    new = path.with_suffix(".new")
     try:
-        write(path, rows, row_group_size=2, compression=draw.choice(["snappy", "gzip", "none", "zstd"]))
+        write(new, rows, row_group_size=2, compression=draw.choice(["snappy", "gzip", "none", "zstd"]))
     except Exception:  # Arrow has no such table
         return "nothing"
+    remove(path)
+    new.rename(path)
     return what
 
 
@@ -113,9 +123,12 @@ def mutate_set(folder: Path, draw: random.Random) -> str:
         return damage_bytes(path, draw)
     if what == "file":
         return damage_file(path, draw)
-    with zipfile.ZipFile(path) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist()}
-    contents["set.json"] = json.dumps(mutant(json.loads(contents["set.json"]), draw)).encode()
+    try:
+        with zipfile.ZipFile(io.BytesIO(content_of(path))) as archive:
+            contents = {name: archive.read(name) for name in archive.namelist()}
+        contents["set.json"] = json.dumps(mutant(json.loads(contents["set.json"]), draw)).encode()
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, RecursionError, NotImplementedError):
+        return damage_bytes(path, draw)  # no archive any more
     with zipfile.ZipFile(path, "w", draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
         for name, content in contents.items():
             archive.writestr(name, content)
@@ -182,7 +195,9 @@ def mutate_annotations(folder: Path, draw: random.Random) -> str:
     value = draw.choice(
         [None, "", "{}", "[9, 9]", "[0]", "null", "[[]]", "\ud83d", 7, b"\xff", 1e999, '{"id": 3}', "[NaN]"]
     )
-    with contextlib.closing(sqlite3.connect(path)) as db, db, contextlib.suppress(sqlite3.Error, UnicodeError):
+    if not path.is_file():
+        return damage_bytes(path, draw)
+    with contextlib.suppress(sqlite3.Error, UnicodeError), contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT MAX(rowid) FROM {table})", (value,))
     return f"{column} of {table}"
 

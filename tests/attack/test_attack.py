@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 from misbehaving import BEHAVIOURS, SCORES, TEXTS
-from tests.attack import answers, documents, images, tables, weights
+from tests.attack import answers, checkpoints, commands, documents, images, tables, weights
 from tests.attack.harness import FAULTS, Target, attempt
 
-TARGETS = {target.name: target for room in (documents, images, tables, weights) for target in room.targets()}
+ROOMS = (documents, images, tables, weights, commands, checkpoints)
+TARGETS = {target.name: target for room in ROOMS for target in room.targets()}
 INPUTS = {"documents": 8, "images": 60, "tables": 15, "weights": 8}
 
 
@@ -27,7 +29,7 @@ def good(target: Target, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [name for name in TARGETS if name.partition("/")[0] in INPUTS])
 @pytest.mark.filterwarnings("ignore")  # of Pillow and PEFT, about what is wrong; a command prints them
 def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]
@@ -37,6 +39,15 @@ def test_an_input_is_fine_or_refused_in_a_line_that_names_the_file(name: str, tm
     assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
     # What is damaged of a history is left out, with a warning.
     assert name == "tables/history" or any(kind == "refused" for kind, _ in outcomes)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.filterwarnings("ignore")  # of PEFT, while it writes the good files
+def test_files_that_are_damaged_can_be_damaged_again(name: str, tmp_path: Path) -> None:
+    path = good(TARGETS[name], tmp_path)
+    for seed in range(2):
+        draw = random.Random(seed)
+        assert all(TARGETS[name].mutate(path, draw) for _ in range(40))
 
 
 def test_answers_are_right_or_missing_and_no_good_one_is_lost() -> None:
@@ -92,9 +103,9 @@ def test_a_child_that_hangs_or_dies_costs_its_input_alone(tmp_path: Path) -> Non
         "    number = str(mutate.count)\n"
         "    (folder / 'x').write_text(number)\n"
         "    return 'must' if number == '8' else number\n"
-        "def attempt(target, good, work, *, seed, number, plain=harness.attempt):\n"
+        "def attempt(target, good, work, *, seed, number, usage, plain=harness.attempt):\n"
         "    mutate.count = number\n"
-        "    return plain(target, good, work, seed=seed, number=number)\n"
+        "    return plain(target, good, work, seed=seed, number=number, usage=usage)\n"
         "harness.attempt = attempt\n"
         "prepare = lambda folder: (folder / 'x').write_text('good')\n"
         "target = harness.Target(name='a/b', prepare=prepare, mutate=mutate, run=run, names=('x.txt',))\n"

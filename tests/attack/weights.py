@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 import struct
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tests.attack.damage import damage_bytes, damage_file, mutant
+from tests.attack.damage import content_of, damage_bytes, damage_file, damage_value, put
 from tests.attack.harness import Target, WrongError
 
 MODULES = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k", "single_transformer_blocks.0.proj_out")
@@ -112,16 +111,16 @@ def read_domain(folder: Path) -> None:
 def mutate(folder: Path, draw: random.Random) -> str:
     """Damages one of the folder's files."""
     files = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json")]
-    path = draw.choice(files)
+    path = draw.choice(files or [folder / "adapter_config.json"])
     what = draw.choices(["bytes", "file", "special"], [45, 10, 45])[0]
     if what == "file":
         return f"{damage_file(path, draw)} in place of {path.name}"
     if what == "special" and path.suffix == ".json":
-        path.write_text(json.dumps(mutant(json.loads(path.read_text()), draw)))
-        return f"a value of {path.name}"
+        return f"{damage_value(path, draw)} of {path.name}"
     if what == "special" and draw.random() < 0.1:
-        length = struct.pack("<Q", draw.choice([0, 1, 2**63, 2**64 - 1, path.stat().st_size]))
-        path.write_bytes(length + path.read_bytes()[8:])
+        content = content_of(path)
+        length = struct.pack("<Q", draw.choice([0, 1, 2**63, 2**64 - 1, len(content)]))
+        put(path, length + content[8:])
         return f"the length of the header of {path.name}"
     if what == "special":
         return _other_tensors(path, draw)
@@ -130,13 +129,18 @@ def mutate(folder: Path, draw: random.Random) -> str:
 
 def _other_tensors(path: Path, draw: random.Random) -> str:
     """Numbers, shapes, types, names and headers that are valid in themselves."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file, save_file
 
     what = draw.choice(["nan", "inf", "shape", "dtype", "drop", "rename", "extra", "empty", "metadata", "double"])
-    with safe_open(path, "pt") as opened:
-        metadata = dict(opened.metadata() or {})
-    tensors = load_file(path)
+    try:
+        with safe_open(path, "pt") as opened:
+            metadata = dict(opened.metadata() or {})
+        tensors = load_file(path)
+    except (OSError, SafetensorError):  # no file of weights any more
+        tensors = {}
+    if not tensors:
+        return damage_bytes(path, draw)
     name = draw.choice(sorted(tensors))
     value = tensors[name]
     if what in ("nan", "inf"):
