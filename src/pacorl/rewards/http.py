@@ -107,7 +107,7 @@ class HttpScorer:
         except TransientError as fault:
             self.last_error = f"{self.url}: {fault}"
             logger.warning("%s; %s missing", self.last_error, named(prompts))
-            return [None] * len(images)
+            return [None] * len(prompts)
 
     def _parsed(self, answer: Answer, prompts: Sequence[Prompt]) -> list[float | None]:
         if answer.status != 200:

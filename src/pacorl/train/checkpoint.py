@@ -51,7 +51,7 @@ JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
 ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap")
 """Keys of a judge that decide how it is asked, and not what it answers."""
 SOURCE_KEYS = ("checkpoint", "adapter", "model")
-"""Keys of a judge that decide where it lies. They are free as long as it is the same judge (`BackendOptions.identity`)."""
+"""Keys of a judge that decide where it lies, free as long as its `BackendOptions.identity` stays."""
 FREE_KEYS = (
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor"),
     *("advantages.max_missing", "model.gradient_checkpointing"),
