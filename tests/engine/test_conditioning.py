@@ -103,8 +103,12 @@ def test_processes_wait_as_long_as_the_judge_may_be_away() -> None:
     served = "judge={backend: http, checkpoint: 'http://127.0.0.1:8000/v1', model: m, timeout: 60, retries: 6}"
     run = load(PolicyConfig, None, [served, "advantages.max_missing=0.2", "judge.concurrency=32"])
     # 269 of 1,344 scores may be missing: nine rounds of 32 and the one that stops, of seven attempts each.
-    assert patience(run) == pytest.approx(180 + 10 * 7 * 60)
+    attempts = 10 * 7 * 60
+    assert patience(run) == pytest.approx(180 + 900 + attempts)
+    assert patience(load(PolicyConfig, None, [served, "judge.outage=7200"])) == pytest.approx(180 + 7200 + attempts)
     assert patience(load(PolicyConfig, None, [])) == 0
+    service = "rewards=[{name: http, args: {url: 'http://127.0.0.1:1/score', outage: 4000}}]"
+    assert patience(load(PolicyConfig, None, ["judge=none", service])) == 4000
     assert LEAST_PATIENCE >= 600
 
 

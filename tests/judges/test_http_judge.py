@@ -16,6 +16,7 @@ from PIL import Image
 from pacorl.io import net
 from pacorl.io.images import ImageError
 from pacorl.io.net import TransientError
+from pacorl.io.outage import Answers, UnreachableError
 from pacorl.judges.http import HttpOptions, batch, open_http
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.http.messages import EncodedImage, UnansweredError, check_model, read_p_yes, verdict_body
@@ -304,6 +305,58 @@ def test_a_judge_that_is_still_starting_is_waited_for() -> None:
         assert not opened.done()
         with later.running(), opened.result() as judge:
             assert_all_right(judge)
+
+
+def test_a_judge_whose_answers_are_kept_is_waited_for_and_others_are_not() -> None:
+    with FakeServer().running() as gone:
+        url = gone.url
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with HttpJudge("judge", [url], timeout=5, retries=0) as judge:
+        assert "no connection" in judge.verdicts(QUESTIONS[:1])[0].error
+        judge.keep_answers(Answers())
+        waiting = judge.submit(QUESTIONS)
+        time.sleep(0.5)
+        assert not waiting.done()
+        with FakeServer(port=port).running():
+            assert {verdict.error for verdict in waiting.result(60)} == {""}
+    with HttpJudge("judge", [url], timeout=5, retries=0, outage=0.2) as judge:
+        judge.keep_answers(Answers())
+        with pytest.raises(UnreachableError, match=rf"judge judge at {url} has not answered for"):
+            judge.verdicts(QUESTIONS)
+
+
+def test_a_server_that_answers_503_is_away_only_if_all_are(server: FakeServer) -> None:
+    server.behave = lambda handler, number: handler.fail(503, "loading") is None
+    with FakeServer().running() as other, judge_of(server, other, retries=3) as judge:
+        judge.keep_answers(Answers())
+        assert_all_right(judge)
+    with judge_of(server, outage=0.2) as judge:
+        judge.keep_answers(Answers())
+        with pytest.raises(UnreachableError, match="HTTP 503 loading"):
+            judge.verdicts(QUESTIONS)
+
+
+def test_with_one_of_two_servers_hanging_the_other_answers_all(server: FakeServer) -> None:
+    """The circuit breaker's work: the one that hangs is asked again every ten seconds at most."""
+    server.behave = lambda handler, number: time.sleep(5) is None
+    with FakeServer().running() as other, judge_of(server, other, timeout=2.0, concurrency=2) as judge:
+        judge.keep_answers(Answers())
+        judge.check()
+        questions = [Question((RED, BLUE), str(number)) for number in range(40)]
+        assert all(verdict.valid for verdict in judge.verdicts(questions))
+        assert len(server.chats) <= 4
+
+
+def test_known_answers_are_not_asked_for_whatever_the_order(server: FakeServer) -> None:
+    with judge_of(server) as judge:
+        judge.keep_answers(first := Answers())
+        judge.verdicts(QUESTIONS[:4])
+    assert len(first.given) == 4
+    with judge_of(server) as judge:
+        judge.keep_answers(Answers(known=first.given))
+        judge.verdicts(QUESTIONS[::-1])
+        assert_all_right(judge)
+        assert judge.counters.requests == 2 * 2, "two questions, in each of two calls"
 
 
 def test_a_failed_question_does_not_take_the_others_along(server: FakeServer) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from pacorl.config.base import ConfigError
+from pacorl.config.base import ConfigError, Section, changes_to, frozen_changes
+from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.policy_run import PolicyConfig
+from pacorl.config.reference import keys
+from pacorl.core.advantages import AGGREGATES
+from pacorl.core.caches import CACHES
+from pacorl.core.objectives import OBJECTIVES
+from pacorl.io.documents import as_read_back
+from pacorl.judges.local import TINY_JUDGE
+from pacorl.policies import POLICIES
 from pacorl.train import checkpoint
 from pacorl.train.checkpoint import (
+    LENGTH_KEYS,
+    Changes,
     changes_since,
+    free_keys,
+    judge_identities,
     load_checkpoint,
     open_aside,
     optimizer_tensors,
@@ -32,6 +46,7 @@ from pacorl.train.checkpoint import (
     write_checkpoint,
 )
 from pacorl.train.start import checkpoints
+from pacorl.train_judge import run
 
 
 def write(folder: Path, step: int, *, mark: int = 0) -> Path:
@@ -104,12 +119,12 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
 STATE = {"epoch": 1, "seed": 42, "evaluated": 1, "best_by": "reward", "bad_steps": 0, "log_lines": 2, "processes": 1}
 
 
-def saved(config: PolicyConfig, step: int, score: float) -> None:
+def saved(config: PolicyConfig, step: int, score: float, **more: Any) -> None:
     """One save of a run, without the run."""
     target = config.out / "checkpoints" / f"step-{step:06d}"
     open_aside(target)
     tensors = {name: {"weight": torch.full((3,), float(step))} for name in ("adapter", "average", "optimizer")}
-    state = {**STATE, "step": step, "score": score, "config": config.model_dump(mode="json")}
+    state = {**STATE, "step": step, "score": score, "config": config.model_dump(mode="json"), **more}
 
     def export(folder: Path) -> None:
         (folder / "lora").mkdir()
@@ -216,14 +231,166 @@ def test_another_config_is_refused_unless_it_may_change(tmp_path: Path, monkeypa
     start = starting_point(run_at(tmp_path), "auto")
     assert start
     longer = run_at(tmp_path, epochs=500)
-    assert changes_since(start, longer, allowed=False) == {"epochs": [100, 500]}
+    assert changes_since(start, longer, allowed=False) == Changes({"epochs": [100, 500]})
     other = run_at(tmp_path, optimizer={"lr": 1.0}, group_size=8)
     with pytest.raises(
         ConfigError,
         match=r"keeps its settings, and group_size was 16 and is now 8; optimizer.lr was 0.0003 and is now 1.0: ",
     ):
         changes_since(start, other, allowed=False)
-    assert changes_since(start, other, allowed=True) == {"group_size": [16, 8], "optimizer.lr": [0.0003, 1.0]}
+    changes = {"group_size": [16, 8], "optimizer.lr": [0.0003, 1.0]}
+    assert changes_since(start, other, allowed=True) == Changes(changes, changes)
+
+
+SERVER = {"backend": "http", "checkpoint": "http://127.0.0.1:1/v1", "model": "m"}
+LOCAL = {"backend": "local", "checkpoint": "tiny"}
+HELD_OUT = [{"name": "consistency"}]
+"""Measures of an evaluation, which a judge of its own needs."""
+CONFIGS: list[dict[str, Any]] = [
+    {"judge": SERVER, "evaluation": {"judge": SERVER, "rewards": HELD_OUT}},
+    {"judge": LOCAL, "evaluation": {"judge": LOCAL, "rewards": HELD_OUT}},
+    {"optimizer": {"schedule": "cosine"}},
+    *({"selection": {"scouts": {"per_prompt": 32, "suffix": {"cache": {"name": name}}}}} for name in CACHES),
+    *({"sampling": {"suffix": {"cache": {"name": name}}}} for name in CACHES),
+    *({"model": {"kind": kind}} for kind in POLICIES),
+    *({"objective": {"name": name}} for name in OBJECTIVES),
+    *({"advantages": {"aggregate": name}} for name in AGGREGATES),
+]
+"""Every section that a config may have, in at least one of them."""
+ALWAYS_FREE = {
+    *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks"),
+    *("advantages.max_missing", "model.gradient_checkpointing"),
+    *(f"monitor.{sign}.at" for sign in ("duplicates", "blank", "grid_artifact", "diversity", "held_out")),
+    *(f"monitor.{sign}.action" for sign in ("duplicates", "blank", "grid_artifact", "diversity", "held_out")),
+    *("judge.api_key_env", "judge.concurrency", "judge.timeout", "judge.retries", "judge.startup", "judge.outage"),
+    *("evaluation.judge.api_key_env", "evaluation.judge.concurrency", "evaluation.judge.timeout"),
+    *("evaluation.judge.retries", "evaluation.judge.startup", "evaluation.judge.outage"),
+    *("judge.overlap", "evaluation.judge.overlap"),
+}
+"""Keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
+
+
+def leaves(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Every value of a dumped config: its section, its name there, and its dotted key."""
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield section, name, f"{prefix}{name}"
+
+
+def refused(before: dict[str, Any], config: Section, free: Sequence[str]) -> bool:
+    return bool(frozen_changes(changes_to(config, before), free=free))
+
+
+def test_every_key_of_a_policys_config_is_free_or_refused() -> None:
+    walked: set[str] = set()
+    for document in CONFIGS:
+        config = PolicyConfig.model_validate(document)
+        free = ALWAYS_FREE | (set() if document.get("optimizer") else {"epochs", "max_steps"})
+        before = as_read_back(config.model_dump(mode="json"))
+        assert not refused(before, config, ())
+        for section, name, key in leaves(before):
+            if key in walked and key not in LENGTH_KEYS:
+                continue
+            walked.add(key)
+            kept, section[name] = section[name], "another value"
+            assert refused(before, config, free_keys(config)) == (key not in free), key
+            section[name] = kept
+    assert walked >= keys_of("train-policy")
+
+
+def test_every_key_of_a_judges_config_is_free_or_refused() -> None:
+    """Its learning rate always falls along a cosine, so its length is fixed."""
+    free = {
+        *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
+        *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
+    }
+    config, walked = JudgeConfig(), {"trainer"}
+    before = as_read_back(config.model_dump(mode="json"))
+    for section, name, key in leaves(before):
+        walked.add(key)
+        kept, section[name] = section[name], "another value"
+        assert refused(before, config, run.FREE_KEYS) == (key not in free), key
+        section[name] = kept
+    assert walked >= keys_of("train-reward")
+    more = JudgeConfig(trainer={"adam_beta1": 0.5})
+    assert refused(before, more, run.FREE_KEYS)
+    assert refused(as_read_back(more.model_dump(mode="json")), config, run.FREE_KEYS)
+
+
+def keys_of(command: str) -> set[str]:
+    """Keys with a value of their own: neither sections, nor what stands in a list, which is compared as a whole."""
+    names = {key.name for key in keys() if key.run == command and "[]" not in key.name}
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
+
+
+def judged_by(folder: Path, **judge: Any) -> PolicyConfig:
+    return run_at(folder, judge=judge, evaluation={"judge": judge, "rewards": HELD_OUT})
+
+
+def test_another_judge_is_refused_and_the_same_one_elsewhere_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, moved, other = (Path(name) for name in ("first", "moved", "other"))
+    shutil.copytree(TINY_JUDGE, first)
+    config = judged_by(tmp_path, checkpoint="first")
+    saved(config, 1, score=0.5, judges=judge_identities(config))
+    start = starting_point(config, "auto")
+    assert start
+    first.rename(moved)
+    (moved / "README.md").write_text("It lay elsewhere.")
+    both = {key: ["first", "moved"] for key in ("judge.checkpoint", "evaluation.judge.checkpoint")}
+    assert changes_since(start, judged_by(tmp_path, checkpoint="moved"), allowed=False) == Changes(both)
+    assert not changes_since(start, judged_by(tmp_path, checkpoint="moved"), allowed=False).frozen
+
+    shutil.copytree(moved, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, other / "model.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"judge.checkpoint was 'first \(sha256 \w+\)' and is now 'other \(sha256 \w+\)'"
+    ):
+        changes_since(start, judged_by(tmp_path, checkpoint="other"), allowed=False)
+    other.rename(first)
+    with pytest.raises(ConfigError, match=r"was 'first \(sha256 (\w+)\)' and is now 'first \(sha256 (?!\1)\w+\)'"):
+        changes_since(start, config, allowed=False)
+    assert changes_since(start, config, allowed=True).frozen.keys() == both.keys()
+    (moved / "config.json").write_text((moved / "config.json").read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"evaluation.judge.checkpoint was 'first"):
+        changes_since(start, judged_by(tmp_path, checkpoint="moved"), allowed=False)
+
+
+def test_a_server_may_move_and_may_not_serve_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for port, name in ((1, "A"), (2, "A"), (3, "B")):
+        text = f"judges: [{{name: {name}, endpoints: ['http://127.0.0.1:{port}/v1']}}]"
+        Path(f"{port}.yaml").write_text(text)
+    config = judged_by(tmp_path, backend="http", checkpoint="1.yaml")
+    saved(config, 1, score=0.5, judges=judge_identities(config))
+    start = starting_point(config, "auto")
+    assert start
+    for judge in ({"checkpoint": "2.yaml"}, {"checkpoint": "http://127.0.0.1:9/v1", "model": "A", "timeout": 5}):
+        assert not changes_since(start, judged_by(tmp_path, backend="http", **judge), allowed=False).frozen
+    for judge in ({"checkpoint": "3.yaml"}, {"checkpoint": "http://127.0.0.1:1/v1", "model": "B"}):
+        with pytest.raises(
+            ConfigError, match=r"judge.checkpoint was '1.yaml \(model A\)' and is now '\S+ \(model B\)'"
+        ):
+            changes_since(start, judged_by(tmp_path, backend="http", **judge), allowed=False)
+
+
+def test_a_checkpoint_without_identities_is_compared_by_what_its_config_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(TINY_JUDGE, "copy")
+    config = judged_by(tmp_path, checkpoint="tiny")
+    saved(config, 1, score=0.5)
+    start = starting_point(config, "auto")
+    assert start
+    assert not changes_since(start, judged_by(tmp_path, checkpoint="copy"), allowed=False).frozen
+    with pytest.raises(ConfigError, match=r"judge.checkpoint was 'tiny' and is now 'org/not-here'"):
+        changes_since(start, judged_by(tmp_path, checkpoint="org/not-here"), allowed=False)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -146,30 +146,39 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], *, path: str
     return changes
 
 
-def check_changes(
-    before: Mapping[str, Any], config: Section, *, free: Sequence[str], allowed: bool
-) -> dict[str, list[Any]]:
-    """What of its config a run changes when it goes on.
+def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Dotted key → [value before, value now] of what a resumed run changes of its config.
 
     Args:
+        config: the config now.
         before: the config that the run had, as JSON has it.
-        config: the one that it has now.
-        free: keys that say nothing about results, or begin with what does not.
-        allowed: whether others may change too.
-
-    Raises:
-        ConfigError: another key changes, and that is not allowed; the message has the keys, both values and the fix.
     """
-    today = deepcopy(dict(before))
-    upgrade(today, type(config).__name__)
-    changes = changed_keys(today, as_read_back(config.model_dump(mode="json")))
-    frozen = {key: values for key, values in changes.items() if not f"{key}.".startswith(tuple(f"{k}." for k in free))}
+    then, now = deepcopy(dict(before)), as_read_back(config.model_dump(mode="json"))
+    upgrade(then, type(config).__name__)
+    for name, field in type(config).model_fields.items():
+        # Of a mapping with keys of the user's choice, a key that only one of both has is a change too.
+        if get_origin(field.annotation) is dict and name in then:
+            then[name], now[name] = [then[name]], [now[name]]
+    return changed_keys(then, now)
+
+
+def frozen_changes(changes: Mapping[str, list[Any]], *, free: Sequence[str]) -> dict[str, list[Any]]:
+    """The changes of keys that are not `free`, nor lie below a free section."""
+    return {key: values for key, values in changes.items() if not f"{key}.".startswith(tuple(f"{k}." for k in free))}
+
+
+def check_changes(frozen: Mapping[str, Sequence[Any]], *, allowed: bool) -> None:
+    """Raise ConfigError, with the keys, both values and the fix, if changes that are not free are not `allowed`."""
     if frozen and not allowed:
-        listed = "; ".join(f"{key} was {old!r} and is now {new!r}" for key, (old, new) in frozen.items())
         raise ConfigError(
-            f"a run that goes on keeps its settings, and {listed}: take the old values, or add --allow-changes"
+            f"a run that goes on keeps its settings, and {'; '.join(described(frozen))}: take the old values, or add "
+            "--allow-changes"
         )
-    return changes
+
+
+def described(changes: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Each change for a person, with both values."""
+    return [f"{key} was {old!r} and is now {new!r}" for key, (old, new) in changes.items()]
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

@@ -6,10 +6,19 @@ and then say that a file is missing.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import cache
 from pathlib import Path
 
+from pacorl.io.files import digest
+
+CONFIGS = (
+    *("config.json", "adapter_config.json", "generation_config.json", "processor_config.json"),
+    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.json"),
+    "chat_template.jinja",
+)
+"""Files of a checkpoint that decide, beside the weights, what comes out of it."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SECONDS = 5.0
 """How long the hub may take to answer at all."""
@@ -56,6 +65,31 @@ def local_file(source: str, name: str) -> Path | None:
 
     cached = try_to_load_from_cache(source, name)
     return Path(cached) if isinstance(cached, str) else None
+
+
+def checkpoint_digest(source: str) -> str:
+    """SHA-256 of a checkpoint's weights and of the files that say how they are used, wherever it lies.
+
+    Args:
+        source: A file of weights, a folder, or ORG/NAME on the hub.
+
+    Returns:
+        Hexadecimal digits; empty if the checkpoint is not on this machine.
+    """
+    configs = [local_file(source, name) for name in CONFIGS]
+    here = Path(source) if Path(source).is_dir() else next((path.parent for path in configs if path), None)
+    files = sorted(here.glob("*.safetensors")) if here else [Path(source)] if Path(source).is_file() else []
+    files += [path for path in configs if path]
+    content = hashlib.sha256()
+    for path in files:
+        content.update(f"{path.name} {_file_digest(path)}\n".encode())
+    return content.hexdigest() if files else ""
+
+
+def _file_digest(path: Path) -> str:
+    # The hub's cache names large files by their SHA-256: 16 GB need not be read again at each start.
+    stored = path.resolve().name
+    return stored if re.fullmatch(r"[0-9a-f]{64}", stored) else digest(path)
 
 
 @cache

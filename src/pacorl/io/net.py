@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -29,11 +30,15 @@ from pacorl.io.documents import parse_json
 if TYPE_CHECKING:
     import ssl
 
+    from pacorl.io.outage import Outage
+
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 2**20
 PASSING = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 that another try may not see."""
+UNAVAILABLE = frozenset({502, 503, 504})
+"""HTTP statuses by which a gateway, or a server that still loads, stands in for a service that does not answer."""
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 20.0
 COOLDOWN_SECONDS = 10.0
 """How long a service that did not answer is spared."""
@@ -104,14 +109,14 @@ class Answer:
             return {}
         return error if isinstance(error, dict) else {"message": str(error)}
 
-    def fault(self) -> TransientError:
+    def fault(self, *, unreachable: bool = False) -> TransientError:
         """The status as an error; it asks for the wait that the server asks for (`Retry-After`)."""
         try:
             wait = min(MAX_BACKOFF_SECONDS, max(0.0, float(self.headers.get("retry-after", "0"))))
         except ValueError:  # it may be a date
             wait = 0.0
         message = self._one_line(str(self.error().get("message") or self.body[:300].decode(errors="replace")))
-        return TransientError(f"HTTP {self.status} {message}".strip(), wait=wait)
+        return TransientError(f"HTTP {self.status} {message}".strip(), wait=wait, unreachable=unreachable)
 
     def _one_line(self, text: str) -> str:
         clean = " ".join(text.split())[:300]
@@ -211,39 +216,61 @@ def _cause(error: BaseException) -> str:
 # --- again -----------------------------------------------------------------------------------------------------
 
 
-async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int) -> T:
+async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage: Outage | None = None) -> T:
     """The outcome of the first of `tries` attempts (numbered from 0) that raises no TransientError.
 
-    A SilentError is raised at once.
+    Attempts during an outage do not count as tries. Without an `outage` a SilentError is raised at once.
+
+    Raises:
+        UnreachableError: the outage lasts too long.
     """
-    for number in range(tries):
+    failed = number = 0
+    while True:
         try:
-            return await attempt(number)
-        except SilentError:
-            raise
+            outcome = await attempt(number)
         except TransientError as fault:
-            if number + 1 == tries:
+            gated = isinstance(fault, SilentError)
+            number += not gated
+            if outage and (gated or outage.lasts):
+                await outage.pause(fault)
+                continue
+            if gated:
+                raise
+            failed += 1
+            if failed >= tries:
                 raise TransientError(f"{fault} (attempt {tries}, the last)", unreachable=fault.unreachable) from None
             # Exponential with jitter, so that ranks that failed together do not come back together.
-            longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2**number)
+            longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))
             await asyncio.sleep(max(fault.wait, random.uniform(longest / 2, longest)))
-    raise ValueError(f"{tries} tries; at least one is needed")
+        else:
+            if outage:
+                outage.note_end()
+            return outcome
 
 
 async def ask(
-    url: str, document: Any, read: Callable[[Answer], T], *, tries: int, circuit: Circuit, **options: Any
+    url: str,
+    document: Any,
+    read: Callable[[Answer], T],
+    *,
+    tries: int,
+    circuit: Circuit,
+    outage: Outage | None = None,
+    **options: Any,
 ) -> T:
     """`read` of the first answer that it accepts and whose status stays; `options` are `exchange`'s."""
 
     async def attempt(_: int) -> T:
-        circuit.check()
+        (outage or circuit).check()
         with circuit.noting():
             answer = await exchange(url, document, **options)
+            if answer.status in UNAVAILABLE:
+                raise answer.fault(unreachable=True)
         if answer.passing:
             raise answer.fault()
         return read(answer)
 
-    return await retried(attempt, tries=tries)
+    return await retried(attempt, tries=tries, outage=outage)
 
 
 class Circuit:
@@ -251,26 +278,32 @@ class Circuit:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._cooldown_until = 0.0
+        self.cooldown_until = 0.0
+        self._answered_at = -math.inf
         self._silent_since: float | None = None
         """When the first of the requests was sent that nobody answered; None if the last one was answered."""
         self._last_fault = ""
 
     @property
     def cooling_down(self) -> bool:
-        return time.monotonic() < self._cooldown_until
+        return time.monotonic() < self.cooldown_until
 
     @property
     def broken(self) -> bool:
-        return self._silent_seconds() >= PATIENCE * self._timeout
+        return self.silent_seconds >= PATIENCE * self._timeout
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the first of the requests that nobody has answered; 0 if the last one was answered."""
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     def check(self) -> None:
         """Raises SilentError if it is broken, unless this question is the one that tries it."""
         if not self.broken:
             return
         if self.cooling_down:
-            raise SilentError(f"nobody has answered for {self._silent_seconds():.0f} s ({self._last_fault})")
-        self._cooldown_until = time.monotonic() + self._timeout  # the others go by while this one tries
+            raise SilentError(f"nobody has answered for {self.silent_seconds:.0f} s ({self._last_fault})")
+        self.cooldown_until = time.monotonic() + self._timeout  # the others go by while this one tries
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -279,16 +312,21 @@ class Circuit:
         try:
             yield
         except TransientError as fault:
-            if not fault.unreachable:
-                self._silent_since, self._cooldown_until = None, 0.0
+            if fault.unreachable:
+                self._note_silence(sent_at, str(fault))
             else:
-                self._silent_since = sent_at if self._silent_since is None else self._silent_since
-                self._cooldown_until, self._last_fault = time.monotonic() + COOLDOWN_SECONDS, str(fault)
+                self._note_answer()
             raise
-        self._silent_since, self._cooldown_until = None, 0.0
+        self._note_answer()
 
-    def _silent_seconds(self) -> float:
-        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+    def _note_answer(self) -> None:
+        self._silent_since, self.cooldown_until, self._answered_at = None, 0.0, time.monotonic()
+
+    def _note_silence(self, sent_at: float, fault: str) -> None:
+        self.cooldown_until, self._last_fault = time.monotonic() + COOLDOWN_SECONDS, fault
+        # One question that hangs, while others are answered, is no silence of the service.
+        if self._silent_since is None and sent_at >= self._answered_at:
+            self._silent_since = sent_at
 
 
 # --- for code that blocks --------------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ FIRST_EDITION_KEYS: Mapping[str, Any] = {
     "timeout": 60.0,
     "retries": 6,
     "startup": 180.0,
+    "outage": 900.0,
     "adapter": "",
     "dtype": "bfloat16",
     "quantize": "none",
@@ -153,6 +154,17 @@ class BackendOptions(Section):
     def patience(self, missing: int) -> float:
         """Seconds after which so many scores are surely missing, if nobody answers."""
         return 0.0
+
+    def on_resume(self) -> BackendOptions:
+        """The options by which a resumed run opens the judge."""
+        return self
+
+    def identity(self) -> str:
+        """What decides the verdicts, wherever it lies: a digest of the weights, or a server's model.
+
+        Empty if it cannot be known, as of a checkpoint that is not on this machine yet.
+        """
+        return ""
 
     @property
     def name(self) -> str:

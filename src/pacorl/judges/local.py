@@ -8,6 +8,7 @@ Legend: P prompts, V tokens of the vocabulary, N tokens of a prompt, K feature m
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 
 from pacorl.core.devices import available_device, best_dtype, check_dtype
 from pacorl.core.questions import text_fault
-from pacorl.io.hub import check_checkpoint
+from pacorl.io.documents import read_object
+from pacorl.io.hub import check_checkpoint, checkpoint_digest, local_file
 from pacorl.io.net import is_url, shown_url
 from pacorl.judges.domain import Domain
 from pacorl.judges.judge import VARIANTS, WORDS, InProcessOptions, JudgeFacts, JudgeSpec
@@ -53,6 +55,19 @@ class LocalOptions(InProcessOptions):
         if is_url(self.checkpoint):
             raise ValueError(f"checkpoint {shown_url(self.checkpoint)} is a URL; set backend: http")
         return self
+
+    def identity(self) -> str:
+        sources = [TINY_JUDGE if self.checkpoint == "tiny" else self.checkpoint, *filter(None, [self.adapter])]
+        if base := base_of(str(sources[0])):
+            sources.append(base)
+        digests = [checkpoint_digest(str(source)) for source in sources]
+        return f"sha256 {hashlib.sha256(' '.join(digests).encode()).hexdigest()[:16]}" if all(digests) else ""
+
+
+def base_of(checkpoint: str) -> str:
+    """The base of a checkpoint that is an adapter on this machine; empty of any other."""
+    path = None if local_file(checkpoint, "config.json") else local_file(checkpoint, "adapter_config.json")
+    return str(read_object(path).get("base_model_name_or_path") or "") if path else ""
 
 
 class LocalJudge:

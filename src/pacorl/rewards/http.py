@@ -3,21 +3,25 @@
 Request: `{"prompts": [{"id", "text", "theme", "grid": [rows, cols], "panels", "criteria"}, …], "images": [PNG in
 base64, …]}`, and `"sources": [[PNG, …], …]` if the prompts edit images. Answer: `{"scores": [number or null, …]}`,
 one per image. A network that fails and an answer that is no JSON are tried again; what still fails is missing, never 0.
+In a training a service that nobody answers at is retried for `outage` seconds, as a judge over HTTP is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL.Image import Image
 
+from pacorl.io.documents import dump_json
 from pacorl.io.images import png_bytes
 from pacorl.io.net import Answer, Circuit, TransientError, ask, blocking, key_from, service_url
+from pacorl.io.outage import OUTAGE_SECONDS, Answers, Outage
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
 
@@ -36,20 +40,35 @@ class HttpScorer:
         timeout: float = 60.0,
         tries: int = 5,
         key_env: str = "",
+        outage: float = OUTAGE_SECONDS,
     ) -> None:
         self.url = service_url(url, name="rewards.http.args.url:")
         for name, value in (("batch", batch), ("concurrency", concurrency), ("timeout", timeout), ("tries", tries)):
             if not value > 0:
                 raise ValueError(f"rewards.http.args.{name} must be above 0, got {value}")
-        self.key_env = key_env
+        if not outage >= 0:
+            raise ValueError(f"rewards.http.args.outage must be 0 or above, got {outage}")
+        self.key_env, self.outage = key_env, outage
         self.batch, self.concurrency, self.timeout, self.tries = batch, concurrency, timeout, tries
         self.last_error = ""
+        self.answers: Answers | None = None
+        """Scores that are kept; None if none are."""
         self._circuit = Circuit(timeout)
+        self._outage: Outage | None = None
 
     def load(self) -> None:
         """Raises RewardError if the key's variable is not set."""
         if self.key_env and not os.environ.get(self.key_env):
             raise RewardError(f"reward 'http': the environment variable {self.key_env} is not set")
+
+    def keep_answers(self, answers: Answers) -> None:
+        """From now on keep each score, take those that are known, and retry for up to `outage` seconds.
+
+        A call then raises UnreachableError if the service does not answer for longer.
+        """
+        self.answers = answers
+        if self.outage:
+            self._outage = Outage(f"reward service {self.url}", [self._circuit], seconds=self.outage)
 
     def check(self, prompts: Sequence[Prompt]) -> None: ...
 
@@ -68,14 +87,27 @@ class HttpScorer:
 
     async def _scores(self, prompts: Sequence[Prompt], images: Sequence[Image], key: str) -> list[float | None]:
         # On another thread: images are encoded while other answers come in.
-        document = await asyncio.to_thread(_request, prompts, images)
+        items = await asyncio.to_thread(lambda: list(map(_item, prompts, images)))
+        if self.answers is None:
+            return await self._ask(prompts, items, key)
+        names = [hashlib.sha256(dump_json(item, indent=None).encode()).hexdigest() for item in items]
+        asked = [number for number, name in enumerate(names) if name not in self.answers.known]
+        if asked:
+            scores = await self._ask([prompts[n] for n in asked], [items[n] for n in asked], key)
+            # What a fault has cost is asked for again.
+            self.answers.given |= {names[n]: s for n, s in zip(asked, scores, strict=True) if s is not None}
+        found = self.answers.known | self.answers.given
+        return [found.get(name) for name in names]
+
+    async def _ask(self, prompts: Sequence[Prompt], items: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
         options: dict[str, Any] = {"tries": self.tries, "seconds": self.timeout, "key": key, "circuit": self._circuit}
+        options["outage"] = self._outage
         try:
-            return await ask(self.url, document, lambda answer: self._parsed(answer, prompts), **options)
+            return await ask(self.url, _request(items), lambda answer: self._parsed(answer, prompts), **options)
         except TransientError as fault:
             self.last_error = f"{self.url}: {fault}"
             logger.warning("%s; %s missing", self.last_error, named(prompts))
-            return [None] * len(images)
+            return [None] * len(prompts)
 
     def _parsed(self, answer: Answer, prompts: Sequence[Prompt]) -> list[float | None]:
         if answer.status != 200:
@@ -88,24 +120,25 @@ class HttpScorer:
         return scores
 
 
-def _request(prompts: Sequence[Prompt], images: Sequence[Image]) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "prompts": [
-            {
-                "id": prompt.id,
-                "text": prompt.text,
-                "theme": prompt.theme,
-                "grid": [prompt.grid.rows, prompt.grid.cols],
-                "panels": list(prompt.panels),
-                "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
-            }
-            for prompt in prompts
-        ],
-        "images": [base64.b64encode(png_bytes(image.convert("RGB"))).decode() for image in images],
-    }
-    if any(prompt.sources for prompt in prompts):
+def _item(prompt: Prompt, image: Image) -> dict[str, Any]:
+    """What a request says of one image."""
+    return {
+        "prompt": {
+            "id": prompt.id,
+            "text": prompt.text,
+            "theme": prompt.theme,
+            "grid": [prompt.grid.rows, prompt.grid.cols],
+            "panels": list(prompt.panels),
+            "criteria": {dimension: dict(texts) for dimension, texts in prompt.criteria.items()},
+        },
+        "image": base64.b64encode(png_bytes(image.convert("RGB"))).decode(),
         # As they are on the disk, at their own size: what the service compares them with is its own choice.
-        document["sources"] = [
-            [base64.b64encode(path.read_bytes()).decode() for path in prompt.sources] for prompt in prompts
-        ]
+        "sources": [base64.b64encode(path.read_bytes()).decode() for path in prompt.sources],
+    }
+
+
+def _request(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    document = {"prompts": [item["prompt"] for item in items], "images": [item["image"] for item in items]}
+    if any(item["sources"] for item in items):
+        document["sources"] = [item["sources"] for item in items]
     return document

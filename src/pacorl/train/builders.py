@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from pacorl.engine.compiled import compile_blocks
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.logbook import check_trackers
 from pacorl.engine.rows import check_mixed_sizes
+from pacorl.io.outage import OUTAGE_SECONDS, Answers, KeepsAnswers, UnreachableError
 from pacorl.judges import JUDGES, open_judge
-from pacorl.judges.judge import Judge, close_judge
+from pacorl.judges.judge import BackendOptions, Judge, close_judge
 from pacorl.lora.adapters import add_lora, start_from
 from pacorl.policies import build_policy
 from pacorl.policies.policy import Policy
@@ -112,11 +113,16 @@ def read_prompts(config: PolicyConfig) -> tuple[list[Prompt], list[Prompt], str]
 
 
 def patience(config: PolicyConfig) -> float:
-    """Seconds that a process may wait for another one, which waits for a judge until the failure budget is spent."""
+    """Seconds that a process may wait for another one.
+
+    That one waits for a judge or a reward service until an outage is given up, and then for the failure budget.
+    """
     scores = config.prompts_per_epoch * config.drawn_per_prompt * len(config.rewards)
     missing = math.ceil(config.advantages.max_missing * scores)
     judges = (config.judge, config.evaluation.judge)
-    return max((judge.patience(missing) for judge in judges if judge), default=0.0)
+    services = [reward for reward in (*config.rewards, *config.evaluation.rewards) if reward.name == "http"]
+    outages = [float(service.args.get("outage", OUTAGE_SECONDS)) for service in services]
+    return max((judge.patience(missing) for judge in judges if judge), default=0.0) + sum(outages)
 
 
 def build_adapted_policy(config: PolicyConfig, *, device: torch.device) -> Policy:
@@ -269,23 +275,41 @@ class RunJudges:
     rewards: Judge | None = None
     held_out: Judge | None = None
 
-    def open(self, config: PolicyConfig, *, in_process: bool, device: torch.device, processes: int) -> None:
+    def open(
+        self,
+        config: PolicyConfig,
+        *,
+        in_process: bool,
+        device: torch.device,
+        processes: int,
+        resumed: bool = False,
+    ) -> None:
         """Open those judges of the config that run in this process, or those that do not.
 
         Raises:
             ValueError: if one of another process refuses.
-            ConnectionError: if nobody answers.
+            ConnectionError: if nobody answers; UnreachableError if the run was `resumed`.
         """
+        place = {"device": device, "processes": processes}
         if config.judge and JUDGES[config.judge.backend].in_process == in_process:
-            self.rewards = open_judge(config.judge, device=device, processes=processes)
+            self.rewards = _opened(config.judge, resumed=resumed, **place)
         options = config.evaluation.judge
         if options and JUDGES[options.backend].in_process == in_process:
-            self.held_out = open_judge(options, device=device, processes=processes)
+            self.held_out = _opened(options, resumed=resumed, **place)
 
     def close(self) -> None:
         """End what they run beside the training."""
         close_judge(self.rewards)
         close_judge(self.held_out)
+
+
+def _opened(options: BackendOptions, *, resumed: bool, **place: Any) -> Judge:
+    if not resumed:
+        return open_judge(options, **place)
+    try:
+        return open_judge(options.on_resume(), **place)
+    except ConnectionError as fault:
+        raise UnreachableError(f"{fault}; start it again, and go on with --resume auto") from None
 
 
 def build_run_rewards(
@@ -297,6 +321,7 @@ def build_run_rewards(
     checked: Sequence[Prompt],
     tried: Sequence[Prompt],
     size: tuple[int, int],
+    resumed: bool = False,
 ) -> Mapping[str, Reward]:
     """The rewards in the config's order, tried once: what cannot score fails now, not after the first epoch.
 
@@ -308,6 +333,7 @@ def build_run_rewards(
         checked: every prompt that they will meet.
         tried: the prompts that trial images are made for.
         size: of the trial images.
+        resumed: whether a service that does not answer has answered this run before, and is waited for.
     """
     built = build_rewards([c for c in configs if c.name not in functions], judge=judge, device=device)
     rewards: dict[str, Reward] = {
@@ -315,6 +341,8 @@ def build_run_rewards(
     }
     for reward in rewards.values():
         reward.check(checked)
+        if resumed and isinstance(reward, KeepsAnswers):
+            reward.keep_answers(Answers())
     # A judge has shown already that it answers, when it was met or loaded.
     judgeless = {key: reward for key, reward in rewards.items() if not hasattr(reward, "judge")}
     smoke_test(judgeless, tried, size=Size(*size))

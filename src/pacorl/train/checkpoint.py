@@ -14,7 +14,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pacorl.config.base import check_changes
+from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.runtime import Runtime
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, read_yaml, write_json
@@ -39,6 +39,7 @@ from pacorl.io.files import (
     remove_made,
     safetensors_errors,
 )
+from pacorl.judges import JUDGE
 from pacorl.lora.adapters import (
     MovingAverage,
     OldPolicy,
@@ -55,12 +56,20 @@ logger = logging.getLogger(__name__)
 
 STATE = ("epoch", "step", "seed", "evaluated", "score", "best_by", "bad_steps", "log_lines", "processes")
 """What state.json must hold."""
+JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
+"""Sections of the judges: of the rewards, and of the measures that are never rewarded."""
+ACCESS_KEYS = ("api_key_env", "concurrency", "timeout", "retries", "startup", "outage", "overlap")
+"""Keys of a judge that decide how it is asked, and not what it answers."""
+SOURCE_KEYS = ("checkpoint", "adapter", "model")
+"""Keys of a judge that decide where it lies, free as long as its `BackendOptions.identity` stays."""
 FREE_KEYS = (
-    *("out", "epochs", "max_steps", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks"),
-    *("model.gradient_checkpointing", "judge.checkpoint", "judge.api_key_env", "judge.concurrency", "judge.timeout"),
-    *("advantages.max_missing", "monitor", "judge.retries", "judge.startup", "judge.overlap", "evaluation.judge"),
+    *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor"),
+    *("advantages.max_missing", "model.gradient_checkpointing"),
+    *(f"{judge}.{key}" for judge in JUDGES_OF_A_RUN for key in ACCESS_KEYS),
 )
-"""Config keys that a resumed run may change untold: how long, how often, and at which address."""
+"""Config keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
+LENGTH_KEYS = ("epochs", "max_steps")
+"""Config keys that are free too, unless the learning rate follows from them: under a cosine schedule."""
 SEAL = "sha256"
 """Of state.json: of everything else in it."""
 # DeepSpeed keeps its optimizer's shards in a folder of its own.
@@ -103,7 +112,7 @@ class TrainedWeights:
 
 def save_run(
     weights: TrainedWeights, config: PolicyConfig, state: Mapping[str, Any], *, targets: Sequence[str]
-) -> None:
+) -> Path:
     """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
 
     Args:
@@ -111,6 +120,9 @@ def save_run(
         config: its folder, the adapter's shape, and how many checkpoints are kept.
         state: what state.json holds.
         targets: the adapter's modules.
+
+    Returns:
+        The checkpoint.
 
     Raises:
         OSError: on all ranks, if the disk is full.
@@ -140,6 +152,7 @@ def save_run(
         settle(target, config)
 
     runtime.on_main(write)
+    return target
 
 
 def settle(checkpoint: Path, config: PolicyConfig) -> None:
@@ -244,16 +257,64 @@ def _seal_of(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(dump_json(state).encode()).hexdigest()
 
 
-def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> dict[str, list[Any]]:
-    """Key → [value, value now] of what a run changes that goes on from a checkpoint.
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes of its config that a resumed run makes: dotted key → [value before, value now]."""
+
+    all: Mapping[str, list[Any]] = field(default_factory=dict)
+    frozen: Mapping[str, list[Any]] = field(default_factory=dict)
+    """Those that make it another run, which somebody has allowed."""
+
+
+def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> Changes:
+    """The changes of a run that goes on from a checkpoint.
 
     Raises:
         ConfigError: if something changes that would make it another run, and that is not `allowed`.
     """
-    before, dumped = read_object(checkpoint / "state.json").get("config"), checkpoint.parents[1] / "config.yaml"
+    state, dumped = read_object(checkpoint / "state.json"), checkpoint.parents[1] / "config.yaml"
+    before = state.get("config")
     if before is None:  # of an earlier version
         before = read_yaml(dumped) if dumped.is_file() else {}
-    return check_changes(before, config, free=FREE_KEYS, allowed=allowed)
+    changes, free = changes_to(config, before), list(free_keys(config))
+    recorded, now = state.get("judges", {}), judge_identities(config)
+    for key in now:
+        then = recorded.get(key) or _identity_of(before, key)
+        if then and then == now[key]:
+            free += [f"{key}.{source}" for source in SOURCE_KEYS]
+        elif then and now[key]:
+            old, new = _value_at(before, f"{key}.checkpoint"), _value_at(config.model_dump(), f"{key}.checkpoint")
+            changes[f"{key}.checkpoint"] = [f"{old} ({then})", f"{new} ({now[key]})"]
+    frozen = frozen_changes(changes, free=free)
+    check_changes(frozen, allowed=allowed)
+    return Changes(changes, frozen)
+
+
+def free_keys(config: PolicyConfig) -> tuple[str, ...]:
+    """The config keys that a resumed run may change, its judges' sources aside."""
+    return FREE_KEYS + (LENGTH_KEYS if config.optimizer.schedule == "constant" else ())
+
+
+def judge_identities(config: PolicyConfig) -> dict[str, str]:
+    """Key of each judge's section → what decides its verdicts; empty if it cannot be known yet."""
+    judges = zip(JUDGES_OF_A_RUN, (config.judge, config.evaluation.judge), strict=True)
+    return {key: options.identity() for key, options in judges if options}
+
+
+def _identity_of(config: Mapping[str, Any], key: str) -> str:
+    """Identity of a judge whose checkpoint of the run is older, by the files of today; empty if they do not say."""
+    section = _value_at(config, key)
+    try:
+        return str(JUDGE.validate(section).identity()) if section else ""
+    except (ValueError, OSError):
+        return ""
+
+
+def _value_at(document: Mapping[str, Any], key: str) -> Any:
+    value: Any = document
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def restore(weights: TrainedWeights, path: Path, *, seed: int) -> dict[str, Any]:

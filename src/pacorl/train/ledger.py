@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -31,6 +32,7 @@ from pacorl.engine.scoring import Scores
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
 from pacorl.io.files import PRIVATE
 from pacorl.io.versions import versions
+from pacorl.judges.judge import Counters
 from pacorl.lora.adapters import adapter_state, full_state
 from pacorl.rewards.reward import Deferred, Reward
 from pacorl.train.builders import FunctionReward
@@ -43,6 +45,8 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy"
 """Whose versions may change the bits of an epoch."""
 BUCKETS = 64
 """Numbers of a sketch."""
+JUDGE_COUNTS = frozenset(f"judge/{field.name}" for field in fields(Counters))
+"""Names in metrics.jsonl of what a judge over HTTP was asked."""
 WIDTH = 1024
 """Values that are summed under one row of signs."""
 
@@ -178,9 +182,14 @@ def chained(chain: str, record: Record) -> str:
     return sha256(chain + dump_json({key: value for key, value in record.items() if key != "chain"}, indent=None))
 
 
-def line_hash(line: Mapping[str, Any]) -> str:
-    """The hash of a line of metrics.jsonl, what clocks say aside."""
-    return sha256(dump_json({key: value for key, value in line.items() if not key.startswith(SECONDS)}, indent=None))
+def line_hash(line: Mapping[str, Any], *, judge_counts: bool = False) -> str:
+    """The hash of a line of metrics.jsonl without its times, and without the judge's counts unless they are asked for.
+
+    A retried question changes the counts and nothing else. Earlier versions hashed them.
+    """
+    left_out = () if judge_counts else JUDGE_COUNTS
+    kept = {key: value for key, value in line.items() if not key.startswith(SECONDS) and key not in left_out}
+    return sha256(dump_json(kept, indent=None))
 
 
 def weight_items(adapter: Mapping[str, Tensor], average: Mapping[str, Tensor]) -> list[Item]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pacorl.config.policy_run import PolicyConfig
@@ -28,6 +29,7 @@ from pacorl.judges import JUDGES
 from pacorl.lora.adapters import OldPolicy
 from pacorl.lora.layers import fuse_lora
 from pacorl.train.ledger import Ledger
+from pacorl.train.pending import PendingEpoch
 from pacorl.train.suffix_check import advantage_correlation, full_scores
 from pacorl.types import Advantages, Rollout, Samples
 
@@ -67,6 +69,7 @@ class EpochSampler:
     clock: PhaseClock
     bars: ProgressBars
     ledger: Ledger
+    pending: PendingEpoch
     turns: Turns | None = None
     """Of generator and scoring models on the device."""
     scorer: Callable[..., Scorer] = Scorer
@@ -100,7 +103,7 @@ class EpochSampler:
             self._check_failure_budget(metrics, scorer)
             statistics = scorer.statistics()
         with self.clock.timed("hashes"):
-            self.ledger.note_samples(stage := "scouts/" if scouts else "", samples, scores)
+            self.ledger.note_samples(stage := stage_of(scouts), samples, scores)
             self.ledger.note_advantages(stage, values)
         if scorer.overlap:
             idle = self.clock.seconds["reward"] - waited
@@ -108,11 +111,15 @@ class EpochSampler:
         return ScoredSamples(samples, scores, values, metrics, statistics)
 
     def sample(self, rows: Sequence[Row], scorer: Scorer, *, scouts: Scouts | None = None) -> list[Samples]:
-        """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded."""
+        """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded.
+
+        Samples that a stopped run left are not drawn again.
+        """
         sampler = self.sampler.model_copy(update={"suffix": scouts.suffix}) if scouts else self.sampler
         updates = self._dealt(rows, updates=1 if scouts else self.config.optimizer.updates_per_epoch)
+        stage = stage_of(scouts)
+        kept = self.pending.recall(stage, [list(chain(*units)) for units in updates])
         with self.bars.phase("sampling", total=len(rows) // self.runtime.world) as advance, self._sampling_weights():
-            draw = self._draw(sampler)
 
             def submit(rollout: Rollout) -> None:
                 scorer.submit(rollout)
@@ -120,7 +127,13 @@ class EpochSampler:
                 # Ranks meet here: they may have other units, but each has as many batches of samples.
                 self.runtime.check_stop()
 
-            return [self._sample_units(draw, units, submit) for units in updates]
+            for rollout in chain(*(update.rollouts for update in kept or ())):
+                submit(rollout)
+            if kept is None:
+                draw = self._draw(sampler)
+                kept = [self._sample_units(draw, units, submit) for units in updates]
+        self.pending.hold(stage, kept)
+        return kept
 
     def gather_scores(self, scorer: Scorer) -> dict[int, Scores]:
         """Global row → one score per reward, from every rank. Raises SharedFault: what a reward raised on any rank."""
@@ -224,6 +237,11 @@ class EpochSampler:
             f"{budget:.0%}; the state is saved. {'; '.join(errors) or 'The rewards gave no reason'}"
         )
         raise SharedFault(fault)
+
+
+def stage_of(scouts: Scouts | None) -> str:
+    """What names of scouts' quantities begin with; empty for the samples that are trained on."""
+    return "scouts/" if scouts else ""
 
 
 def _share_not_finite(scores: Mapping[int, Scores]) -> float:

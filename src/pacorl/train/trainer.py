@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -43,14 +43,24 @@ from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFau
 from pacorl.engine.turns import Turns
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
+from pacorl.io.outage import UnreachableError
 from pacorl.judges.judge import Judge, counts_of
 from pacorl.lora.adapters import MovingAverage, OldPolicy
 from pacorl.report.page import write_report
 from pacorl.rewards.reward import RewardFunction
 from pacorl.train import builders
-from pacorl.train.checkpoint import TrainedWeights, changes_since, restore, save_run, starting_point
+from pacorl.train.checkpoint import (
+    Changes,
+    TrainedWeights,
+    changes_since,
+    judge_identities,
+    restore,
+    save_run,
+    starting_point,
+)
 from pacorl.train.evaluate import Evaluator
 from pacorl.train.ledger import Ledger, start_facts
+from pacorl.train.pending import PendingEpoch
 from pacorl.train.sampling import EpochSampler
 from pacorl.train.start import Resume
 from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation
@@ -162,21 +172,25 @@ class PolicyTrainer:
             on_fault.enter_context(self._folder)
             self.runtime.on_main(self._own_folder)
             start = self.runtime.on_main(partial(starting_point, config, resume))
-            changes = changes_since(start, config, allowed=allow_changes) if start else {}
+            changes = self._changes(start, allowed=allow_changes) if start else Changes()
             check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
-            self._build_models(functions)
+            self._build_models(functions, resumed=start is not None)
             self._build_records(start, changes)
             on_fault.pop_all()  # `train` closes them
+
+    def _changes(self, start: Path, *, allowed: bool) -> Changes:
+        # The main process alone reads the judge's weights for their digest.
+        return self.runtime.on_main(partial(changes_since, start, self.config, allowed=allowed))
 
     def _own_folder(self) -> None:
         # Nothing is returned: the main process's lock cannot be sent to the others.
         self._folder.enter_context(own_folder(self.config.out))
 
-    def _build_models(self, functions: Mapping[str, RewardFunction]) -> None:
+    def _build_models(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
         config, device, processes = self.config, self.runtime.device, self.runtime.world
         # A judge elsewhere is met before weights load, and one of this process is loaded after the encoders left, so
         # that both never lie on the device together.
-        self._judges.open(config, in_process=False, device=device, processes=processes)
+        self._judges.open(config, in_process=False, device=device, processes=processes, resumed=resumed)
         self.policy = builders.build_adapted_policy(config, device=device)
         self.cache = ConditioningFiles(self.policy, config.out / "conditionings", runtime=self.runtime)
         try:
@@ -188,7 +202,7 @@ class PolicyTrainer:
         if config.in_turns:
             self.turns = Turns(self.policy.transformer, device=device)
         with self.scoring():
-            self._load_scorers(functions)
+            self._load_scorers(functions, resumed=resumed)
             if self.turns:
                 judges = (self._judges.rewards, self._judges.held_out)
                 self.turns.add([*judges, *self.rewards.values(), *self.held_out.values()])
@@ -207,7 +221,7 @@ class PolicyTrainer:
         self.average = MovingAverage(self.transformer, decay=averaging.ema_decay, interval=averaging.ema_interval)
         self.old = OldPolicy(self.transformer) if self.objective.needs == "endpoint" else None
 
-    def _load_scorers(self, functions: Mapping[str, RewardFunction]) -> None:
+    def _load_scorers(self, functions: Mapping[str, RewardFunction], *, resumed: bool) -> None:
         config, device, processes = self.config, self.runtime.device, self.runtime.world
         self._judges.open(config, in_process=True, device=device, processes=processes)
         self.rewards = builders.build_run_rewards(
@@ -218,6 +232,7 @@ class PolicyTrainer:
             checked=[*self.train_prompts, *self.evaluation_prompts],
             tried=self.train_prompts,
             size=config.sampling.size,
+            resumed=resumed,
         )
         self.held_out = builders.build_run_rewards(
             config.evaluation.rewards,
@@ -227,9 +242,10 @@ class PolicyTrainer:
             checked=self.evaluation_prompts,
             tried=self.evaluation_prompts,
             size=config.evaluation.size,
+            resumed=resumed,
         )
 
-    def _build_records(self, start: Path | None, changes: Mapping[str, Sequence[Any]]) -> None:
+    def _build_records(self, start: Path | None, changes: Changes) -> None:
         config, is_main = self.config, self.runtime.is_main
         settings = config.model_dump(mode="json")
         self.logbook = Logbook(config.out if is_main else None, trackers=config.trackers, settings=settings)
@@ -237,12 +253,18 @@ class PolicyTrainer:
         self.monitor = HackingMonitor.of(config.monitor)
         # What a crash left behind the checkpoint, or before the first one, is written again.
         self.logbook.truncate(self._restore(start) if start else 0)
-        self.logbook.note_changes(changes, epoch=self.epoch, step=self.step)
+        self.changes = changes.all
+        """Keys of the config that a resumed run changes → both values."""
+        self.logbook.note_changes(self.changes, epoch=self.epoch, step=self.step)
         if start:
             log = config.out / "metrics.jsonl"
             self.monitor.restore(self.runtime.on_main(lambda: read_jsonl(log) if log.exists() else []))
         if is_main:
             write_atomic(config.out / "config.yaml", configs.dump(config), mode=PRIVATE)
+        self.pending = PendingEpoch(config.out, self.runtime, self._services())
+        self.pending.open(start, same_config=not changes.frozen)
+        self.judge_identities = self.runtime.on_main(partial(judge_identities, config))
+        """What decides the judges' verdicts, by their keys in the config."""
         self.ledger = Ledger(config.out if is_main else None, self.runtime)
         facts = start_facts(config, start, self.rewards)
         self.ledger.start(self._weights(), epoch=self.epoch, step=self.step, **facts)
@@ -260,6 +282,9 @@ class PolicyTrainer:
             ValueError: if training cannot go on, when the state is saved; the message names the cause and the fix.
         """
         runtime = self.runtime
+        if runtime.is_main:
+            for change in configs.described(self.changes):
+                logger.warning("resumed with another setting: %s", change)
         try:
             with (
                 runtime.signals(),
@@ -296,7 +321,7 @@ class PolicyTrainer:
                 self._raise_alarms()
         except Interrupted:
             # Still within `signals`: a second SIGTERM must not end the process in the middle of this save.
-            self.save()
+            self.pending.keep(self.save())
             raise Interrupted(f"stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
 
     def run_epoch(self) -> dict[str, float]:
@@ -335,6 +360,7 @@ class PolicyTrainer:
         self.epoch += 1
         line = self.logbook.write("epoch", epoch=self.epoch, step=self.step, values=metrics)
         self.ledger.write(epoch=self.epoch, step=self.step, line=line)
+        self.pending.clear()
         if self.epoch % config.save_every == 0 or self.epoch == 1:
             self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])
         return metrics
@@ -372,6 +398,7 @@ class PolicyTrainer:
             bars=self.bars,
             turns=self.turns,
             ledger=self.ledger,
+            pending=self.pending,
         )
 
     def _judge_counts(self, *, since: Mapping[str, int]) -> dict[str, float]:
@@ -540,6 +567,7 @@ class PolicyTrainer:
         metrics["seconds/evaluation"] = self.clock.seconds["evaluation"] - seconds_before
         self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
         self.evaluated, self.score = self.epoch, evaluation.score_by(self.config.best_by, metrics)
+        self.pending.clear()
         return metrics
 
     def _evaluate_if_due(self) -> None:
@@ -577,8 +605,11 @@ class PolicyTrainer:
         except (OSError, ValueError) as fault:  # the run is worth more than its page
             logger.warning("report.html was not built after epoch %d: %s", self.epoch, fault)
 
-    def save(self) -> None:
+    def save(self) -> Path:
         """Write a checkpoint to resume from, and the averaged adapter for use elsewhere. All ranks call it.
+
+        Returns:
+            The checkpoint.
 
         Raises:
             OSError: on all ranks, if the disk is full.
@@ -594,8 +625,9 @@ class PolicyTrainer:
             "bad_steps": self.bad_steps,
             "log_lines": self.logbook.count_lines(),
             "processes": self.runtime.world,
+            "judges": self.judge_identities,
         }
-        save_run(self._weights(), self.config, state, targets=builders.adapter_targets(self.config, self.policy))
+        return save_run(self._weights(), self.config, state, targets=builders.adapter_targets(self.config, self.policy))
 
     def _restore(self, checkpoint: Path) -> int:
         """Put a checkpoint's state in place; how many lines its log had."""
@@ -620,14 +652,30 @@ class PolicyTrainer:
 
     @contextmanager
     def _saved_on_fault(self) -> Iterator[None]:
-        """Within the block what any rank raised is raised on every rank, when the state is saved."""
+        """Within the block what any rank raised is raised on every rank, when the state is saved.
+
+        After an outage the epoch's samples and answers are saved too.
+        """
         try:
             yield
         except SharedFault as error:
-            self.save()
-            raise error.fault from None
+            checkpoint = self.save()
+            if not isinstance(error.fault, UnreachableError):
+                raise error.fault from None
+            kept = "its images and answers are kept" if self.pending.keep(checkpoint) else "it begins again"
+            raise UnreachableError(
+                f"{error.fault}, and go on with --resume auto: the run is saved after epoch {self.epoch}, and of the "
+                f"next one {kept}"
+            ) from None
 
     # --- what follows from the state ---------------------------------------------------------------------------
+
+    def _services(self) -> dict[str, object]:
+        """What scores, by its key in the config."""
+        judges = {"judge": self._judges.rewards, "evaluation.judge": self._judges.held_out}
+        rewards = {f"rewards.{name}": reward for name, reward in self.rewards.items()}
+        held_out = {f"evaluation.rewards.{name}": reward for name, reward in self.held_out.items()}
+        return {**judges, **rewards, **held_out}
 
     @property
     def judge(self) -> Judge | None:

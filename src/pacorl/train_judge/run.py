@@ -26,7 +26,7 @@ from accelerate.utils import gather_object, reduce
 from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from pacorl.config.base import check_changes, dump
+from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.config.judge_run import JudgeConfig
 from pacorl.engine.logbook import TIME, Logbook, check_trackers
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks, own_process
@@ -59,20 +59,10 @@ from pacorl.train_judge.trainer import (
 logger = logging.getLogger(__name__)
 
 FREE_KEYS = (
-    *(
-        "out",
-        "epochs",
-        "max_steps",
-        "log_every",
-        "evaluate_every",
-        "save_every",
-        "keep_checkpoints",
-        "merge",
-        "trackers",
-    ),
+    *("out", "log_every", "evaluate_every", "save_every", "keep_checkpoints", "merge", "trackers"),
     *("model.gradient_checkpointing", "data.evaluation", "data.evaluation_limit", "data.workers"),
 )
-"""Config keys that a resumed run may change without being told that it may."""
+"""Config keys that a resumed run may change. Its length is not among them: the learning rate falls along a cosine."""
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MARK = "complete.json"
 """Written last of all: a checkpoint without it was cut short, or is still being written."""
@@ -141,7 +131,9 @@ class JudgeTrainer:
         before, dumped = read_object(self.checkpoint / MARK).get("config"), self.config.out / "config.yaml"
         if before is None:  # of an earlier version
             before = read_yaml(dumped) if dumped.is_file() else {}
-        return check_changes(before, self.config, free=FREE_KEYS, allowed=allowed)
+        changes = changes_to(self.config, before)
+        check_changes(frozen_changes(changes, free=FREE_KEYS), allowed=allowed)
+        return changes
 
     def _run(self) -> Path:
         # Data and arguments are checked before the folder is touched, and weights load last: faults come early.
@@ -172,6 +164,8 @@ class JudgeTrainer:
             step = step_of(self.checkpoint) if self.checkpoint else -1
             logbook.rewind(step)
             logbook.note_changes(self.changes, epoch=0, step=step)
+            for change in described(self.changes) if main else ():
+                logger.warning("resumed with another setting: %s", change)
         if main:
             write_atomic(config.out / "config.yaml", dump(config), mode=PRIVATE)
         if self.checkpoint and main:  # one process carries the sums of all

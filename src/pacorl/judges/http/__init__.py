@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from pacorl.config.base import Positive
 from pacorl.io.net import is_url, service_url
+from pacorl.io.outage import OUTAGE_SECONDS
 from pacorl.judges.http.endpoints import address_of, listens, load_endpoints
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import BackendOptions, JudgeSpec
@@ -43,9 +44,20 @@ class HttpOptions(BackendOptions):
     startup: float = Field(180.0, ge=0, le=DAY)
     """Seconds that a server is waited for which does not answer yet when a run begins: a 7B model loads that long."""
 
+    outage: float = Field(OUTAGE_SECONDS, ge=0, le=DAY)
+    """Seconds for which a training retries questions that no server answers; then it saves, keeps the epoch's images
+    and answers, and ends with exit code 75. 0: such verdicts are missing, and count for advantages.max_missing."""
+
     def patience(self, missing: int) -> float:
         rounds = 1 + math.ceil(missing / self.concurrency)
-        return self.startup + rounds * (1 + self.retries) * self.timeout
+        return self.startup + self.outage + rounds * (1 + self.retries) * self.timeout
+
+    def on_resume(self) -> HttpOptions:
+        # Its server has answered this run before, so that it is an outage and no wrong address.
+        return self.model_copy(update={"startup": max(self.startup, self.outage)})
+
+    def identity(self) -> str:
+        return f"model {self.model or load_endpoints(Path(self.checkpoint)).named().name}"
 
     @model_validator(mode="before")
     @classmethod
@@ -77,7 +89,7 @@ def claims(source: str) -> bool:
 
 def open_http(options: HttpOptions, *, processes: int = 1, device: Any = None, waits: bool = True) -> HttpJudge:
     """The judge of a config, after it shook hands with every endpoint; `device` means nothing to it."""
-    keys = {"model", "api_key_env", "concurrency", "timeout", "retries", "symmetric", "variants"}
+    keys = {"model", "api_key_env", "concurrency", "timeout", "retries", "outage", "symmetric", "variants"}
     settings = options.model_dump(include=keys)
     return connected(options.checkpoint, processes=processes, startup=waits * options.startup, **settings)
 

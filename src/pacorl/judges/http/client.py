@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, exchange, retried
+from pacorl.io.net import MALFORMED, UNAVAILABLE, Answer, Circuit, TransientError, exchange, retried
+from pacorl.io.outage import Outage
 from pacorl.judges.http.endpoints import api_url, root_url
 from pacorl.judges.http.messages import DeclinedError, Json, TokenIds, UnansweredError
 from pacorl.judges.judge import Counters, JudgeFacts, JudgeRefusedError
@@ -70,6 +71,14 @@ class EndpointPool:
         self.endpoints = [
             Endpoint(url, asyncio.Semaphore(slots), Circuit(timeout)) for url in map(api_url, dict.fromkeys(urls))
         ]
+        self.outage: Outage | None = None
+        """None: a question is given up after its tries, and at once while all servers are silent."""
+
+    def wait_for_outages(self, seconds: float) -> None:
+        """From now on retry questions that no server answers, for up to `seconds`."""
+        urls = ", ".join(endpoint.url for endpoint in self.endpoints)
+        circuits = [endpoint.circuit for endpoint in self.endpoints]
+        self.outage = Outage(f"judge {self.model} at {urls}", circuits, seconds=seconds)
 
     async def check(self, *, patience: float = 0.0) -> list[Endpoint]:
         """Shakes hands with every server, and waits up to `patience` seconds for one that does not answer yet.
@@ -97,6 +106,7 @@ class EndpointPool:
 
         Raises:
             UnansweredError: after the last retry, or if all servers are silent.
+            UnreachableError: if they are, and stay so for as long as `wait_for_outages` says.
             JudgeRefusedError: for a wrong name or key.
         """
 
@@ -110,7 +120,7 @@ class EndpointPool:
                 )
 
         try:
-            return await retried(attempt, tries=self.retries + 1)
+            return await retried(attempt, tries=self.retries + 1, outage=self.outage)
         except TransientError as fault:
             raise UnansweredError(str(fault)) from None
 
@@ -118,22 +128,38 @@ class EndpointPool:
     async def acquire_endpoint(self) -> AsyncIterator[Endpoint]:
         """A free slot of the least loaded server; one that did not answer lately only if none did.
 
-        Raises SilentError if all are broken; one question at a time finds out whether they still are.
+        Raises SilentError if all are silent; one question at a time finds out whether they still are.
         """
         while True:
-            endpoint = min(self.endpoints, key=lambda e: (e.circuit.broken, e.circuit.cooling_down, e.load))
+            endpoint = min(self.endpoints, key=self._preference)
             endpoint.load += 1
             try:
                 async with endpoint.slots:
                     # It may have failed while this question waited.
-                    if all(e.circuit.broken for e in self.endpoints):
-                        endpoint.circuit.check()
-                    elif endpoint.circuit.cooling_down and not all(e.circuit.cooling_down for e in self.endpoints):
-                        continue
-                    yield endpoint
-                    return
+                    if self._is_worth_trying(endpoint):
+                        yield endpoint
+                        return
             finally:
                 endpoint.load -= 1
+
+    def _preference(self, endpoint: Endpoint) -> tuple[bool, bool, int, float]:
+        """A server's rank among those that may take a question, the lowest first."""
+        circuit = endpoint.circuit
+        # In an outage the servers are probed in turn, however long each of them has been silent.
+        broken = circuit.broken and not self.outage
+        return broken, circuit.cooling_down, endpoint.load, circuit.cooldown_until
+
+    def _is_worth_trying(self, endpoint: Endpoint) -> bool:
+        """Whether no other server is a better choice. Raises SilentError if none is worth a question now."""
+        given_up = not self.outage and all(e.circuit.broken for e in self.endpoints)
+        others_answer = not all(e.circuit.cooling_down for e in self.endpoints)
+        if not given_up and endpoint.circuit.cooling_down and others_answer:
+            return False
+        if given_up:
+            endpoint.circuit.check()
+        elif self.outage:
+            self.outage.check()
+        return True
 
     async def _call(
         self, endpoint: Endpoint, path: str, body: Json | None, read: Callable[[Json], T], *, root: bool = False
@@ -142,6 +168,9 @@ class EndpointPool:
         url = (root_url(endpoint.url) if root else endpoint.url) + path
         with endpoint.circuit.noting():
             answer = await exchange(url, body, seconds=self.timeout, key=self._key, headers=self._headers)
+            # Not of the root's pages, which a gateway may not pass on.
+            if answer.status in UNAVAILABLE and not root:
+                raise answer.fault(unreachable=True)
         if answer.status != 200:
             raise self._sorted(answer, endpoint, path, body)
         document = answer.document()

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from pacorl.core.questions import text_fault
 from pacorl.io.net import LoopThread, is_url, key_from
+from pacorl.io.outage import OUTAGE_SECONDS, Answers
 from pacorl.judges.http.batch import RequestBatch, encoded
 from pacorl.judges.http.client import Endpoint, EndpointPool, facts_of
 from pacorl.judges.http.endpoints import api_url, load_endpoints
@@ -27,6 +28,7 @@ from pacorl.judges.http.messages import (
     UnansweredError,
     chat_body,
     check_model,
+    question_key,
     read_p_yes,
     read_text,
     verdict_body,
@@ -54,6 +56,7 @@ class HttpJudge:
         variants: bool = False,
         image_format: ImageFormat = "png",
         decline: bool = False,
+        outage: float = OUTAGE_SECONDS,
     ) -> None:
         """
         Args:
@@ -66,12 +69,17 @@ class HttpJudge:
             variants: Adds up the spellings `VARIANTS`.
             image_format: PNG is exact; JPEG (quality 95) is smaller.
             decline: A server may decline images outside of its judge's domain (`judges.domain`): a missing verdict.
+            outage: Seconds for which questions are retried that no endpoint answers, once `keep_answers` was called; 0
+                if they are given up as before.
         """
         if not endpoints:
             raise ValueError("a judge over HTTP needs at least one endpoint, e.g. http://127.0.0.1:8000/v1")
         self.model, self.temperature, self.symmetric, self.image_format = model, temperature, symmetric, image_format
         self.counters = Counters()
         """What it has asked so far."""
+        self.answers: Answers | None = None
+        """Those that are kept; None if none are."""
+        self._outage = outage
         self.pool = EndpointPool(
             model,
             endpoints,
@@ -118,6 +126,15 @@ class HttpJudge:
         """What the endpoints say of themselves; raises as `check` does."""
         return facts_of(self.check())
 
+    def keep_answers(self, answers: Answers) -> None:
+        """From now on keep each answer, take those that are known, and retry questions during an outage.
+
+        `verdicts` then raises UnreachableError if the outage lasts too long.
+        """
+        self.answers = answers
+        if self._outage:
+            self.pool.wait_for_outages(self._outage)
+
     def close(self) -> None:
         """Abandons what is running, and ends the judge's thread."""
         self._loop.close()
@@ -134,7 +151,10 @@ class HttpJudge:
         return mean_of_orders(questions, verdicts) if self.symmetric else verdicts
 
     async def _answer(self, images: Sequence[EncodedImage], text: str) -> float:
-        return await self.pool.ask(lambda server: verdict_body(self.model, images, text, ids=server.ids), self.read)
+        async def ask() -> float:
+            return await self.pool.ask(lambda server: verdict_body(self.model, images, text, ids=server.ids), self.read)
+
+        return await self.answers.of(question_key(images, text), ask) if self.answers else await ask()
 
     async def _explain(self, question: Question, max_new_tokens: int) -> str:
         images = [await encoded(image, question, n, self.image_format) for n, image in enumerate(question.images, 1)]

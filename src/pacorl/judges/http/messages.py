@@ -71,6 +71,11 @@ def encode(image: Image, name: str = "the image", image_format: ImageFormat = "p
     return EncodedImage(url, hashlib.sha256(encoded).hexdigest())
 
 
+def question_key(images: Sequence[EncodedImage], text: str) -> str:
+    """SHA-256 of a question: of its images in their order, and its text."""
+    return hashlib.sha256("\n".join([*(image.digest for image in images), text]).encode()).hexdigest()
+
+
 def chat_body(model: str, images: Sequence[EncodedImage], text: str, *, max_tokens: int) -> dict[str, Any]:
     """One user turn: the images, then the text."""
     content = [{"type": "image_url", "image_url": {"url": image.url}} for image in images]

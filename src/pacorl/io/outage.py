@@ -1,0 +1,133 @@
+"""Outages of a service that a run cannot do without: how long it is retried, and the answers that outlive the run.
+
+outage = Outage("judge at http://127.0.0.1:8000/v1", circuits, seconds=900)
+await retried(attempt, tries=7, outage=outage)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from pacorl.io.net import BACKOFF_SECONDS, SilentError
+
+if TYPE_CHECKING:
+    from pacorl.io.net import Circuit, TransientError
+
+logger = logging.getLogger(__name__)
+
+OUTAGE_SECONDS = 900.0
+"""Default length of an outage that a run survives: a 7B server restarts in minutes."""
+MAX_PROBE_SECONDS = 5.0
+"""Longest time between two probes: a service that comes back is used within seconds."""
+GROWTH = 0.25
+"""Time between two probes, as a share of the outage so far."""
+POLL_SECONDS = 0.2
+"""Time between two looks of a question that waits, at whether its turn has come. Nothing is sent."""
+ANNOUNCED_SECONDS = 1.0
+"""Length from which an outage is announced: a single connection that breaks is not worth a line."""
+
+
+class UnreachableError(ConnectionError):
+    """A service stayed out of reach for longer than it is waited for."""
+
+    exit_code = 75
+    """Exit code of the command: EX_TEMPFAIL of sysexits.h, by which a scheduler knows to start it again."""
+
+
+class Outage:
+    """The silence of all endpoints of a service: one question at a time probes them, all others wait."""
+
+    def __init__(self, name: str, circuits: Sequence[Circuit], *, seconds: float) -> None:
+        """
+        Args:
+            name: the service with its addresses, for messages.
+            circuits: one per endpoint.
+            seconds: the length after which waiting ends.
+        """
+        self.name, self.seconds, self._circuits = name, seconds, circuits
+        self._next_probe = 0.0
+        self._reason = ""
+        """Fault of the probe after which waiting ended; empty as long as it goes on."""
+        self._announced_since: float | None = None
+        """Begin of the outage that was announced; None if none is."""
+
+    @property
+    def lasts(self) -> float:
+        """Seconds for which no endpoint has answered; 0 if one does."""
+        return min(circuit.silent_seconds for circuit in self._circuits)
+
+    def check(self) -> None:
+        """Raise SilentError during an outage, unless it is this question's turn to probe."""
+        lasts, now = self.lasts, time.monotonic()
+        if not lasts:
+            return
+        if now < self._next_probe:
+            raise SilentError(f"nobody has answered for {lasts:.0f} s")
+        interval = min(MAX_PROBE_SECONDS, max(BACKOFF_SECONDS, GROWTH * lasts))
+        self._next_probe = now + interval / len(self._circuits)
+
+    async def pause(self, fault: TransientError) -> None:
+        """Wait a moment before the next attempt of a question that nobody answered.
+
+        Raises:
+            UnreachableError: the outage has lasted for `seconds`.
+        """
+        lasts = self.lasts
+        if not isinstance(fault, SilentError):
+            self._announce(lasts, fault)
+            self._reason = str(fault) if lasts >= self.seconds else ""
+        if self._reason:
+            raise UnreachableError(f"{self.name} has not answered for {lasts:.0f} s ({self._reason}); start it again")
+        await asyncio.sleep(random.uniform(POLL_SECONDS / 2, POLL_SECONDS))
+
+    def note_end(self) -> None:
+        """Announce the end of an outage whose begin was announced."""
+        self._reason = ""
+        if self._announced_since is not None:
+            logger.warning("%s answers again after %.0f s", self.name, time.monotonic() - self._announced_since)
+            self._announced_since = None
+
+    def _announce(self, lasts: float, fault: TransientError) -> None:
+        if self._announced_since is None and lasts >= ANNOUNCED_SECONDS:
+            self._announced_since = time.monotonic() - lasts
+            logger.warning("%s does not answer (%s); it is retried for up to %g s", self.name, fault, self.seconds)
+
+
+@dataclass(slots=True)
+class Answers:
+    """Answers of a service by a digest of the question."""
+
+    known: dict[str, float | None] = field(default_factory=dict)
+    """Answers to a process that was stopped: these questions are not asked again."""
+    given: dict[str, float | None] = field(default_factory=dict)
+    """Answers to this process."""
+
+    async def of(self, key: str, ask: Callable[[], Awaitable[float]]) -> float:
+        """The known answer to a question, or the one that `ask` gets."""
+        known = self.known.get(key)
+        if known is not None:
+            return known
+        self.given[key] = answer = await ask()
+        return answer
+
+    def clear(self) -> None:
+        """Forget all answers."""
+        self.known.clear()
+        self.given.clear()
+
+
+@runtime_checkable
+class KeepsAnswers(Protocol):
+    """A judge or reward elsewhere whose answers a resumed run need not ask for again."""
+
+    answers: Answers | None
+    """None before `keep_answers`."""
+
+    def keep_answers(self, answers: Answers) -> None:
+        """From now on keep each answer, take those that are known, and wait for the service during an outage."""
