@@ -7,7 +7,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -116,35 +117,13 @@ def test_the_lowest_rank_that_lives_reports(caplog: pytest.LogCaptureFixture) ->
     assert [line[:11] for line in caplog.messages] == ["rank 0 of 3", "rank 2 of 3"]
 
 
-def test_a_process_that_was_stopped_itself_blames_nobody(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_was_stopped_itself_blames_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """A laptop's lid, or SIGSTOP: its clock jumps."""
-    rank, now = rank_of(2), time.monotonic()
+    rank = rank_of(2)
     pass_seconds(rank, 3, beat(1))
-    times = iter([now, now + 3600])
-    monkeypatch.setattr(time, "monotonic", lambda: next(times))
-
-    def last(seconds: float) -> None:
-        rank._left = True
-
-    monkeypatch.setattr(watch, "DefaultSelector", lambda: Selector(last))
-    rank.heartbeats.socket = None  # type: ignore[union-attr,assignment]
-    rank._run()
+    rank._step(time.monotonic() + 3600)
     assert rank._members[1].silent <= 3 + watch.BEAT_SECONDS
     assert caplog.messages == []
-
-
-class Selector:
-    def __init__(self, select: Callable[[float], None]) -> None:
-        self.select = select
-
-    def __enter__(self) -> Selector:
-        return self
-
-    def __exit__(self, *fault: object) -> None: ...
-
-    def register(self, *source: object) -> None: ...
 
 
 def test_a_rank_that_was_told_tells_the_others() -> None:
@@ -185,18 +164,24 @@ def test_a_deputy_saves_for_a_rank_0_that_stands_still() -> None:
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the process did at its end, which it survives here."""
     did: list[Any] = []
+    run = Watch._run
 
     def leave(code: int) -> None:
         did.append(code)
-        raise SystemExit  # ends the thread
+        raise SystemExit
 
+    def run_until_it_leaves(rank: Watch) -> None:
+        with suppress(SystemExit):
+            run(rank)
+
+    monkeypatch.setattr(Watch, "_run", run_until_it_leaves)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(watch, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(watch, "GRACE_SECONDS", 0.3)
-    yield did
+    return did
 
 
 def hang(until: Callable[[], object]) -> None:
@@ -219,7 +204,8 @@ def test_a_signal_that_is_not_met_saves_and_ends(ended: list[Any], caplog: pytes
     assert ended == ["save", "release", 75]
     (line,) = caplog.messages
     assert re.fullmatch(
-        r"told to stop 0 s ago, and rank 0 of 1 \(process \d+ on \S+\) is still in phase rollout, batch 1, epoch 0; saved",
+        r"told to stop \d s ago, and rank 0 of 1 \(process \d+ on \S+\) is still in phase rollout, batch 1, epoch 0; "
+        "saved",
         line,
     )
 

@@ -360,7 +360,7 @@ class Runtime:
             try:
                 yield
             except LostRankError as error:
-                if watch.told:
+                if self.told_to_stop:
                     watch.end(str(error))
                 raise
             finally:

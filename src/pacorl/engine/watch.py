@@ -106,14 +106,15 @@ class Watch:
         self._lost = ""
         """Why the main thread gave up, if it was told to stop and has lost another rank."""
         self._left = False
+        self._stepped, self._beaten = time.monotonic(), -math.inf
         self._ending = Lock()
         """Held while the process ends; the main thread must not leave meanwhile."""
-        self._wakeup, self._writer = socket.socketpair()
         self._thread = Thread(target=self._run, name="pacorl-watch", daemon=True)
 
     def __enter__(self) -> Watch:
-        for end in (self._wakeup, self._writer):
-            end.setblocking(False)
+        self._wakeup, self._writer = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._writer.setblocking(False)
         self._earlier = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._thread.start()
         return self
@@ -136,6 +137,7 @@ class Watch:
 
     def end(self, reason: str) -> None:
         """End the process now, saved, as if the signal had not been met: the main thread has lost another rank."""
+        self.told_at = self.told_at or time.monotonic()  # the thread may not have read it yet
         self._lost = reason
         self._wake()
         self._thread.join()
@@ -147,24 +149,26 @@ class Watch:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        before, beaten = time.monotonic(), -math.inf
         with DefaultSelector() as sources:
-            for source in (self._wakeup, self.heartbeats and self.heartbeats.socket):
-                if source:
-                    sources.register(source, EVENT_READ)
+            sources.register(self._wakeup, EVENT_READ)
+            if self.heartbeats:
+                sources.register(self.heartbeats.socket, EVENT_READ)
             while not self._left:
                 sources.select(BEAT_SECONDS / 2)
-                now = time.monotonic()
                 self._read_signals()
                 self._read_beats()
-                if now - beaten >= BEAT_SECONDS:
-                    self._beat()
-                    beaten = now
-                self._age(min(now - before, BEAT_SECONDS))
-                before = now
-                self._report()
-                if self._is_overdue(now):
-                    self._end_process()
+                self._step(time.monotonic())
+
+    def _step(self, now: float) -> None:
+        if now - self._beaten >= BEAT_SECONDS:
+            self._beat()
+            self._beaten = now
+        # What passed while this process itself stood still says nothing of the others.
+        self._age(min(now - self._stepped, BEAT_SECONDS))
+        self._stepped = now
+        self._report()
+        if self._is_overdue(now):
+            self._end_process()
 
     def _read_signals(self) -> None:
         with suppress(BlockingIOError):
@@ -215,9 +219,7 @@ class Watch:
     def _state_of(self, rank: int) -> str:
         member = self._members[rank]
         if member.silent > member.behind:
-            state = (
-                f"has sent no heartbeat for {member.silent:.0f} s, so its process or machine stands still; it was in"
-            )
+            state = f"has sent no heartbeat for {member.silent:.0f} s: its process or machine stands still; it was in"
         elif member.behind:
             state = f"has not moved for {member.behind:.0f} s, and other ranks wait for it; it is in"
         else:
@@ -233,7 +235,8 @@ class Watch:
     def _lives(self, rank: int) -> bool:
         process, own = self.processes[rank], self.processes[self.rank]
         ended = process.machine == own.machine and not is_running(process.number)
-        silent = self._members[rank].silent if rank in self._members else math.inf
+        # A rank that was never heard may live behind a network that lets no beat through: two must not save.
+        silent = self._members[rank].silent if rank in self._members else 0.0
         return not ended and silent < QUIET_BEATS * BEAT_SECONDS
 
     def _is_overdue(self, now: float) -> bool:
