@@ -25,14 +25,12 @@ pytestmark = pytest.mark.slow
 
 SHORT = {"BEAT_SECONDS": 0.2, "HUNG_SECONDS": 4.0, "GRACE_SECONDS": 3.0, "HANDOVER_SECONDS": 1.0}
 SETTINGS = [*toy_world.SETTINGS, "save_every=100000", "evaluation.every=0"]
-HANGS = """
-import os, threading
+REWARD = """
+from toy_ranks import brightness as score, hang_if_told
 
 def brightness(prompts, images):
-    pipe = os.environ.get("HANGS")
-    if pipe and os.path.exists(pipe) and os.environ["RANK"] == "1":
-        open(pipe).read()  # as a file of a mount that does not answer
-    return [sum(image.resize((1, 1)).getpixel((0, 0))) / 765 for image in images]
+    hang_if_told("reward")
+    return score(prompts, images)
 """
 
 Start = Callable[..., list[BaseProcess]]
@@ -111,19 +109,20 @@ def test_a_frozen_rank_is_reported_and_a_signal_saves(tmp_path: Path, start: Sta
     check_resumed(tmp_path, start)
 
 
-def test_a_rank_whose_main_thread_is_stuck_is_reported_and_a_signal_saves(tmp_path: Path, start: Start) -> None:
-    (tmp_path / "reward.py").write_text(HANGS)
-    pipe, reward = tmp_path / "pipe", f"rewards=[{{name: '{tmp_path / 'reward.py'}:brightness'}}]"
-    # What a thread of a reward waits for is met at once: here the main thread scores.
-    settings = (reward, "judge.overlap=false")
-    ranks = start("epochs=100000", *settings, HANGS=str(pipe))
+@pytest.mark.parametrize("place", ["decode", "reward"])
+def test_a_rank_that_others_wait_for_is_reported_and_a_signal_saves(tmp_path: Path, start: Start, place: str) -> None:
+    """Its main thread is stuck, or waits for a thread that is; its heartbeats go on."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    reward, pipe = f"rewards=[{{name: '{tmp_path / 'reward.py'}:brightness'}}]", tmp_path / "pipe"
+    ranks = start("epochs=100000", reward, **{f"HANGS_IN_{place}": str(pipe)})
     worlds.wait_for(lambda: finished(tmp_path / "run") >= 3, ranks)
     os.mkfifo(pipe)
-    line = r"rank 1 of 2 \(process \d+ on \S+\) has not moved for \d+ s, and other ranks wait for it; it is in phase re"
+    phase = {"decode": "rollout", "reward": "reward"}[place]
+    line = rf"rank 1 of 2 \(process \d+ on \S+\) has not moved for \d+ s, .* it is in phase {phase}, batch \d, epoch \d"
     worlds.wait_for(lambda: bool(re.search(line, said(tmp_path, 0))), ranks)
     tell(ranks)
     for process in ranks:
         process.join(60)
     assert [process.exitcode for process in ranks] == [75, 75], said(tmp_path, 0)
-    pipe.unlink()
-    check_resumed(tmp_path, start, *settings)
+    assert said(tmp_path, 0).endswith(", and saved; go on with --resume auto\n")
+    check_resumed(tmp_path, start, reward)

@@ -24,12 +24,26 @@ def command(words: Sequence[str], errors: Path, shortened: Mapping[str, float] =
     from pacorl.engine import watch
 
     toy_world.install()
+    decode = toy_world.ToyPolicy.decode
+
+    def decode_or_hang(*args: Any) -> list[Image.Image]:
+        hang_if_told("decode")
+        return decode(*args)
+
+    toy_world.ToyPolicy.decode = decode_or_hang  # type: ignore[method-assign]
     for name, seconds in shortened.items():
         setattr(watch, name, seconds)
     said = os.open(f"{errors}-{os.environ.get('RANK', '0')}", os.O_CREAT | os.O_WRONLY)
     os.dup2(said, 2)
     sys.argv = ["pacorl", *words]
     cli.main()
+
+
+def hang_if_told(place: str) -> None:
+    """In rank 1, and once HANGS_IN_<place> is a pipe: wait as for a file of a mount that does not answer."""
+    pipe = Path(os.environ.get(f"HANGS_IN_{place}", "nowhere"))
+    if pipe.exists() and os.environ["RANK"] == "1":
+        pipe.read_text()
 
 
 def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
