@@ -4,6 +4,7 @@ import gc
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,25 @@ def test_the_end_of_standard_input_is_a_signal_to_stop() -> None:
             process.wait(0.3)
         process.stdin.close()
         assert process.wait(30) == 75
+
+
+def test_a_signal_while_a_run_loads_ends_it_to_be_started_again(tmp_path: Path) -> None:
+    slow, began = tmp_path / "slow.py", tmp_path / "began"
+    slow.write_text(
+        f"import pathlib, time\npathlib.Path({str(began)!r}).touch()\ntime.sleep(600)\ndef score(prompts, images): ..."
+    )
+    recipe = RECIPE.parents[1] / "tiny.yaml"
+    words = [f"rewards=[{{name: '{slow}:score'}}]", f"out={tmp_path / 'run'}"]
+    line = [sys.executable, "-m", "pacorl.cli", "train-policy", str(recipe), *words]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        while not began.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.terminate()
+        try:
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (
+        75,
+        "pacorl: told to stop before training began; start the same command again\n",
+    )

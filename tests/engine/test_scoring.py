@@ -3,16 +3,21 @@
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from toy_world import ToyJudge
 
 from pacorl.engine.monitor import panel_statistics
 from pacorl.engine.rows import Row
-from pacorl.engine.scoring import Scorer, overlaps, reward_table
+from pacorl.engine.runtime import Interrupted
+from pacorl.engine.scoring import Scorer, overlaps, reward_table, time_limit
+from pacorl.engine.workers import CallTimeout
+from pacorl.judges.judge import Counters, Judge
+from pacorl.rewards.http import HttpScorer
 from pacorl.rewards.reward import RewardError
 from pacorl.types import Prompt, Rollout, Size
 
@@ -79,7 +84,7 @@ def test_scoring_begins_before_results_are_asked_for() -> None:
         scorer.submit(rollout([1]))
         assert not late.calls
         scorer.results()
-    assert late.modes[0][3] == threading.current_thread().name
+    assert late.modes[0][3].startswith("pacorl-reward"), "a call that hangs must not hang the main thread"
 
 
 @pytest.mark.parametrize("side", [True, False])
@@ -226,16 +231,66 @@ class Later:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_scores_that_come_later_are_waited_for_until_the_run_is_told_to_stop(overlap: bool) -> None:
-    idled: list[int] = []
-    with Scorer({"later": Later()}, overlap=overlap, idle=lambda: idled.append(1)) as scorer:
+    looks: list[int] = []
+    with Scorer({"later": Later()}, overlap=overlap, check_stop=lambda: looks.append(1)) as scorer:
         scorer.submit(rollout([0, 1]))
         assert scorer.results() == {0: [0.25], 1: [0.25]}
-    assert len(idled) == 2
+    assert len(looks) == 2
 
-    def stop() -> None:
-        raise InterruptedError("told to stop")
-
-    with Scorer({"later": Later()}, overlap=overlap, idle=stop) as scorer:
+    with Scorer({"later": Later()}, overlap=overlap, check_stop=told_to_stop) as scorer:
         scorer.submit(rollout([0]))
         with pytest.raises(InterruptedError):
             scorer.results()
+
+
+def told_to_stop() -> None:
+    raise InterruptedError("told to stop")
+
+
+@pytest.fixture
+def never() -> Iterator[Redness]:
+    """A reward that scores its first image and returns nothing for the second until the test is over."""
+    over = threading.Event()
+    yield Redness(lambda values: values if values[0] == 0 else over.wait() and values)
+    over.set()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_reward_that_does_not_return_is_named_with_its_batch_and_limit(never: Redness, overlap: bool) -> None:
+    with Scorer({"never": never}, overlap=overlap, timeout=0.3) as scorer:
+        scorer.submit(rollout([0]))
+        scorer.submit(rollout([1]))
+        with pytest.raises(
+            CallTimeout, match=r"^reward never \(batch 2: prompt 1, 'prompt 1'\) has not .* 0\.3 s; mend"
+        ):
+            scorer.results()
+    assert issubclass(CallTimeout, Interrupted), "the run saves, and ends with exit code 75"
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_signal_ends_the_wait_for_a_reward(never: Redness, overlap: bool) -> None:
+    with Scorer({"never": never}, overlap=overlap, check_stop=told_to_stop) as scorer:
+        scorer.submit(rollout([1]))
+        with pytest.raises(InterruptedError):
+            scorer.results()
+
+
+def test_services_keep_their_own_time_limits() -> None:
+    class Asking(Redness):
+        judge: Judge
+
+    assert time_limit(Redness(), 3.0) == 3.0
+    assert time_limit(HttpScorer("http://127.0.0.1:1"), 3.0) == math.inf
+    asking = Asking()
+    asking.judge = ToyJudge()
+    assert time_limit(asking, 3.0) == 3.0, "a judge of this process may hang as well"
+    asking.judge = ToyService()
+    assert time_limit(asking, 3.0) == math.inf
+
+
+class ToyService(ToyJudge):
+    """A judge elsewhere."""
+
+    counters = Counters()
+
+    def close(self) -> None: ...

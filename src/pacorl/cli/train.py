@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 RESUME, AUTO = "--resume", "auto"
 QUICKSTART = Path("runs/quickstart")
+EX_TEMPFAIL = 75
+"""Exit code of sysexits.h: start the same command again."""
 OVERRIDES = typer.Argument(None, help="Changes, as section.key=value.")
 
 
@@ -95,6 +98,13 @@ def train_policy(
         # Rich prints the plan itself; JSON must not be wrapped at a terminal's width.
         echo_json(plan.to_json()) if options.as_json else print_plan(plan)
         raise typer.Exit(plan.exit_code)
+    with ending_when_told():
+        _train_policy(run, config, options)
+
+
+def _train_policy(run: PolicyConfig, config: Path, options: RunOptions) -> None:
+    from pacorl.config.base import config_errors
+
     with config_errors(config, run):
         check_run(run, resume=options.resume)
     from pacorl.io.imports import frozen_imports
@@ -115,6 +125,25 @@ def train_policy(
         folder = trainer.train_policy(run, resume=options.resume, allow_changes=options.allow_changes)
     if destroy_process_group():  # the main process; the others have nothing to say
         echo(f"done: {write_report(folder)}")
+
+
+@contextmanager
+def ending_when_told() -> Iterator[None]:
+    """End at a SIGTERM while the run loads with the exit code that makes a scheduler start it again.
+
+    Within the block training has handlers of its own, which save.
+    """
+
+    def end(number: int, frame: object) -> None:
+        echo_errors("pacorl: told to stop before training began; start the same command again")
+        # Not an exception, which the code that loads may take for a fault of its own.
+        os._exit(EX_TEMPFAIL)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop_with_stdin() -> None:

@@ -322,6 +322,10 @@ class PolicyConfig(Section):
         RewardConfig(name="consistency", weight=0.2),
         RewardConfig(name="panel_match", weight=0.8),
     )
+    reward_timeout: float = Field(600.0, gt=0)
+    """Seconds that a reward or judge of this process may take for a batch. An evaluation asks about all images of a
+    process at once, and each of its batches adds as many. Beyond, the run saves and ends with exit code 75. Servers
+    have limits of their own."""
     advantages: Annotated[AggregateOptions, ADVANTAGES] = Field(default_factory=ADVANTAGES.default_options)
     """How rewards become advantages: the options of one of `core.advantages.AGGREGATES`."""
     selection: Selection = Selection()

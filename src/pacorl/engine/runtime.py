@@ -12,7 +12,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +24,9 @@ from torch import Tensor, nn
 from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
+from pacorl.engine.clock import Position
+from pacorl.engine.heartbeat import Heartbeats
+from pacorl.engine.watch import EX_TEMPFAIL, UNSAVED, Watch, savers
 from pacorl.io.files import is_running
 from pacorl.lora.adapters import full_tensor, materialize
 
@@ -43,8 +46,12 @@ Batch = TypeVar("Batch")
 class Interrupted(RuntimeError):
     """The run was told to stop."""
 
-    exit_code = 75
-    """The command's: EX_TEMPFAIL of sysexits.h, by which a job script or a scheduler knows to start it again."""
+    exit_code = EX_TEMPFAIL
+    """The command's."""
+
+
+class LostRankError(RuntimeError):
+    """The connection to another rank is cut."""
 
 
 class SharedFault(Exception):
@@ -61,6 +68,9 @@ class ProcessId(NamedTuple):
     number: int
     machine: str
     """Its name; on Linux also the processes that it can see, which a container has of its own."""
+
+    def __str__(self) -> str:
+        return f"process {self.number} on {self.machine.partition('pid:')[0]}"
 
 
 def own_process() -> ProcessId:
@@ -80,7 +90,7 @@ def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
         processes: of all ranks.
 
     Raises:
-        RuntimeError: for what gloo or NCCL say of it, which names their own files and addresses.
+        LostRankError: for what gloo or NCCL say of it, which names their own files and addresses.
     """
     try:
         yield
@@ -88,7 +98,7 @@ def lost_ranks(rank: int, processes: Sequence[ProcessId]) -> Iterator[None]:
         # gloo has no kind of error of its own, and gives the line of its source in every message.
         if len(processes) == 1 or not (isinstance(error, DistError) or "gloo" in str(error)):
             raise
-        raise RuntimeError(
+        raise LostRankError(
             f"rank {rank} of {len(processes)} has lost {_lost(rank, processes)}; what it said last, or the launcher, "
             "names the cause. Then start the same command again with --resume auto"
         ) from error
@@ -151,9 +161,14 @@ class Runtime:
         self.sharded: bool = self.accelerator.is_fsdp2
         """Whether a forward needs every process, since each holds a share of the weights."""
         self.deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.position = Position()
+        """Where this rank's main thread is."""
         self.processes: list[ProcessId] = self.gather(own_process())
         """Of all ranks."""
+        self.keeps_state: bool = self.rank in savers(self.processes)
+        """Whether this rank may have to save a run whose main threads cannot."""
         self._told_to_stop_at: float | None = None
+        self._watch: Watch | None = None
         if self.accelerator.distributed_type == DistributedType.FSDP and not self.sharded:
             raise ValueError("FSDP 1 cannot hold frozen and trained weights together; set fsdp_version: 2")
         plugin = self.accelerator.state.deepspeed_plugin if self.deepspeed else None
@@ -181,6 +196,7 @@ class Runtime:
 
     def gather(self, value: Any) -> list[Any]:
         """Each rank's value, on every rank."""
+        self.position.meetings += 1
         return list(gather_object([value]))
 
     def on_main(self, act: Callable[[], Outcome]) -> Outcome:
@@ -193,6 +209,7 @@ class Runtime:
                 outcome = (act(), None)
             except Exception as error:  # raised below, on every rank
                 outcome = (None, _portable(error))
+        self.position.meetings += 1  # not before: the others wait for what the main process does
         returned, failure = broadcast_object_list([outcome])[0]
         if failure is not None:
             raise failure
@@ -243,6 +260,8 @@ class Runtime:
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add to the gradients. With the `last` backward of an update DeepSpeed clips and steps too."""
+        self.position.meetings += last or self.sharded
+        self.position.advance()
         if self.deepspeed:
             self.accelerator.deepspeed_engine_wrapped.backward(loss, sync_gradients=last)
         else:
@@ -266,16 +285,39 @@ class Runtime:
 
     # --- stopping ----------------------------------------------------------------------------------------------
 
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether any rank was told to stop, as far as this one knows."""
+        return self._told_to_stop_at is not None or (self._watch is not None and self._watch.told)
+
     def check_stop(self) -> None:
-        """Raise Interrupted, on all ranks alike, if any of them was told to stop."""
+        """Raise Interrupted, on all ranks alike, if any of them was told to stop. Call it after each batch."""
+        self.position.advance()
+        self.position.meetings += 1
         # A launcher's signal reaches ranks at different batches: one that left alone would hang the others' next one.
-        flag = torch.tensor([self._told_to_stop_at is not None], device=self.device, dtype=torch.int32)
+        flag = torch.tensor([self.told_to_stop], device=self.device, dtype=torch.int32)
         if self.accelerator.reduce(flag, "sum").item():
             raise Interrupted("told to stop")
 
+    def check_signal(self) -> None:
+        """Raise Interrupted if this rank knows of a signal to stop. It waits for no other rank, and what it raises has
+        to reach them: call it within `gather_rows`."""
+        if self.told_to_stop:
+            raise Interrupted("told to stop")
+
     @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Within the block SIGTERM and SIGINT tell the run to stop instead of ending it; another one, later, kills."""
+    def signals(
+        self, *, save: Callable[[], str] = lambda: UNSAVED, release: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Within the block SIGTERM and SIGINT tell the run to stop instead of ending it; another one, later, kills.
+
+        A rank that hangs is reported. A signal that the main thread does not meet within the watch's grace ends the
+        process with exit code 75. All ranks enter.
+
+        Args:
+            save: saves the last finished state without the main thread, and returns what it has done.
+            release: closes what must not outlive the process.
+        """
 
         def tell(number: int, frame: FrameType | None) -> None:
             if self._told_to_stop_at is None:
@@ -283,12 +325,46 @@ class Runtime:
             elif time.monotonic() - self._told_to_stop_at > REPEATED_SIGNAL:
                 raise KeyboardInterrupt
 
-        before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with self._heartbeats() as heartbeats, self._watching(heartbeats, save, release):
+            before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    @contextmanager
+    def _heartbeats(self) -> Iterator[Heartbeats | None]:
+        if self.world == 1:
+            yield None
+            return
+        one_machine = len({process.machine for process in self.processes}) == 1
+        with lost_ranks(self.rank, self.processes):
+            heartbeats = Heartbeats(self.rank, one_machine=one_machine, gather=self.gather)
+        with closing(heartbeats):
+            yield heartbeats
+
+    @contextmanager
+    def _watching(
+        self, heartbeats: Heartbeats | None, save: Callable[[], str], release: Callable[[], None]
+    ) -> Iterator[None]:
+        with Watch(
+            rank=self.rank,
+            processes=self.processes,
+            position=self.position,
+            heartbeats=heartbeats,
+            save=save,
+            release=release,
+        ) as watch:
+            self._watch = watch
+            try:
+                yield
+            except LostRankError as error:
+                if self.told_to_stop:
+                    watch.end(str(error))
+                raise
+            finally:
+                self._watch = None
 
 
 def _portable(error: Exception) -> Exception:

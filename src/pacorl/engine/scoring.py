@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache, partial
 from typing import Literal
@@ -20,16 +19,15 @@ import torch
 from pacorl.engine.cores import available_cores
 from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rows import Row
+from pacorl.engine.workers import LOOK_SECONDS, LimitedCall, Workers
 from pacorl.judges.judge import RemoteJudge
-from pacorl.rewards.reward import Deferred, Explains, Reward, scores_of
+from pacorl.rewards.reward import BoundsItself, Deferred, Explains, Reward, named, scores_of
 from pacorl.types import RewardTable, Rollout
 
 Scores = list[float | None]
 
 # Rollout batches that wait for a judge behind HTTP at a time; its own limit decides how many requests fly.
 SENDERS = 16
-# Between two looks for a person's scores, to whom a tenth of a second is nothing.
-IDLE_SECONDS = 0.1
 
 
 class Scorer:
@@ -43,7 +41,9 @@ class Scorer:
         max_missing: float = math.inf,
         scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
         monitored: bool = False,
-        idle: Callable[[], None] = partial(time.sleep, IDLE_SECONDS),
+        timeout: float = math.inf,
+        check_stop: Callable[[], None] = lambda: None,
+        advance: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -52,10 +52,13 @@ class Scorer:
             max_missing: if more scores than this are missing, no further ones are waited for.
             scoring: what is entered while results are waited for, such as `Turns.scoring`.
             monitored: whether the images are measured for the monitor of reward hacking too.
-            idle: is called between two looks for scores that come later; may raise to stop.
+            timeout: seconds that a reward of this process may take for a batch.
+            check_stop: called again and again while scores are waited for; may raise to stop.
+            advance: called when a batch has its scores.
         """
         self.rewards, self.overlap, self.max_missing = rewards, overlap, max_missing
-        self.scoring, self.monitored, self.idle = scoring, monitored, idle
+        self.scoring, self.monitored, self.timeout = scoring, monitored, timeout
+        self.check_stop, self.advance = check_stop, advance
         self.abandoned = 0
         """Samples whose scores were not waited for."""
         self.busy_seconds = 0.0
@@ -63,18 +66,18 @@ class Scorer:
         self._submitted: list[tuple[Rollout, list[Callable[[], Scores]]]] = []
         self._measured: list[Callable[[], list[PanelStatistics]]] = []
         # Models of this process need not bear two threads; a judge elsewhere is asked by many.
-        self._local = ThreadPoolExecutor(1, thread_name_prefix="pacorl-reward")
-        self._remote = ThreadPoolExecutor(SENDERS, thread_name_prefix="pacorl-reward-http")
+        self._local = Workers(1, name="pacorl-reward")
+        self._remote = Workers(SENDERS, name="pacorl-reward-http")
         # Apart from the judge, which would wait 40 ms for each image of 512².
-        self._monitor = ThreadPoolExecutor(1, thread_name_prefix="pacorl-monitor")
+        self._monitor = Workers(1, name="pacorl-monitor")
 
     def __enter__(self) -> Scorer:
         return self
 
     def __exit__(self, *fault: object) -> None:
-        """Abandon what has not begun; what is running ends by itself."""
+        """Abandon what has not begun, and what goes on."""
         for pool in (self._local, self._remote, self._monitor):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     def submit(self, rollout: Rollout) -> None:
         """Take a rollout's images; do not change them before `results`."""
@@ -96,7 +99,8 @@ class Scorer:
             than `max_missing`.
 
         Raises:
-            Exception: what a reward raised.
+            CallTimeout: if a reward of this process does not return.
+            Exception: what a reward raised, or `check_stop`.
         """
         with self.scoring():
             return self._results()
@@ -111,6 +115,7 @@ class Scorer:
             missing += sum(score is None for column in columns for score in column)
             self.abandoned += 0 if waited_for else len(rollout.row_B)
             scores_of_row |= {row: list(scores) for row, *scores in zip(rollout.row_B, *columns, strict=True)}
+            self.advance()
         self._submitted.clear()
         return scores_of_row
 
@@ -133,15 +138,32 @@ class Scorer:
             self.busy_seconds += time.perf_counter() - started
             return scores
 
-        if not self.overlap:
-            return score
-        asks_elsewhere = isinstance(getattr(reward, "judge", None), RemoteJudge)
-        return (self._remote if asks_elsewhere else self._local).submit(score).result
+        call = LimitedCall(
+            self._remote if asks_elsewhere(reward) else self._local,
+            score,
+            name=f"reward {name} (batch {len(self._submitted) + 1}: {named(rollout.prompts)})",
+            seconds=time_limit(reward, self.timeout),
+            check_stop=self.check_stop,
+        )
+        if self.overlap:
+            call.start()
+        return call.result
 
     def _await(self, name: str, rollout: Rollout, scores_now: Callable[[], Sequence[float | None] | None]) -> Scores:
         while (scores := scores_now()) is None:
-            self.idle()
+            time.sleep(LOOK_SECONDS)
+            self.check_stop()
         return scores_of(name, lambda *_: scores, rollout.prompts, rollout.images, masked=True)
+
+
+def asks_elsewhere(reward: object) -> bool:
+    """Whether a reward asks a judge outside of this process."""
+    return isinstance(getattr(reward, "judge", None), RemoteJudge)
+
+
+def time_limit(reward: object, seconds: float) -> float:
+    """Time limit of a reward's call: none if requests to others have limits of their own."""
+    return math.inf if asks_elsewhere(reward) or isinstance(reward, BoundsItself) else seconds
 
 
 def _panel_statistics(rollout: Rollout) -> list[PanelStatistics]:

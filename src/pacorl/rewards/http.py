@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 class HttpScorer:
     """Scores by a service of one's own. `key_env` names the environment variable that holds a bearer key."""
 
+    bounds_itself = True
+
     def __init__(
         self,
         url: str,

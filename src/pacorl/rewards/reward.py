@@ -65,6 +65,14 @@ class Explains(Protocol):
     """The newest reason."""
 
 
+@runtime_checkable
+class BoundsItself(Protocol):
+    """A reward whose every request has a time limit already."""
+
+    bounds_itself: bool
+    """True."""
+
+
 def score(rewards: Mapping[str, RewardFunction], prompts: Sequence[Prompt], images: Sequence[Image]) -> RewardTable:
     """Every reward, or function, of every image.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ SOURCE_KEYS = ("checkpoint", "adapter", "model")
 """Keys of a judge that decide where it lies, free as long as its `BackendOptions.identity` stays."""
 FREE_KEYS = (
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks", "monitor"),
-    *("advantages.max_missing", "model.gradient_checkpointing"),
+    *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
     *(f"{judge}.{key}" for judge in JUDGES_OF_A_RUN for key in ACCESS_KEYS),
 )
 """Config keys that a resumed run may change: no reward, no gradient and no learning rate follows from them."""
@@ -83,6 +84,8 @@ CHECKPOINT_FILES = (
 """Patterns of a checkpoint's files. Files of other names are the user's, and are never deleted."""
 HALF_DONE = re.compile(r"\.(step-\d{6,})\.(partial|replaced|deleted)")
 """Names of the folders that a kill leaves beside checkpoints."""
+WRITING = Lock()
+"""Held while a thread of this process writes a checkpoint."""
 
 
 # --- a run -----------------------------------------------------------------------------------------------------
@@ -110,6 +113,43 @@ class TrainedWeights:
         return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
 
 
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """All that a checkpoint holds, unsharded; of DeepSpeed's optimizer nothing, which saves its shards itself."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """File's stem → weights or moments by name."""
+    state: Mapping[str, Any]
+    """Of state.json, but the config."""
+    generators: Sequence[Mapping[str, Any]]
+    """The random state of each rank."""
+
+    def in_host_memory(self) -> RunState:
+        """A copy that no later step of the run changes."""
+        copied = {
+            kind: {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+            for kind, tensors in self.tensors.items()
+        }
+        return RunState(copied, self.state, self.generators)
+
+
+def gather_state(weights: TrainedWeights, state: Mapping[str, Any]) -> RunState:
+    """Gather what a checkpoint holds. All ranks call it.
+
+    Args:
+        weights: the run's.
+        state: what state.json holds; the main process's is taken.
+    """
+    # Shards are exchanged here, so every rank gathers in one order.
+    tensors = {"adapter": full_state(adapter_state(weights.unwrapped)), "average": full_state(weights.average.state)}
+    if weights.old:
+        tensors["old"] = full_state(weights.old.state)
+    if not weights.runtime.deepspeed:
+        tensors["optimizer"] = optimizer_tensors(weights.optimizer, list(weights.stepped()))
+    states, generators = zip(*weights.runtime.gather((state, random_state())), strict=True)
+    return RunState(tensors, states[0], generators)
+
+
 def save_run(
     weights: TrainedWeights, config: PolicyConfig, state: Mapping[str, Any], *, targets: Sequence[str]
 ) -> Path:
@@ -127,32 +167,46 @@ def save_run(
     Raises:
         OSError: on all ranks, if the disk is full.
     """
-    runtime = weights.runtime
-    # Every rank gathers, in one order, before the main one writes: shards are exchanged here.
-    tensors = {"adapter": full_state(adapter_state(weights.unwrapped)), "average": full_state(weights.average.state)}
-    if weights.old:
-        tensors["old"] = full_state(weights.old.state)
-    generators = runtime.gather(random_state())
-    target = config.out / "checkpoints" / f"step-{state['step']:06d}"
-    aside = runtime.on_main(partial(open_aside, target))
-    if runtime.deepspeed:
-        weights.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
-    else:
-        tensors["optimizer"] = optimizer_tensors(weights.optimizer, list(weights.stepped()))
+    runtime, run = weights.runtime, gather_state(weights, state)
+    if not runtime.deepspeed:
+        runtime.on_main(partial(write_run, run, config, targets=targets))
+        return checkpoint_of(run, config)
+    aside = runtime.on_main(partial(open_aside, checkpoint_of(run, config)))
+    weights.transformer.save_checkpoint(aside, tag=ENGINE, exclude_frozen_parameters=True)  # type: ignore[operator]
+    runtime.on_main(partial(write_run, run, config, targets=targets, opened=True))
+    return checkpoint_of(run, config)
+
+
+def checkpoint_of(run: RunState, config: PolicyConfig) -> Path:
+    """The folder of a state's checkpoint."""
+    return config.out / "checkpoints" / f"step-{run.state['step']:06d}"
+
+
+def write_run(run: RunState, config: PolicyConfig, *, targets: Sequence[str], opened: bool = False) -> None:
+    """Write a checkpoint, and derive what follows from it. One rank calls it.
+
+    Args:
+        run: what the checkpoint holds.
+        config: the run's.
+        targets: the adapter's modules.
+        opened: whether the folder aside is open already, and holds files of the checkpoint.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    target, tensors = checkpoint_of(run, config), run.tensors
     rank, alpha, base = config.adapter.rank, config.adapter.alpha, config.model.checkpoint
 
     def export(folder: Path) -> None:
         save_lora(folder / "lora", tensors["average"], rank=rank, alpha=alpha, targets=tuple(targets), base=base)
 
-    def write() -> None:
-        config_now = config.model_dump(mode="json")
-        write_checkpoint(
-            target, tensors=tensors, state={**state, "config": config_now}, generators=generators, export=export
-        )
+    # The thread that ends a hung run writes one too (`train.last_state`).
+    with WRITING:
+        if not opened:
+            open_aside(target)
+        state = {**run.state, "config": config.model_dump(mode="json")}
+        write_checkpoint(target, tensors=tensors, state=state, generators=run.generators, export=export)
         settle(target, config)
-
-    runtime.on_main(write)
-    return target
 
 
 def settle(checkpoint: Path, config: PolicyConfig) -> None:

@@ -6,10 +6,11 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import StatisticsError, correlation, fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -23,6 +24,8 @@ from pacorl.engine.monitor import PanelStatistics, panel_statistics
 from pacorl.engine.rollout import sample_images
 from pacorl.engine.rows import one_size_batches
 from pacorl.engine.runtime import Runtime
+from pacorl.engine.scoring import time_limit, torch_context
+from pacorl.engine.workers import LimitedCall, Workers
 from pacorl.judges.judge import Judge
 from pacorl.judges.pairwise import matrix_of
 from pacorl.lora.adapters import MovingAverage
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from pacorl.config.policy_run import RewardConfig
 
+Outcome = TypeVar("Outcome")
 Job = tuple[Prompt, int]
 """A prompt to be sampled, and which of its images this is."""
 
@@ -226,23 +230,32 @@ class Evaluator:
             runtime.check_stop()  # as often as the ranks that have a batch more
 
         def measure() -> dict[int, EvaluatedSample]:
-            with self.scoring():
-                measured = self._measure(own_jobs, images, everything=everything)
+            with self.scoring(), closing(Workers(1, name="pacorl-evaluation")) as workers:
+                measured = self._measure(own_jobs, images, workers, everything=everything)
             return {row: s for row, s in zip(rows, measured, strict=True) if row >= 0}
 
         return list(runtime.gather_rows(measure).values())
 
-    def _measure(self, jobs: Sequence[Job], images: Sequence[Image], *, everything: bool) -> list[EvaluatedSample]:
+    def _measure(
+        self, jobs: Sequence[Job], images: Sequence[Image], workers: Workers, *, everything: bool
+    ) -> list[EvaluatedSample]:
         """The rewards' scores and P(Yes) of the pairs that one asks about; or everything, each question once."""
         prompts = [prompt for prompt, _ in jobs]
+
+        def limited(name: str, reward: Reward, act: Callable[[], Outcome]) -> Outcome:
+            return self._limited_call(name, reward, act, images=len(images), workers=workers).result()
+
+        def scores(name: str, reward: Reward) -> list[float | None]:
+            return limited(name, reward, partial(_finite, name, reward, prompts, images))
+
         # Its answers about pairs serve the reward and the matrix.
         consistency = next((reward for reward in self.rewards.values() if isinstance(reward, Consistency)), None)
         asking = consistency or (Consistency(self.judge) if everything and self.judge else None)
-        answers = asking.pairs(prompts, images) if asking else [{} for _ in images]
+        answers = (
+            limited("consistency", asking, partial(asking.pairs, prompts, images)) if asking else [{} for _ in images]
+        )
         columns: dict[str, Sequence[float | None]] = {
-            name: consistency.reduce(answers)
-            if consistency and reward is consistency
-            else _finite(name, reward, prompts, images)
+            name: consistency.reduce(answers) if consistency and reward is consistency else scores(name, reward)
             for name, reward in self.rewards.items()
         }
         samples = [
@@ -253,7 +266,7 @@ class Evaluator:
         ]
         if not everything:
             return samples
-        held_out = _rows_of({n: _finite(n, r, prompts, images) for n, r in self.held_out.items()}, len(images))
+        held_out = _rows_of({name: scores(name, reward) for name, reward in self.held_out.items()}, len(images))
         return [
             replace(
                 sample,
@@ -264,6 +277,24 @@ class Evaluator:
             )
             for sample, verdicts, measures in zip(samples, answers, held_out, strict=True)
         ]
+
+    def _limited_call(
+        self, name: str, reward: Reward, act: Callable[[], Outcome], *, images: int, workers: Workers
+    ) -> LimitedCall[Outcome]:
+        """A call of a reward about this rank's images, all at once; each batch of them adds to its time limit."""
+        context, batches = torch_context(), max(1, math.ceil(images / self.config.evaluation.batch))
+
+        def act_in_context() -> Outcome:
+            with context():
+                return act()
+
+        return LimitedCall(
+            workers,
+            act_in_context,
+            name=f"reward {name} (evaluation of {images} images)",
+            seconds=time_limit(reward, batches * self.config.reward_timeout),
+            check_stop=self.runtime.check_signal,
+        )
 
     # --- comparisons -------------------------------------------------------------------------------------------
 

@@ -65,8 +65,6 @@ class Ledger:
         self.sketches: dict[str, list[float]] = {}
         self.scores: dict[str, list[list[Any]]] = {}
         """[row, score of each reward …] of the epoch that is going on, for scouts and for samples."""
-        self.records: list[Record] = []
-        """What this process wrote."""
         self._chains = dict.fromkeys(FILES, "")
 
     def start(self, weights: TrainedWeights, *, epoch: int, step: int, **facts: Any) -> None:
@@ -128,7 +126,6 @@ class Ledger:
             kind = record["kind"]
             self._chains[kind] = record["chain"] = chained(self._chains[kind], record)
             append_jsonl(self.folder / FILES[kind], record)
-            self.records.append(record)
 
 
 def _position(record: Record) -> tuple[int, bool]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from pacorl.engine.rows import Row
 from pacorl.engine.runtime import Runtime, SharedFault
 from pacorl.io.documents import read_jsonl, read_object, write_json, write_jsonl
-from pacorl.io.files import check_digests, digests
+from pacorl.io.files import check_digests, digests, remove_made
 from pacorl.io.outage import Answers, KeepsAnswers
 from pacorl.train.checkpoint import SEAL, aside_of, open_aside, put_in_place
 from pacorl.types import NodeBatch, Prompt, Rollout, Samples, Size
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 FOLDER = "pending"
 MARK = "pending.json"
 ANSWERS = "answers.jsonl"
+FILES = (MARK, ANSWERS, "rank-*-update-*.safetensors")
+"""Patterns of the folder's files."""
 
 
 class PendingEpoch:
@@ -64,7 +66,7 @@ class PendingEpoch:
 
     def _usable_mark(self, checkpoint: Path | None, *, same_config: bool) -> dict[str, Any]:
         shutil.rmtree(aside_of(self.folder), ignore_errors=True)
-        if not self.folder.exists():
+        if not (self.folder / MARK).exists():
             return {}
         try:
             mark = read_object(self.folder / MARK)
@@ -75,7 +77,7 @@ class PendingEpoch:
             check_digests(self.folder, mark["files"])
         except (ValueError, KeyError) as fault:
             logger.warning("%s; the epoch is sampled and judged again", fault)
-            shutil.rmtree(self.folder)
+            remove_made(self.folder, FILES)
             return {}
         return mark
 
@@ -125,7 +127,7 @@ class PendingEpoch:
             write_jsonl(aside / ANSWERS, _lines(answers))
             mark = {"stage": self._stage if complete else None, "processes": runtime.world, SEAL: _seal(checkpoint)}
             write_json(aside / MARK, mark | {"files": digests(aside)})
-            put_in_place(self.folder)
+            put_in_place(self.folder, made=FILES)
 
         try:
             runtime.gather_rows(write)
@@ -143,7 +145,7 @@ class PendingEpoch:
         for answers in self.answers.values():
             answers.clear()
         if self.runtime.is_main:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_made(self.folder, FILES)
 
     def _file(self, folder: Path, update: int) -> Path:
         return folder / f"rank-{self.runtime.rank:05d}-update-{update:05d}.safetensors"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.advantages import advantages
@@ -23,7 +23,7 @@ from pacorl.engine.monitor import PanelStatistics
 from pacorl.engine.rollout import Draw, collect
 from pacorl.engine.rows import Row, assign_rows
 from pacorl.engine.runtime import Runtime, SharedFault
-from pacorl.engine.scoring import IDLE_SECONDS, Scorer, Scores, overlaps, reward_table
+from pacorl.engine.scoring import Scorer, Scores, overlaps, reward_table
 from pacorl.engine.turns import Turns
 from pacorl.judges import JUDGES
 from pacorl.lora.adapters import OldPolicy
@@ -94,7 +94,7 @@ class EpochSampler:
             max_missing=max_missing,
             scoring=self._scoring,
             monitored=scouts is None,
-            idle=self._idle,
+            **self._limits,
         ) as scorer:
             samples = self.sample(rows, scorer, scouts=scouts)
             scores = self.gather_scores(scorer)
@@ -154,7 +154,12 @@ class EpochSampler:
             draw = self._draw(self.sampler)
             with self.clock.timed("suffix_check"):
                 full = full_scores(
-                    draw, group, scored.samples, rewards=self.rewards, runtime=self.runtime, scoring=self._scoring
+                    draw,
+                    group,
+                    scored.samples,
+                    rewards=self.rewards,
+                    runtime=self.runtime,
+                    scorer=partial(Scorer, scoring=self._scoring, **self._limits),
                 )
         by_all_steps = self._advantages({**scored.scores, **full}, rows, config.selection)
         agreement = advantage_correlation(scored.advantages, by_all_steps, group)
@@ -214,9 +219,16 @@ class EpochSampler:
     def _scoring(self) -> AbstractContextManager[None]:
         return self.turns.scoring() if self.turns else nullcontext()
 
-    def _idle(self) -> None:
-        time.sleep(IDLE_SECONDS)
-        self.runtime.check_stop()
+    @property
+    def _limits(self) -> dict[str, Any]:
+        """How long scores are waited for, and what the wait reports: options of `Scorer`."""
+        runtime = self.runtime
+        return {
+            "timeout": self.config.reward_timeout,
+            # Not `check_stop`, which meets the other ranks: each waits for its own scores.
+            "check_stop": runtime.check_signal,
+            "advance": runtime.position.advance,
+        }
 
     def _scoring_overlaps(self) -> bool:
         if self.turns:  # the models that score are not on the device while samples are drawn

@@ -7,7 +7,6 @@ step with, and judged again. What matters of a reward is its order within a grou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import StatisticsError, correlation
 from typing import TYPE_CHECKING
@@ -39,7 +38,7 @@ def full_scores(
     *,
     rewards: Mapping[str, Reward],
     runtime: Runtime,
-    scoring: Callable[[], AbstractContextManager[None]] = nullcontext,
+    scorer: Callable[..., Scorer] = Scorer,
 ) -> dict[int, Scores]:
     """The scores of a group's samples, had they been finished by all steps. Every rank calls it.
 
@@ -49,7 +48,7 @@ def full_scores(
         samples: of this rank.
         rewards: by name.
         runtime: among whose ranks the batches are shared, since each must make as many forwards if they are sharded.
-        scoring: what is entered while they are scored.
+        scorer: makes the scorer from rewards and `overlap`.
 
     Returns:
         Global row → one score per reward, on every rank.
@@ -61,13 +60,13 @@ def full_scores(
     trunk = Trunk(draw, group)
     latents = runtime.gather_rows(lambda: _suffix_latents(trunk, samples))
     batches = [group[start : start + draw.batch] for start in range(0, len(group), draw.batch)]
-    with Scorer(rewards, overlap=False, scoring=scoring) as scorer:
+    with scorer(rewards, overlap=False) as scoring:
         for number, batch in runtime.shard(batches):
             x_BNC = torch.stack([latents[row.number] for row in batch]).to(runtime.device)
             rollout = trunk.finish(batch, x_BNC)
             if number >= 0:  # else it only kept other ranks' forwards going
-                scorer.submit(rollout)
-        return runtime.gather_rows(scorer.results)
+                scoring.submit(rollout)
+        return runtime.gather_rows(scoring.results)
 
 
 def _suffix_latents(trunk: Trunk, samples: Sequence[Samples]) -> Mapping[int, Tensor]:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -41,6 +41,7 @@ from pacorl.engine.monitor import (
 from pacorl.engine.rows import Row, check_division, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.engine.turns import Turns
+from pacorl.engine.workers import CallTimeout
 from pacorl.io.documents import read_jsonl
 from pacorl.io.files import PRIVATE, disk_errors, own_folder, write_atomic
 from pacorl.io.outage import UnreachableError
@@ -59,6 +60,7 @@ from pacorl.train.checkpoint import (
     starting_point,
 )
 from pacorl.train.evaluate import Evaluator
+from pacorl.train.last_state import LastState
 from pacorl.train.ledger import Ledger, start_facts
 from pacorl.train.pending import PendingEpoch
 from pacorl.train.sampling import EpochSampler
@@ -150,12 +152,12 @@ class PolicyTrainer:
         """The monitor's, not yet raised."""
         self.warned: set[str] = set()
         """What was warned of once."""
-        self.clock = PhaseClock()
-        """Seconds of each phase since the run began."""
         # The order is from cheap to dear: a config that cannot work fails before weights load.
         self.train_prompts, self.evaluation_prompts, leaks = builders.read_prompts(config)
         self.runtime = Runtime(patience=builders.patience(config))
         """The processes of the run."""
+        self.clock = PhaseClock(self.runtime.position)
+        """Seconds of each phase since the run began."""
         allow_tf32(allowed=config.tf32 and config.model.dtype == "bfloat16")
         if leaks and self.runtime.is_main:
             logger.warning(leaks)
@@ -266,6 +268,8 @@ class PolicyTrainer:
         self.judge_identities = self.runtime.on_main(partial(judge_identities, config))
         """What decides the judges' verdicts, by their keys in the config."""
         self.ledger = Ledger(config.out if is_main else None, self.runtime)
+        self.last_state = LastState(config, builders.adapter_targets(config, self.policy))
+        """For a stop that this thread cannot meet."""
         facts = start_facts(config, start, self.rewards)
         self.ledger.start(self._weights(), epoch=self.epoch, step=self.step, **facts)
 
@@ -287,7 +291,7 @@ class PolicyTrainer:
                 logger.warning("resumed with another setting: %s", change)
         try:
             with (
-                runtime.signals(),
+                runtime.signals(save=self.last_state.save, release=self._release),
                 lost_ranks(runtime.rank, runtime.processes),
                 self.bars,
                 disk_errors(self.config.out),
@@ -305,13 +309,20 @@ class PolicyTrainer:
         self._judges.close()
         self._folder.close()
 
+    def _release(self) -> None:
+        """End what must not outlive the process, on a thread beside the one that hangs."""
+        self.bars.__exit__()
+        self.close()
+
     def _run_epochs(self) -> None:
         try:
             self.bars.epoch(self.epoch, note="")
+            self._keep_state()
             self._evaluate_if_due()
             self._write_page_if_due()
             while not self.finished:
                 metrics = self.run_epoch()
+                self._keep_state()
                 means = {name.split("/")[1]: metrics[name] for name in metrics if name.endswith("/mean")}
                 self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
                 self._evaluate_if_due()
@@ -319,10 +330,11 @@ class PolicyTrainer:
                 if self.finished or self.epoch % self.config.save_every == 0:
                     self.save()
                 self._raise_alarms()
-        except Interrupted:
+        except Interrupted as stop:
             # Still within `signals`: a second SIGTERM must not end the process in the middle of this save.
             self.pending.keep(self.save())
-            raise Interrupted(f"stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
+            cause = f"{stop}; " if isinstance(stop, CallTimeout) else ""
+            raise Interrupted(f"{cause}stopped after epoch {self.epoch}, and saved; go on with --resume auto") from None
 
     def run_epoch(self) -> dict[str, float]:
         """Sample, score, compare and learn: one epoch.
@@ -333,6 +345,7 @@ class PolicyTrainer:
         Returns:
             Its line in the log.
         """
+        self.runtime.position.epoch = self.epoch + 1
         config, seconds_before, judge_before = self.config, dict(self.clock.seconds), counts_of(self.judge)
         rows = epoch_rows(
             self.train_prompts,
@@ -577,6 +590,7 @@ class PolicyTrainer:
         due = self.epoch == 0 or self.finished or (every and self.epoch % every == 0)
         if due and self.evaluated != self.epoch:
             self.evaluate()
+            self._keep_state()
 
     def _monitor(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
@@ -614,7 +628,20 @@ class PolicyTrainer:
         Raises:
             OSError: on all ranks, if the disk is full.
         """
-        state = {
+        self.runtime.position.enter("checkpoint")
+        targets = builders.adapter_targets(self.config, self.policy)
+        checkpoint = save_run(self._weights(), self.config, self._state(), targets=targets)
+        self.last_state.saved = True
+        return checkpoint
+
+    def _keep_state(self) -> None:
+        """Copy the state to host memory, from where it can be saved if this thread hangs. All ranks call it."""
+        self.runtime.position.enter("copy")
+        self.last_state.take(self._weights(), self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """What state.json holds, but the config."""
+        return {
             "epoch": self.epoch,
             "step": self.step,
             "seed": self.config.seed,
@@ -627,7 +654,6 @@ class PolicyTrainer:
             "processes": self.runtime.world,
             "judges": self.judge_identities,
         }
-        return save_run(self._weights(), self.config, state, targets=builders.adapter_targets(self.config, self.policy))
 
     def _restore(self, checkpoint: Path) -> int:
         """Put a checkpoint's state in place; how many lines its log had."""
@@ -659,6 +685,8 @@ class PolicyTrainer:
         try:
             yield
         except SharedFault as error:
+            if isinstance(error.fault, Interrupted):  # `_run_epochs` saves
+                raise error.fault from None
             checkpoint = self.save()
             if not isinstance(error.fault, UnreachableError):
                 raise error.fault from None

@@ -210,9 +210,9 @@ def recompute(run: Path, epoch: int) -> Comparison | None:
             again.run_epoch()
         finally:
             again.close()
-    if not again.ledger.records:
-        return None
-    return compare(start, records[index - 1 : index + 1], again.ledger.records)
+        if not again.runtime.is_main:
+            return None
+        return compare(start, records[index - 1 : index + 1], read_ledger(again.config.out))
 
 
 def _config_of(run: Path, start: Record, copy: Path) -> PolicyConfig:

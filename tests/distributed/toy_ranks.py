@@ -1,0 +1,84 @@
+"""What a rank of the toy world does in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import toy_world
+from PIL import Image
+
+from pacorl.types import Prompt
+
+EPOCH = ["epochs=1", "rewards=[{name: drawing}]"]
+
+
+def command(words: Sequence[str], errors: Path, shortened: Mapping[str, float] = {}) -> None:
+    """A command line, each rank with its own file for what it says; `shortened` are constants of `engine.watch`."""
+    from pacorl import cli
+    from pacorl.engine import watch
+
+    toy_world.install()
+    decode = toy_world.ToyPolicy.decode
+
+    def decode_or_hang(*args: Any) -> list[Image.Image]:
+        hang_if_told("decode")
+        return decode(*args)
+
+    toy_world.ToyPolicy.decode = decode_or_hang  # type: ignore[method-assign]
+    for name, seconds in shortened.items():
+        setattr(watch, name, seconds)
+    said = os.open(f"{errors}-{os.environ.get('RANK', '0')}", os.O_CREAT | os.O_WRONLY)
+    os.dup2(said, 2)
+    sys.argv = ["pacorl", *words]
+    cli.main()
+
+
+def hang_if_told(place: str) -> None:
+    """In rank 1, and once HANGS_IN_<place> is a pipe: wait as for a file of a mount that does not answer."""
+    pipe = Path(os.environ.get(f"HANGS_IN_{place}", "nowhere"))
+    if pipe.exists() and os.environ["RANK"] == "1":
+        pipe.read_text()
+
+
+def brightness(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+    """A reward without a judge."""
+    return [sum(image.resize((1, 1)).getpixel((0, 0))) / 765 for image in images]  # type: ignore[arg-type,misc]
+
+
+def draw_and_resume(out: Path) -> None:
+    """What ranks must not mix up: a stop flag, and random generators through a checkpoint and a resumed run."""
+    from pacorl.engine.runtime import Interrupted, Runtime
+    from pacorl.train.checkpoint import random_state
+    from pacorl.train.trainer import PolicyTrainer
+
+    toy_world.install()
+    met: dict[str, Any] = {}
+    machine = Runtime()
+    machine.check_stop()  # nobody is told
+    with machine.signals():
+        if machine.rank == machine.world - 1:
+            machine._told_to_stop_at = 0.0
+        try:
+            machine.check_stop()
+        except Interrupted as stop:
+            met["stop"] = str(stop)
+
+    def drawing(prompts: Sequence[Prompt], images: Sequence[Image.Image]) -> list[float]:
+        for _ in range(1 + machine.rank):
+            random.random()
+        return brightness(prompts, images)
+
+    config = toy_world.toy_config(out / "run", *EPOCH)
+    PolicyTrainer(config, rewards={"drawing": drawing}).train()
+    met["drawn"] = random_state()
+    again = config.model_copy(update={"epochs": 2})
+    trainer = PolicyTrainer(again, rewards={"drawing": drawing}, resume=True)
+    met["restored"] = random_state()
+    trainer.close()
+    (out / f"rank-{machine.rank}.json").write_text(json.dumps(met))
