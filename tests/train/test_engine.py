@@ -363,8 +363,8 @@ def test_a_judge_behind_http(small: list[str], monkeypatch: pytest.MonkeyPatch) 
         (epoch,) = metrics(out, "epoch", times=True)
         assert epoch["samples/used"] == 1.0
         assert epoch["seconds/hidden_reward"] >= 0
-        server.behave = lambda handler, number: handler.fail(503) or True  # type: ignore[func-returns-value]
-        with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*503"):
+        server.behave = lambda handler, number: handler.fail(500) or True  # type: ignore[func-returns-value]
+        with pytest.raises(ValueError, match=r"100% of the scores of epoch 2 are missing.*consistency: .*500"):
             train_policy(tiny_run([*remote, "judge.model=paco", "epochs=2"]), resume=True)
 
 

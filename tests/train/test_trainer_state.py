@@ -15,6 +15,7 @@ from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 from pacorl import PolicyTrainer
+from pacorl.config.base import ConfigError
 from pacorl.core.objectives.diffusion_nft import lag
 from pacorl.lora.adapters import adapter_state
 from pacorl.lora.formats import read_lora
@@ -206,3 +207,38 @@ def test_both_judges_of_a_run_are_closed() -> None:
     judges.close()
     assert judges.rewards.closed  # type: ignore[union-attr]
     assert judges.held_out.closed  # type: ignore[union-attr]
+
+
+def test_a_resumed_run_says_each_change_with_both_values(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    trainer(run, "epochs=1").train()
+    caplog.clear()
+    trainer(run, "epochs=2", "keep_checkpoints=1", resume=True).train()
+    assert [record.getMessage() for record in caplog.records if "another setting" in record.getMessage()] == [
+        "resumed with another setting: epochs was 1 and is now 2",
+        "resumed with another setting: keep_checkpoints was 3 and is now 1",
+    ]
+    assert metrics(run, "changes")[0]["changes"] == {"epochs": [1, 2], "keep_checkpoints": [3, 1]}
+
+
+def test_under_a_cosine_a_resumed_run_keeps_its_length(tmp_path: Path) -> None:
+    """Twice the epochs would lift the rate from its end to its middle."""
+    run, cosine = tmp_path / "run", "optimizer.schedule=cosine"
+    trainer(run, cosine, "epochs=1").train()
+    with pytest.raises(ConfigError, match=r"epochs was 1 and is now 2: take the old values, or add --allow-changes"):
+        trainer(run, cosine, "epochs=2", resume=True)
+    with pytest.raises(ConfigError, match=r"max_steps was 0 and is now 3"):
+        trainer(run, cosine, "epochs=1", "max_steps=3", resume=True)
+
+
+def test_another_judge_does_not_take_over_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    with toy_world():
+        PolicyTrainer(toy_config(run, "epochs=1")).train()
+        with pytest.raises(ConfigError, match=r"judge.checkpoint was 'tiny \(sha256 .*other \(sha256"):
+            PolicyTrainer(toy_config(run, "epochs=2", f"judge.checkpoint={other}"), resume=True)
+        allowed = toy_config(run, "epochs=2", f"judge.checkpoint={other}")
+        PolicyTrainer(allowed, resume=True, allow_changes=True).train()
+    assert set(metrics(run, "changes")[0]["changes"]) == {"epochs", "judge.checkpoint"}  # type: ignore[call-overload]

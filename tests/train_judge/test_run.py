@@ -255,10 +255,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(
         JudgeTrainer(stopped).train()
     with pytest.raises(ValueError, match=r"optimizer.lr was .* and is now 0.5: take the old values, or add --allow-ch"):
         JudgeTrainer(run(*more, "optimizer.lr=0.5", out="stopped"), resume=True)
-    trainer = JudgeTrainer(stopped, resume=True)
+    with pytest.raises(ValueError, match=r"max_steps was \d+ and is now 12: take the old values"):
+        JudgeTrainer(run(*more, "max_steps=12", out="stopped"), resume=True)
+    trainer = JudgeTrainer(run(*more, "keep_checkpoints=5", out="stopped"), resume=True)
     assert re.search(r"checkpoint-4/adapter_model.safetensors is damaged.*; the checkpoint before", caplog.text)
     trainer.train()
-    assert lines(stopped.out) == lines(whole.out)
+    assert "resumed with another setting: keep_checkpoints was 2 and is now 5" in caplog.text
+    assert [line for line in lines(stopped.out) if line["kind"] != "changes"] == lines(whole.out)
     assert [line["step"] for line in lines(whole.out)] == [0, 2, 4, 4, 6, 6]
     expected, found = weights(whole.out), weights(stopped.out)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
