@@ -35,6 +35,7 @@ FILES = {".jsonl", ".json", ".safetensors", ".yaml", ".md"}
 OPTION = re.compile(r"(?:^|(?<=[ `]))(--[a-z][\w-]*)")
 OTHERS_OPTIONS = {
     "--help",
+    "--allowed-media-domains",
     "--num_processes",
     "--cpu",
     "--repo-type",
@@ -45,7 +46,7 @@ OTHERS_OPTIONS = {
     "--no-python",
     "--nproc_per_node",
 }
-"""Of accelerate, torchrun, hf and mypy."""
+"""Of accelerate, torchrun, hf, mypy and vLLM."""
 FENCE = re.compile(r"^( *)```(\w*)(?: title=[^\n]*)?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 
 

@@ -54,6 +54,9 @@ ALLOWED = {
     ("train/checkpoint.py", "recover"): (["rename", "shutil.rmtree"], "hidden folders of exact names"),
     ("train/checkpoint.py", "prune"): (["rename"], "a checkpoint, before `remove_made` deletes its files"),
     ("train/trainer.py", "PolicyTrainer._build_records"): (["truncate"], "lines of the log, by `write_atomic`"),
+    ("train/pending.py", "PendingEpoch._usable_mark"): (["shutil.rmtree"], "a hidden folder of an exact name"),
+    ("train/pending.py", "PendingEpoch.keep"): (["shutil.rmtree"], ASIDE),
+    ("train/pending.py", "PendingEpoch.keep.write"): (["save_file"], ASIDE),
     ("train_judge/run.py", "JudgeTrainer._save"): (
         ["Path.replace", "save_model", "shutil.rmtree", "shutil.rmtree"],
         "a hidden folder of an exact name, whose files take their names one by one",
