@@ -24,6 +24,7 @@ REFUSED = [
     (["report", "run"], "run/report.html"),
     (["report", "other", "run"], "run/compare-other.html"),
     (["benchmark", "consistency-rank", "rank", "--judge", "tiny", "--out", "mine"], "mine"),
+    (["serve", "tiny", "--write", "mine/config.yaml"], "mine/config.yaml"),
     ([*TRAIN, "out=mine"], "mine/config.yaml"),
     ([*TEACH, "out=mine"], "mine/config.yaml"),
 ]

@@ -214,9 +214,14 @@ def test_a_half_written_file_is_never_an_old_one(tmp_path: Path, victim: Path, m
     monkeypatch.setattr("secrets.token_hex", lambda count: "0123abcd")
     part = tmp_path / f".a.txt.{platform.node()}-{os.getpid()}-0123abcd.part"
     part.symlink_to(victim)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(OSError, match=r"a link, .*a\.txt"):
         write_atomic(tmp_path / "a.txt", "x")
     assert part.is_symlink()
+    part.unlink()
+    part.write_text("of another process")
+    with pytest.raises(FileExistsError, match=r"a\.txt"):
+        write_atomic(tmp_path / "a.txt", "x")
+    assert part.read_text() == "of another process"
 
 
 @contextmanager

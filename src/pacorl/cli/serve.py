@@ -45,8 +45,10 @@ def serve(
     options: ServeOptions,
 ) -> None:
     """Serve a judge over an OpenAI-compatible API. What follows `--` is handed to `vllm serve`."""
-    from pacorl.judges.http.endpoints import is_loopback, servers_of, write_endpoints
+    from pacorl.judges.http.endpoints import is_loopback, load_endpoints, servers_of, write_endpoints
 
+    if options.write and options.write.exists():
+        load_endpoints(options.write)  # raises unless it is such a file, which alone is replaced
     description = _description(source, options)
     key = options.api_key or _key_of(description)
     servers = servers_of(description)

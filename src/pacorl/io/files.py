@@ -147,14 +147,11 @@ def open_regular(path: Path, flags: int, *, mode: int = PRIVATE) -> int:
     Raises:
         OSError: The name is a link, which could lead to any file of the user, or a folder, a pipe or a device.
     """
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "a link, and nothing is written through links here; delete it", str(path))
+    # O_NOFOLLOW: it may have become one since. Windows has neither.
     safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        descriptor = os.open(path, flags | os.O_CREAT | safe, mode)
-    except OSError as error:
-        if error.errno == errno.ELOOP and path.is_symlink():
-            reason = "a link, and nothing is written through links here; delete it"
-            raise OSError(errno.ELOOP, reason, str(path)) from None
-        raise
+    descriptor = os.open(path, flags | os.O_CREAT | safe, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file; move it away", str(path))
@@ -305,7 +302,8 @@ def is_running(process: int) -> bool:
 def flush_tree(folder: Path) -> None:
     """Wait until everything below a folder is on the disk, the folder's own name aside."""
     for path in [*folder.rglob("*"), folder]:
-        flush_to_disk(path)
+        if stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR):  # a pipe of the user would be waited for
+            flush_to_disk(path)
 
 
 def flush_all(folder: Path) -> None:
