@@ -35,6 +35,7 @@ FILES = {".jsonl", ".json", ".safetensors", ".yaml", ".md"}
 OPTION = re.compile(r"(?:^|(?<=[ `]))(--[a-z][\w-]*)")
 OTHERS_OPTIONS = {
     "--help",
+    "--allowed-media-domains",
     "--num_processes",
     "--cpu",
     "--repo-type",

@@ -42,7 +42,9 @@ def pretrained(kind: Any, source: str | Path, **options: Any) -> Any:
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     families = {base.__name__ for base in kind.__mro__}
     if "DiffusionPipeline" in families:
-        _check_components(kind.load_config(source), source)
+        index = kind.load_config(source)
+        # A component that is given is not loaded.
+        _check_components({name: entry for name, entry in index.items() if name not in options}, source)
     if families & {"DiffusionPipeline", "PreTrainedModel", "_BaseAutoModelClass"}:
         options["use_safetensors"] = True
     try:
