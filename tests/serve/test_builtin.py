@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import itertools
 import json
@@ -20,6 +21,8 @@ import pytest
 from PIL import Image
 
 from judges import serving
+from pacorl.cli.serve import ServeOptions
+from pacorl.config.options import KEY
 from pacorl.core.questions import consistent, shows_text
 from pacorl.data.characters import all_panels, draw
 from pacorl.io.images import ImageError
@@ -30,7 +33,7 @@ from pacorl.judges.judge import JudgeRefusedError
 from pacorl.judges.local import LocalJudge
 from pacorl.score.reward import PacoReward
 from pacorl.serve.request_images import data_of
-from pacorl.serve.schema import Limits
+from pacorl.serve.schema import MOST_IMAGES, MOST_PARTS, Limits
 from pacorl.types import Question
 
 PANELS = [draw(panel, 32) for panel in all_panels()[::1500]]
@@ -222,6 +225,11 @@ def test_limits_hold(local_judge: LocalJudge) -> None:
         assert post(f"{url}/v1/chat/completions", b" " * 10_001)[0] == 413
         status, answer = chat(url, messages=asking_about(encode(PANELS[0]).url))
         assert (status, "1,024 pixels together" in answer["error"]["message"]) == (400, True)
+
+
+def test_no_server_is_told_to_take_more_images_than_a_request_may_list() -> None:
+    (most,) = (field for field in dataclasses.fields(ServeOptions) if field.name == "max_images")
+    assert most.metadata[KEY].most <= MOST_IMAGES < MOST_PARTS
 
 
 def test_what_holds_no_images_is_small(url: str) -> None:

@@ -15,7 +15,7 @@ from pacorl.score.scores import QuestionSpec, questions_about
 from pacorl.web.forms import Form, Text
 
 MOST_MESSAGES = 32
-MOST_PARTS = 256
+MOST_PARTS = 512
 """Of one message."""
 MOST_IMAGES = 256
 """Of one request, whatever a server allows."""

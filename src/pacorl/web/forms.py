@@ -93,9 +93,10 @@ class JsonRequest(Request):
 def validation_message(error: RequestValidationError) -> str:
     """List the first faults of a request on one line, and how many follow."""
     faults = error.errors()
-    shown = [
-        f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}"[:SHOWN_LETTERS] for fault in faults[:SHOWN_FAULTS]
-    ]
+    shown = []
+    for fault in faults[:SHOWN_FAULTS]:
+        field = ".".join(map(str, fault["loc"][1:]))
+        shown.append(f"{field}: {fault['msg']}".removeprefix(": ")[:SHOWN_LETTERS])
     if more := len(faults) - len(shown):
         shown.append(f"and {more:,} more")
     return "; ".join(shown) or "malformed request"
