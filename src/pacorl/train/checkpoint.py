@@ -30,6 +30,7 @@ from pacorl.engine.runtime import Runtime
 from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, read_yaml, write_json
 from pacorl.io.files import check_digests, digests, flush_to_disk, flush_tree, make_folder, safetensors_errors
 from pacorl.judges import JUDGE
+from pacorl.judges.judge import BackendOptions
 from pacorl.lora.adapters import (
     MovingAverage,
     OldPolicy,
@@ -283,7 +284,7 @@ def _identity_of(config: Mapping[str, Any], key: str) -> str:
     """Identity of a judge whose checkpoint of the run is older, by the files of today; empty if they do not say."""
     section = _value_at(config, key)
     try:
-        return str(JUDGE.validate(section).identity()) if section else ""
+        return BackendOptions.model_validate(JUDGE.validate(section)).identity() if section else ""
     except (ValueError, OSError):
         return ""
 
