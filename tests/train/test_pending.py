@@ -235,7 +235,7 @@ def resumed(
         message = str(given_up.value)
         assert message.startswith(f"judge judge at {url} has not answered for ")
         assert "--resume auto" in message
-        assert "images and answers are kept" in message
+        assert message.endswith("saved after epoch 1, and the images and answers of the next are kept")
         assert "\n" not in message
         assert len(read_jsonl(run / "ledger.jsonl")) == 1
         assert sum(server.answered.values()) < sum(questions.values())
@@ -275,7 +275,7 @@ def test_an_evaluation_asks_only_the_missing_questions_too(tmp_path: Path, whole
     server, run = LeavingServer("503", after="epoch-000002.png"), tmp_path / "run"
     with server.serving(run) as url:
         toy = toy_config(run, *settings(url, outage=0.5), "save_every=2")
-        with pytest.raises(UnreachableError, match="saved after epoch 2"):
+        with pytest.raises(UnreachableError, match="saved after epoch 2, and the answers since are kept"):
             train_policy(toy)
         server.come_back()
         train_policy(toy, resume="auto")
@@ -349,7 +349,7 @@ def test_a_full_disk_costs_the_images_and_not_the_state(
     with server.serving(run) as url:
         with monkeypatch.context() as patch:
             patch.setattr(pending, "save_file", full)
-            with pytest.raises(UnreachableError, match="it begins again"):
+            with pytest.raises(UnreachableError, match="and nothing of the next is kept"):
                 train_policy(toy_config(run, *settings(url, outage=0.5)))
         assert not list(run.glob("*pending*"))
         server.come_back()

@@ -88,8 +88,14 @@ def checkpoint_digest(source: str) -> str:
 
 def _file_digest(path: Path) -> str:
     # The hub's cache names large files by their SHA-256: 16 GB need not be read again at each start.
-    stored = path.resolve().name
-    return stored if re.fullmatch(r"[0-9a-f]{64}", stored) else digest(path)
+    stored, status = path.resolve().name, path.stat()
+    is_named = re.fullmatch(r"[0-9a-f]{64}", stored)
+    return stored if is_named else _digest_read(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _digest_read(path: Path, size: int, modified: int) -> str:
+    return digest(path)
 
 
 @cache

@@ -41,6 +41,7 @@ from pacorl.io.files import (
     safetensors_errors,
 )
 from pacorl.judges import JUDGE
+from pacorl.judges.judge import BackendOptions
 from pacorl.lora.adapters import (
     MovingAverage,
     OldPolicy,
@@ -359,7 +360,7 @@ def _identity_of(config: Mapping[str, Any], key: str) -> str:
     """Identity of a judge whose checkpoint of the run is older, by the files of today; empty if they do not say."""
     section = _value_at(config, key)
     try:
-        return str(JUDGE.validate(section).identity()) if section else ""
+        return BackendOptions.model_validate(JUDGE.validate(section)).identity() if section else ""
     except (ValueError, OSError):
         return ""
 

@@ -35,6 +35,7 @@ MARK = "pending.json"
 ANSWERS = "answers.jsonl"
 FILES = (MARK, ANSWERS, "rank-*-update-*.safetensors")
 """Patterns of the folder's files."""
+NOTHING = "nothing of the next is kept"
 
 
 class PendingEpoch:
@@ -105,17 +106,17 @@ class PendingEpoch:
         """Remember the complete samples of a stage, to be written if the run stops."""
         self._stage, self.samples = stage, samples
 
-    def keep(self, checkpoint: Path) -> bool:
+    def keep(self, checkpoint: Path) -> str:
         """Write samples and answers beside the checkpoint that the run will go on from.
 
         Returns:
-            Whether there was anything to write, and room for it.
+            What the resumed run will find, for a message.
         """
         runtime = self.runtime
         complete = all(runtime.gather(self.samples is not None))
         answers = runtime.gather({name: a.known | a.given for name, a in self.answers.items()})
         if not complete and not any(any(of_rank.values()) for of_rank in answers):
-            return False
+            return NOTHING
         aside = runtime.on_main(partial(open_aside, self.folder))
 
         def write() -> dict[int, str]:
@@ -136,8 +137,8 @@ class PendingEpoch:
             if runtime.is_main:
                 logger.warning("%s could not be written (%s); the epoch will be sampled again", self.folder, fault)
                 shutil.rmtree(aside, ignore_errors=True)
-            return False
-        return True
+            return NOTHING
+        return "the images and answers of the next are kept" if complete else "the answers since are kept"
 
     def clear(self) -> None:
         """Forget an epoch or an evaluation that is finished."""
@@ -187,11 +188,10 @@ def unpacked(tensors: Mapping[str, Tensor], prompts: Mapping[int, Prompt]) -> Sa
         kind, number, name = path.split("/")
         batches.setdefault((kind, int(number)), {})[name] = value
     samples = Samples()
-    for kind, number in sorted(batches):
-        batch, form = batches[kind, number], BATCHES[kind]
-        types = {field.name: str(field.type) for field in fields(form) if field.name in batch}
-        content = {name: FORMS[type_].unpack(batch[name], prompts) for name, type_ in types.items()}
-        getattr(samples, kind).append(form(**content))
+    for (kind, _), batch in sorted(batches.items()):
+        types = {field.name: str(field.type) for field in fields(BATCHES[kind])}
+        content = {name: FORMS[types[name]].unpack(value, prompts) for name, value in batch.items()}
+        getattr(samples, kind).append(BATCHES[kind](**content))
     return samples
 
 

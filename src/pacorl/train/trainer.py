@@ -174,15 +174,13 @@ class PolicyTrainer:
             on_fault.enter_context(self._folder)
             self.runtime.on_main(self._own_folder)
             start = self.runtime.on_main(partial(starting_point, config, resume))
-            changes = self._changes(start, allowed=allow_changes) if start else Changes()
+            # The main process alone reads a local judge's weights for their digest.
+            compare = partial(changes_since, start, config, allowed=allow_changes) if start else Changes
+            changes = self.runtime.on_main(compare)
             check_division(config, world=self.runtime.world, sharded=self.runtime.sharded)
             self._build_models(functions, resumed=start is not None)
             self._build_records(start, changes)
             on_fault.pop_all()  # `train` closes them
-
-    def _changes(self, start: Path, *, allowed: bool) -> Changes:
-        # The main process alone reads the judge's weights for their digest.
-        return self.runtime.on_main(partial(changes_since, start, self.config, allowed=allowed))
 
     def _own_folder(self) -> None:
         # Nothing is returned: the main process's lock cannot be sent to the others.
@@ -690,11 +688,8 @@ class PolicyTrainer:
             checkpoint = self.save()
             if not isinstance(error.fault, UnreachableError):
                 raise error.fault from None
-            kept = "its images and answers are kept" if self.pending.keep(checkpoint) else "it begins again"
-            raise UnreachableError(
-                f"{error.fault}, and go on with --resume auto: the run is saved after epoch {self.epoch}, and of the "
-                f"next one {kept}"
-            ) from None
+            saved = f"the run is saved after epoch {self.epoch}, and {self.pending.keep(checkpoint)}"
+            raise UnreachableError(f"{error.fault}, and go on with --resume auto: {saved}") from None
 
     # --- what follows from the state ---------------------------------------------------------------------------
 
