@@ -24,7 +24,17 @@ from pacorl.cli import app
 LOG = logging.getLogger("mkdocs.plugins.pacorl")
 ROOT = Path(__file__).parents[1]
 START = "README.md"
-ADDED = (START, "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "configs", "examples", "integrations")
+ADDED = (
+    START,
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "LICENSE",
+    "configs",
+    "examples",
+    "integrations",
+)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 EXAMPLE = re.compile(r"^Example:\n((?:    .*\n?|\n)+)", re.MULTILINE)
 
