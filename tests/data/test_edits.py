@@ -14,6 +14,7 @@ from pacorl.data.character_edits import Edit, character_edits, grade_edits, writ
 from pacorl.data.characters import EDITS, VALUES, Oracle, Panel, draw, split_of
 from pacorl.data.edits import load_gedit, save_edits
 from pacorl.data.records import load_prompts, prompts_from
+from pacorl.io.files import digest
 from pacorl.io.images import open_image
 from pacorl.types import Grid, Prompt
 
@@ -269,3 +270,14 @@ def test_json_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text("[{")
     with pytest.raises(ValueError, match=r"torn\.json:1: not valid JSON"):
         load_prompts(tmp_path / "torn.json")
+
+
+def test_an_edits_image_is_never_copied_through_a_link(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "key").write_text("secret")
+    name = f"{digest(tmp_path / 'a.png')[:32]}.png"
+    (tmp_path / "out" / "train_images").mkdir(parents=True)
+    (tmp_path / "out" / "train_images" / name).symlink_to(tmp_path / "key")
+    save_edits([Prompt(id=0, text="Give it a hat.", sources=(tmp_path / "a.png",))], tmp_path / "out" / "train.jsonl")
+    assert (tmp_path / "key").read_text() == "secret"
+    assert (tmp_path / "out" / "train_images" / name).read_bytes() == (tmp_path / "a.png").read_bytes()

@@ -513,6 +513,7 @@ def test_the_history_keeps_the_newest_and_lives_with_what_is_damaged(tmp_path, c
     with pytest.raises(ValueError, match="is another studio's history; name another folder with --history"):
         History(tmp_path)
     history.close()
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("set-*.zip")} == {0o600}
     newest = tmp_path / f"set-{names[4]}.zip"
     newest.write_bytes(newest.read_bytes()[:40])
     # A file that is half written is not one of the sets, and nobody writes it any more.

@@ -105,6 +105,17 @@ def test_a_run_that_is_about_to_start_has_the_machine_and_can_be_stopped(tmp_pat
     assert runs.state("mine")["status"] == "stopped"
 
 
+def test_a_runs_log_is_never_written_through_a_link(tmp_path):
+    runs = TasteRuns(tmp_path, TINY)
+    runs.create(REQUEST)
+    assert (tmp_path / "mine" / "config.yaml").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "mine" / "log.txt").symlink_to(tmp_path / "key")
+    with pytest.raises(OSError, match=r"a link, and nothing is written through links here; delete it.*log\.txt"):
+        runs.launch("mine")
+    assert (tmp_path / "key").read_text() == "secret"
+
+
 # --- the API ---------------------------------------------------------------------------------------------------
 
 

@@ -89,8 +89,9 @@ def save_edits(prompts: Sequence[Prompt], path: Path) -> None:
         # Named by content: two sources may have one name, and many edits may have one source.
         names = [f"{folder.name}/{digest(source)[:32]}{source.suffix}" for source in prompt.sources]
         for source, name in zip(prompt.sources, names, strict=True):
-            if not (path.parent / name).exists():
-                write_atomic(path.parent / name, source.read_bytes())
+            copy = path.parent / name
+            if copy.is_symlink() or not copy.is_file():
+                write_atomic(copy, source.read_bytes())
         row = {"image": names if len(names) > 1 else names[0], "instruction": prompt.text}
         rows.append(row | {"category": prompt.category, "task_name": prompt.task, "panels": list(prompt.panels)})
     write_jsonl(path, rows)
