@@ -7,6 +7,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.attack.harness import Target, WrongError
 
 from pacorl.io.decoder import open_upload
 from pacorl.io.files import read_bytes
-from pacorl.io.images import MAX_PIXELS, check_readable, open_image, png_texts, upright_size
+from pacorl.io.images import MAX_PIXELS, ImageError, check_readable, image_size, open_image, png_texts, upright_size
 
 MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
@@ -130,6 +131,30 @@ def ghostscript() -> bytes:
     return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\n(x) print flush showpage\n%%EOF\n"
 
 
+@bomb
+def jpeg_of_many_scans() -> bytes:
+    data = saved([Image.linear_gradient("L").resize((64, 64))], "JPEG")
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * 3000 + data[-2:]
+
+
+@bomb
+def jpeg_of_many_segments() -> bytes:
+    data = saved([Image.new("L", (64, 64))], "JPEG")
+    return data[:2] + b"\xff\xfe\0\2" * 100_000 + data[2:]
+
+
+@bomb
+def png_of_many_profiles() -> bytes:
+    return png(64, 64, *[chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(1_000_000)))] * 1000)
+
+
+@bomb
+def gif_of_empty_blocks() -> bytes:
+    data = saved([Image.new("L", (64, 64))], "GIF")
+    return data[:-1] + b"!\xf0\1x\0" * 1_100_000 + data[-1:]
+
+
 def saved(frames: list[Image.Image], kind: str) -> bytes:
     buffer = io.BytesIO()
     more: dict[str, object] = (
@@ -212,6 +237,8 @@ def opened(folder: Path, *, by: str) -> None:
         check_readable([path])
         return
     else:
+        with suppress(ImageError):
+            image_size(read_bytes(path))
         image = open_image(path)
         png_texts(path)
         upright_size.cache_clear()

@@ -76,17 +76,20 @@ def confine() -> bool:
     Returns:
         Whether the network is gone.
     """
-    offline = False
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        # A user namespace of its own is what permits an unprivileged process an empty network namespace.
-        offline = libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0
-        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        # The new namespace has granted all capabilities within it, which reach much of the kernel.
-        libc.capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
     limit("RLIMIT_FSIZE", 0)
     limit("RLIMIT_NPROC", 0)
-    return offline
+    return sys.platform == "linux" and _leave_namespaces()
+
+
+def _leave_namespaces() -> bool:
+    """Enter an empty network without any privilege (Linux); False if that is not permitted."""
+    libc = ctypes.CDLL(None)
+    # A user namespace of its own is what permits an unprivileged process an empty network namespace.
+    is_offline = bool(libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    # The new namespace has granted all capabilities within it, which reach much of the kernel.
+    libc.capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
+    return is_offline
 
 
 def limit(resource_name: str, most: int) -> None:
