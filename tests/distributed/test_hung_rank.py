@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,14 @@ def finished(run: Path) -> int:
     return log.read_text().count('"kind": "epoch"') if log.exists() else 0
 
 
-def check_resumed(folder: Path, start: Start, *settings: str) -> None:
+def check_resumed(folder: Path, start: Start, *settings: str, engine: Mapping[str, str] = {}) -> None:
     """The resumed run equals, bit for bit, one that was never stopped."""
     (checkpoint,) = checkpoints(folder / "run" / "checkpoints")
     state = json.loads((checkpoint / "state.json").read_text())
     assert state["epoch"] in (finished(folder / "run"), finished(folder / "run") - 1)
     last = f"epochs={state['epoch'] + 1}"
     for words in ((last, *settings), (last, *settings, f"out={folder / 'whole'}")):
-        for process in start(*words):
+        for process in start(*words, **engine):
             process.join(300)
             assert process.exitcode == 0, said(folder, 0)
     assert epochs(folder / "run") == epochs(folder / "whole")
@@ -89,9 +89,11 @@ def tell(ranks: Sequence[BaseProcess]) -> None:
         process.terminate()
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_rank_is_reported_and_a_signal_saves(tmp_path: Path, start: Start, frozen: int) -> None:
-    ranks = start("epochs=100000")
+@pytest.mark.parametrize(("frozen", "engine"), [(0, {}), (1, {}), (0, worlds.fsdp2())], ids=["0", "1", "0, sharded"])
+def test_a_frozen_rank_is_reported_and_a_signal_saves(
+    tmp_path: Path, start: Start, frozen: int, engine: dict[str, str]
+) -> None:
+    ranks = start("epochs=100000", **engine)
     worlds.wait_for(lambda: finished(tmp_path / "run") >= 3, ranks)
     os.kill(ranks[frozen].pid or 0, signal.SIGSTOP)
     line = rf"rank {frozen} of 2 \(process {ranks[frozen].pid} on \S+\) has sent no heartbeat for \d+ s: .*, epoch \d+"
@@ -106,7 +108,7 @@ def test_a_frozen_rank_is_reported_and_a_signal_saves(tmp_path: Path, start: Sta
     )
     ranks[frozen].kill()
     ranks[frozen].join()
-    check_resumed(tmp_path, start)
+    check_resumed(tmp_path, start, engine=engine)
 
 
 @pytest.mark.parametrize("place", ["decode", "reward"])

@@ -31,6 +31,7 @@ def command(words: Sequence[str], errors: Path, shortened: Mapping[str, float] =
         return decode(*args)
 
     toy_world.ToyPolicy.decode = decode_or_hang  # type: ignore[method-assign]
+    toy_world.ToyTransformer._no_split_modules = ("Linear",)  # type: ignore[attr-defined]  # FSDP2's blocks
     for name, seconds in shortened.items():
         setattr(watch, name, seconds)
     said = os.open(f"{errors}-{os.environ.get('RANK', '0')}", os.O_CREAT | os.O_WRONLY)

@@ -64,9 +64,9 @@ def beat(rank: int, *, meetings: int = 5, batches: int = 0, **flags: bool) -> Be
 
 
 def test_a_rank_without_heartbeats_is_reported_once_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
-    rank = rank_of(2)
+    rank = rank_of(2, meetings=6)  # which waits for the other, too
     pass_seconds(rank, 3, beat(1))
-    pass_seconds(rank, watch.HUNG_SECONDS - 2)
+    pass_seconds(rank, watch.HUNG_SECONDS - 4)
     assert caplog.messages == []
     pass_seconds(rank, 30)
     (line,) = caplog.messages

@@ -218,7 +218,7 @@ class Watch:
 
     def _state_of(self, rank: int) -> str:
         member = self._members[rank]
-        if member.silent > member.behind:
+        if member.silent >= QUIET_BEATS * BEAT_SECONDS:
             state = f"has sent no heartbeat for {member.silent:.0f} s: its process or machine stands still; it was in"
         elif member.behind:
             state = f"has not moved for {member.behind:.0f} s, and other ranks wait for it; it is in"
