@@ -82,30 +82,27 @@ def make_run() -> None:
     toy(*STORIES["train-policy"])()
 
 
-def make_adapter() -> None:
-    make_run()
-    Path(OUT).rename("made")
-
-
 def make_old_config() -> None:
     Path(OUT).mkdir()
     Path(OUT, "old.yaml").write_text(OLD)
 
 
 def make_benchmark() -> None:
-    from tests.bench.bench_data import rank_rows
+    from tests.bench.bench_data import GRIDS, rank_rows
 
-    from pacorl.data.characters import character_prompts
+    from pacorl.data.characters import Panel, character_prompts, draw
     from pacorl.io.documents import write_jsonl
 
-    draw_images()
-    rows = rank_rows(character_prompts("dev", 1))[:2]
-    for row in rows:
-        for number, name in enumerate([row["ref_image"], *row["comp_images"]]):
-            path = Path("data/images", row["folder"], name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy("abcdef"[number] + ".png", path)
-    write_jsonl(Path("data/consistency_full_rank.jsonl"), rows)
+    prompts = character_prompts("dev", 1)
+    folder = Path("data/images", f"{prompts[0].id:04d}")
+    folder.mkdir(parents=True)
+    for number, panel in enumerate(prompts[0].panels):
+        for grid in range(GRIDS):
+            draw(Panel.parse(panel), 32).save(folder / f"{grid}_{number}.png")
+    criteria = {name: dict(texts) for name, texts in prompts[0].criteria.items()}
+    record = {"idx": f"{prompts[0].id:04d}", "prompt": prompts[0].text, "criteria": criteria, "category": "Character"}
+    write_jsonl(Path("data/prompt_data.jsonl"), [record])
+    write_jsonl(Path("data/consistency_full_rank.jsonl"), rank_rows(prompts))
 
 
 def annotate() -> None:
@@ -170,7 +167,6 @@ TABLE: dict[str, Story] = {
     "report": Story(toy(["report", OUT]), make_run),
     "publish": Story(toy(["publish", OUT, "--licence", "mit"]), make_run),
     "split": Story(commands(["prompts", "split", "tiny:train:40", "--out", OUT, "--test", "10"])),
-    "adapter": Story(commands(["adapter", "made/adapter", "--out", OUT]), make_adapter),
     "upgrade": Story(commands(["config", "upgrade", f"{OUT}/old.yaml"]), make_old_config),
     "benchmark": Story(commands(RANK), make_benchmark),
     "annotate": Story(annotate, prepare_annotations),
@@ -282,7 +278,7 @@ def targets() -> list[Target]:
             prepare=lambda folder: prepare(folder, story),
             mutate=mutate,
             run=lambda folder: run(folder, story),
-            names=(OUT,),
+            names=(OUT, "mine"),  # a run of the studio is called by its name
             codes=(1, 2),
         )
 

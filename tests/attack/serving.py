@@ -6,12 +6,16 @@ sample for seconds; what stands before them is what strangers reach.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from PIL import Image
 
 from pacorl.web.connections import run
@@ -64,8 +68,36 @@ def annotate() -> FastAPI:
     return make_app(folder, store)
 
 
+def clumsy() -> FastAPI:
+    """A server with every fault that the attack looks for, at paths of their own."""
+    app, kept = FastAPI(), list[bytes]()
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/{fault}")
+    async def answer(fault: str, request: Request) -> Response:
+        body = await request.body()
+        if fault == "blocks":
+            end = time.process_time() + float(body)
+            while time.process_time() < end:
+                pass
+        elif fault == "computes":
+            await asyncio.to_thread(lambda: [hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**6) for _ in range(60)])
+        elif fault == "keeps":
+            kept.append(b"x" * int(body))  # zeros would take no memory
+        elif fault == "echoes":
+            return Response(b"x" * int(body), status_code=400)
+        elif fault == "dies":
+            os._exit(1)
+        return Response(b"{}")
+
+    return app
+
+
 def main(name: str) -> None:
-    app = {"judge": judge, "studio": studio, "annotate": annotate}[name]()
+    app = {"judge": judge, "studio": studio, "annotate": annotate, "clumsy": clumsy}[name]()
     with listening("127.0.0.1", 0) as (listener, url):
         print(url, flush=True)
         run(app, sockets=[listener])

@@ -35,6 +35,12 @@ def size(draw: random.Random, *, most: float = 64) -> int:
     return int(MIB * most ** (draw.random() ** 2))
 
 
+def below_a_limit(draw: random.Random) -> int:
+    """Half of the time a size that some limit of a server lets through, or the list in it, and else any size."""
+    sizes = (4000, 60_000, 120_000, 250_000, 1_000_000, 4_100_000)
+    return draw.choice(sizes) if draw.random() < 0.5 else size(draw)
+
+
 def repeated(unit: bytes, count: int, *, head: bytes = b"[", tail: bytes = b"]") -> bytes:
     """The unit with commas between, in brackets; `count` is of bytes."""
     times = max(1, count // (len(unit) + 1))
@@ -114,6 +120,19 @@ def decimals(count: int) -> bytes:
 @shape(JSON)
 def long_text(count: int) -> bytes:
     return b'"' + b"a" * count + b'"'
+
+
+@shape(JSON)
+def long_texts(count: int) -> bytes:
+    """No more of them than servers take items."""
+    length = max(0, count // 60_000 - 3)
+    return repeated(b'"' + b"a" * length + b'"', count)
+
+
+@shape(JSON)
+def long_keys(count: int) -> bytes:
+    length, numbers = max(1, count // 60_000 - 11), range(min(60_000, count // 12))
+    return b"{" + ",".join([f'"{number:06d}{"a" * length}":0' for number in numbers]).encode() + b"}"
 
 
 @shape(JSON)

@@ -22,6 +22,7 @@ import os
 import random
 import re
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ from typing import Any
 from tests.attack.harness import LONGEST_LINE, Outcome, Tally
 from tests.attack.images import png
 from tests.attack.servers import PUBLIC, REQUESTS, Asked, Running, built, running, sent
-from tests.attack.shapes import IMAGES, JSON, MIB, inside, repeated, size
+from tests.attack.shapes import IMAGES, JSON, MIB, below_a_limit, inside, repeated, size
 
 from pacorl.io.images import MAX_PIXELS
 from pacorl.studio import models
@@ -186,20 +187,20 @@ def _asked_with_a_body(server: Running, draw: random.Random) -> Asked:
 def _value(server: Running, draw: random.Random, key: str | None) -> tuple[str, bytes]:
     """One of a request's values is enormous."""
     asked, name = _asked_with_a_body(server, draw), draw.choice(list(JSON))
-    body = inside(asked.body, JSON[name](size(draw)), draw)
+    body = inside(asked.body, JSON[name](below_a_limit(draw)), draw)
     return f"{name} in a value", built(server, asked, body=body, key=key)
 
 
 def _whole(server: Running, draw: random.Random, key: str | None) -> tuple[str, bytes]:
     """There is nothing but an enormous value."""
     asked, name = _asked_with_a_body(server, draw), draw.choice(list(JSON))
-    return name, built(server, asked, body=JSON[name](size(draw)), key=key)
+    return name, built(server, asked, body=JSON[name](below_a_limit(draw)), key=key)
 
 
 def _many(server: Running, draw: random.Random, key: str | None) -> tuple[str, bytes]:
     """A list of a request has its items again and again, or an object has thousands of entries."""
     asked = _asked_with_a_body(server, draw)
-    mark, count = "\x01", size(draw)
+    mark, count = "\x01", below_a_limit(draw)
     changed: Any = json.loads(json.dumps(asked.body))
     places = [found for found in _collections(changed) if found[2]]
     section, name, value = draw.choice(places or [(changed, draw.choice(list(changed)), ["x"])])
@@ -228,7 +229,7 @@ def _form(server: Running, draw: random.Random, key: str | None) -> tuple[str, b
     unit = draw.choice(
         [b"a=1&", b"token=x&", b"&", b"a&", b"%41=%41&", b"a" * 1000 + b"=&", b"=", b"token=" + b"%e9" * 200]
     )
-    count = size(draw)
+    count = below_a_limit(draw)
     body = unit * (count // len(unit))
     taken = draw.random() < 0.2 or server.name == "judge"
     path = _asked_with_a_body(server, draw).path if taken else "/join"
@@ -350,9 +351,12 @@ class Watch:
                     except TimeoutError:
                         self._check_wait(asked, since)
         except ConnectionError as error:
-            raise Fault("lost", f"{asked.path} is answered by {error}") from None
+            answer = bytearray(f"by {error}".encode())
         self._check_wait(asked, since)
         if not answer.startswith(f"HTTP/1.1 {asked.status}".encode()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.server.process.wait(1)
+                raise Fault("died", self.server.log.read_text(errors="replace")[-1500:])
             raise Fault("lost", f"{asked.path} is answered {bytes(answer[:300])!r}")
         return bytes(answer).partition(b"\r\n\r\n")[2]
 
@@ -414,8 +418,13 @@ class Sender(threading.Thread):
 
 def outcome(watch: Watch, number: int, *, seed: int) -> Outcome:
     """What became of one input."""
+    sends = hostile(watch.server, random.Random(f"{seed}/size/{watch.server.name}/{number}"))
+    return sent_while_others_ask(watch, sends, number)
+
+
+def sent_while_others_ask(watch: Watch, sends: Hostile, number: int) -> Outcome:
+    """Sends requests, and asks for honest things until they are answered."""
     server = watch.server
-    sends = hostile(server, random.Random(f"{seed}/size/{server.name}/{number}"))
     watch.begin()
     senders = [Sender(server, request) for request in sends.requests]
     for sender in senders:
