@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import forms
+import engine_forms as forms
 import pytest
 import torch
 import worlds
