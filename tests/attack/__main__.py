@@ -30,8 +30,8 @@ FILES: dict[str, int] = {
     "checkpoints": 300,
     "commands": 60,
     "size_files": 12,
-    "links": 40,
-    "environment": 24,
+    "links": 24,
+    "environment": 16,
 }
 """Module of targets that read files → inputs of each target, at share 1."""
 SOCKETS = ("servers", "size_servers", "answers")

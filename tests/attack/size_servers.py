@@ -39,7 +39,7 @@ from tests.attack.shapes import IMAGES, JSON, MIB, below_a_limit, inside, repeat
 from pacorl.io.images import MAX_PIXELS
 from pacorl.studio import models
 
-INPUTS = 40
+INPUTS = 80
 """For each server, at share 1."""
 ANSWERED, COMPUTED = 2.0, 10.0
 MARGIN, TIMES = 64 * MIB, 20
@@ -207,7 +207,7 @@ def _many(server: Running, draw: random.Random, key: str | None) -> tuple[str, b
     section[name] = mark
     if isinstance(value, dict):
         last = json.dumps(next(iter(value.values())))
-        entries = ",".join([f'"{number:06d}":{last}' for number in range(count // (len(last) + 10) + 1)])
+        entries = ",".join([f'"{number:06d}":{last}' for number in range(min(count, 8 * MIB) // (len(last) + 10) + 1)])
         items = b"{" + entries.encode() + b"}"
     else:
         items = repeated(json.dumps(draw.choice([value[0], value[-1]])).encode(), count)
