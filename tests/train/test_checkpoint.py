@@ -259,7 +259,7 @@ CONFIGS: list[dict[str, Any]] = [
 """Every section that a config may have, in at least one of them."""
 ALWAYS_FREE = {
     *("out", "save_every", "keep_checkpoints", "trackers", "evaluation.every", "prompts.leaks"),
-    *("advantages.max_missing", "model.gradient_checkpointing"),
+    *("advantages.max_missing", "model.gradient_checkpointing", "reward_timeout"),
     *(f"monitor.{sign}.at" for sign in ("duplicates", "blank", "grid_artifact", "diversity", "held_out")),
     *(f"monitor.{sign}.action" for sign in ("duplicates", "blank", "grid_artifact", "diversity", "held_out")),
     *("judge.api_key_env", "judge.concurrency", "judge.timeout", "judge.retries", "judge.startup", "judge.outage"),
