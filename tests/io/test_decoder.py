@@ -76,7 +76,7 @@ def test_an_image_that_takes_too_much_cpu_time_is_refused_and_the_next_one_read(
 ) -> None:
     monkeypatch.setattr(decoder, "MAX_CPU_SECONDS", 0)  # up to the process' next whole second
     with pytest.raises(ImageError, match=r"^slow: decoding it takes too much time or memory"):
-        open_upload(scans(95, 6000), name="slow")
+        open_upload(scans(90, 6000), name="slow")
     monkeypatch.undo()
     assert open_upload(png(8), name="a").size == (8, 8)
 
