@@ -601,7 +601,6 @@ class PolicyTrainer:
         save_run(
             self._weights(), self.config, self._state(), targets=builders.adapter_targets(self.config, self.policy)
         )
-        self.last_state.saved = True
 
     def _keep_state(self) -> None:
         """Copy the state to host memory, from where it can be saved if this thread hangs. All ranks call it."""
