@@ -40,7 +40,7 @@ QUIET_BEATS = 4
 """Heartbeats that a rank may miss before another saves in its place."""
 HANDOVER_SECONDS = 5.0
 """By which the ranks that save nothing outlast the one that saves: their end would cut its main thread off."""
-SAVE_SECONDS, RELEASE_SECONDS, SAY_SECONDS = 60.0, 3.0, 2.0
+SAVE_SECONDS, RELEASE_SECONDS, SAY_SECONDS = 300.0, 3.0, 2.0
 """Limits of the last save, of what is closed after it, and of a line of the log: each may meet a frozen disk."""
 EX_TEMPFAIL = 75
 """Exit code of sysexits.h by which a job script or a scheduler knows that the command is to be started again."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.watch import UNSAVED
-from pacorl.train.checkpoint import RunState, TrainedWeights, gather_state, write_run
+from pacorl.io.documents import as_read_back, read_object
+from pacorl.train.checkpoint import WRITING, RunState, TrainedWeights, checkpoint_of, gather_state, write_run
 
 
 @dataclass(slots=True)
@@ -25,8 +26,6 @@ class LastState:
     """The adapter's modules."""
     copy: RunState | None = None
     """None before the first, and of DeepSpeed, whose optimizer only all ranks together can save."""
-    saved: bool = False
-    """Whether a checkpoint holds it."""
 
     def take(self, weights: TrainedWeights, state: Mapping[str, Any]) -> None:
         """Copy the run's state. All ranks call it, between two steps.
@@ -39,8 +38,7 @@ class LastState:
             return
         run = gather_state(weights, state)
         if weights.runtime.keeps_state:
-            # The earlier copy stays until this one is whole.
-            self.copy, self.saved = run.in_host_memory(), False
+            self.copy = run.in_host_memory()  # the earlier copy stays until this one is whole
 
     def save(self) -> str:
         """Write the copy as a checkpoint, unless there is one, and return what was done, in words.
@@ -51,6 +49,13 @@ class LastState:
         run = self.copy
         if run is None:
             return UNSAVED
-        if not self.saved:
+        with WRITING:  # the main thread may be writing this very state
+            written = self._is_written(run)
+        if not written:
             write_run(run, self.config, targets=self.targets)
         return f"stopped after epoch {run.state['epoch']}, and saved; go on with --resume auto"
+
+    def _is_written(self, run: RunState) -> bool:
+        path = checkpoint_of(run, self.config) / "state.json"
+        state = read_object(path) if path.is_file() else {}
+        return state.items() >= as_read_back(dict(run.state)).items()

@@ -628,9 +628,7 @@ class PolicyTrainer:
         """
         self.runtime.position.enter("checkpoint")
         targets = builders.adapter_targets(self.config, self.policy)
-        checkpoint = save_run(self._weights(), self.config, self._state(), targets=targets)
-        self.last_state.saved = True
-        return checkpoint
+        return save_run(self._weights(), self.config, self._state(), targets=targets)
 
     def _keep_state(self) -> None:
         """Copy the state to host memory, from where it can be saved if this thread hangs. All ranks call it."""
