@@ -551,6 +551,29 @@ def test_a_damaged_set_is_named_and_left_out(tmp_path, caplog, damage):
     again.close()
 
 
+@pytest.mark.parametrize("file", ["set.json", "i.png"])
+def test_a_set_that_is_a_zip_bomb_is_not_unpacked(tmp_path, caplog, monkeypatch, file):
+    monkeypatch.setattr("pacorl.studio.history.DOCUMENT_BYTES", 4000)
+    monkeypatch.setattr("pacorl.studio.history.IMAGE_BYTES", 4000)
+    document = json.dumps({**DOCUMENT, "made": ""}) + " " * (5000 if file == "set.json" else 0)
+    with zipfile.ZipFile(tmp_path / "set-000001.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("set.json", document)
+        archive.writestr("i.png", png() + bytes(5000 if file == "i.png" else 0))
+    history = History(tmp_path)
+    assert len(history.summaries()) == (file == "i.png")
+    assert (f"{len(document):,} bytes unpacked, and at most 4,000 are read" in caplog.text) == (file == "set.json")
+    assert (history.image("000001", "i") is None) == (file == "i.png")
+    history.close()
+
+
+def test_an_image_of_a_set_that_is_none_is_named(tmp_path):
+    history = History(tmp_path)
+    history.add(DOCUMENT, {"i": b"no image"})
+    with pytest.raises(ValueError, match="set 000001, image i: not an image of a known format"):
+        history.export("000001", 0)
+    history.close()
+
+
 def test_a_set_that_the_disk_has_no_room_for_is_shown_all_the_same(server, monkeypatch):
     client, studio = server
     enter(client)

@@ -31,6 +31,8 @@ MAX_SETS = 200
 MAX_BYTES = 4 * 2**30
 """Of all entries: 50 candidates of 1024², each with its base, are about 150 MB."""
 DOCUMENT = "set.json"
+DOCUMENT_BYTES, IMAGE_BYTES = 16 * 2**20, 128 * 2**20
+"""Largest unpacked document and image of a set. Documents of 50 candidates have a tenth of it, uploads 75 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class History:
         try:
             # By the listing, so that no name can lead out of the folder.
             with _archive(self._entries[name].path) as archive:
-                return archive.read(f"{image}.png")
+                return _unpacked(archive, f"{image}.png", most=IMAGE_BYTES)
         except (KeyError, ValueError):
             return None
 
@@ -172,7 +174,7 @@ class History:
             files["base.png"] = self.image(name, candidate["base"]["image"])
         files |= {f"{source}.png": self.image(name, source) for source in document["sources"]}
         if files["image.png"] and grid.count > 1:
-            panels = split(open_image(files["image.png"]), grid)
+            panels = split(open_image(files["image.png"], name=f"set {name}, image {candidate['image']}"), grid)
             files |= {f"panel-{place}.png": png_bytes(panel) for place, panel in enumerate(panels, 1)}
         recipe = {key: candidate[key] for key in ("recipe", "rank", "score", "matrix", "error")}
         recipe |= {"of": len(document["candidates"]), "made": document["made"], "asked": document["asked"]}
@@ -201,10 +203,18 @@ def _entry(path: Path) -> Entry:
 def _document(path: Path) -> dict[str, Any]:
     """A set's document. Raises ValueError that names the file if it is none."""
     with _archive(path) as archive:
-        document = parse_object(archive.read(DOCUMENT))
+        document = parse_object(_unpacked(archive, DOCUMENT, most=DOCUMENT_BYTES))
         typed(document, StoredSet)
         json.dumps(document, ensure_ascii=False).encode()  # half a character could not be sent to the page
     return document
+
+
+def _unpacked(archive: zipfile.ZipFile, name: str, *, most: int) -> bytes:
+    """Unpack a file of an archive. Raises ValueError if it has more than `most` bytes, KeyError if it is missing."""
+    size = archive.getinfo(name).file_size  # zipfile unpacks no more than is stated here
+    if size > most:
+        raise ValueError(f"{name} has {size:,} bytes unpacked, and at most {most:,} are read")
+    return archive.read(name)
 
 
 @contextmanager
