@@ -233,7 +233,7 @@ def test_a_child_that_hangs_or_dies_costs_its_input_alone(tmp_path: Path) -> Non
         "    number = str(mutate.count)\n"
         "    (folder / 'x').write_text(number)\n"
         "    return 'must' if number == '8' else number\n"
-        "def attempt(target, good, work, *, seed, number, usage, plain=harness.attempt):\n"
+        "def attempt(target, good, work, *, seed, number, usage=None, plain=harness.attempt):\n"
         "    mutate.count = number\n"
         "    return plain(target, good, work, seed=seed, number=number, usage=usage)\n"
         "harness.attempt = attempt\n"

@@ -348,6 +348,35 @@ def test_a_body_that_never_ends_is_not_waited_for_and_a_large_one_is(monkeypatch
             assert steady.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def chunked(chunk: bytes, count: int) -> bytes:
+    """A request whose body comes in chunks."""
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    return head + (b"%x\r\n" % len(chunk) + chunk + b"\r\n") * count + b"0\r\n\r\n"
+
+
+def test_a_body_of_tiny_chunks_is_hung_up_on_and_one_of_common_chunks_is_read(monkeypatch):
+    monkeypatch.setattr(connections, "FRAMING_BYTES", 4096)
+    with served(monkeypatch, 10.0, reads=True) as address:
+        with socket.create_connection(address, timeout=5) as common:
+            common.sendall(chunked(b"x" * 1024, 300))
+            assert common.recv(100).startswith(b"HTTP/1.1 200")
+        with socket.create_connection(address, timeout=5) as tiny, contextlib.suppress(ConnectionError):
+            tiny.sendall(chunked(b"x", 100_000))
+            assert not tiny.recv(100)
+        assert answers(address)
+
+
+def test_large_pieces_of_a_request_are_parsed_in_turns(monkeypatch):
+    """Nothing is lost or moved: the body arrives as it was sent."""
+    taken = []
+    parse = Connection._parse
+    monkeypatch.setattr(Connection, "_parse", lambda self, data: (taken.append(len(data)), parse(self, data)))
+    with served(monkeypatch, 10.0, reads=True) as address, socket.create_connection(address, timeout=5) as large:
+        large.sendall(chunked(b"x" * 2**16, 20))
+        assert large.recv(100).startswith(b"HTTP/1.1 200")
+    assert max(taken) <= connections.PIECE_BYTES
+
+
 RUNNING = """
 from pathlib import Path
 from pacorl.web.connections import run

@@ -18,6 +18,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from pacorl.engine.clock import Position
+from pacorl.io.documents import parse_json
 
 DIGEST, KEY_BYTES, LONGEST = "sha256", 32, 1024
 SIGNATURE_BYTES = 32
@@ -74,7 +75,7 @@ class Heartbeats:
             content, source = datagram
             signature, payload = content[:SIGNATURE_BYTES], content[SIGNATURE_BYTES:]
             if hmac.compare_digest(signature, hmac.digest(self._key, payload, DIGEST)):
-                rank, position, told, left = json.loads(payload)
+                rank, position, told, left = parse_json(payload)
                 # A machine may know itself by another address than others do.
                 self._addresses[rank] = source
                 yield Beat(rank, Position(*position), told=told, left=left)

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from pacorl.engine.rollout import denoise
+from pacorl.io.images import open_image
 from pacorl.policies.pipeline import PipelinePolicy, pack
 from pacorl.quantize.linear import parameter_count
 from pacorl.types import Prompt, Size
@@ -141,7 +142,7 @@ def run_pipeline(
     }
     module = sys.modules[type(pipeline).__module__]
     if prompt.sources:
-        source = Image.open(prompt.sources[0])
+        source = open_image(prompt.sources[0])
         # A pipeline that is told not to resize, or does not by itself, is given the resized source.
         resizes = hasattr(module, "calculate_dimensions")
         sides = (image_size.width, image_size.height)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,10 @@ HEADER_SECONDS = 10.0
 """How long a connection may take to say what it wants, and for each BODY_BYTES of what it sends with it."""
 BODY_BYTES = 2**16
 """Of a body in HEADER_SECONDS, at least: as much as the slowest mobile networks carry."""
+PIECE_BYTES = 2**14
+"""Most bytes of a connection that are parsed before others have their turn: of chunks of one byte, 30 ms."""
+FRAMING_BYTES = 2**19
+"""Most bytes of a request that are not its body: a header, and the sizes of chunks. Chunks of 1 KiB need 7 in 1,024."""
 SPARE_FILES = 128
 """Of the files that a process may have open, so many are not connections: models, a database, the log, and the few
 batches of connections that were accepted before the first of them is seen here."""
@@ -33,9 +38,12 @@ class Connection(H11Protocol):
 
     _received = 0
     """Bytes since the clock was set."""
+    _framing = 0
+    """Bytes of the request that were no part of its body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._pieces: deque[bytes] = deque()
         self._since = self.loop.time()
         self._timer = self.loop.call_later(HEADER_SECONDS, self._look)
         # One that is closing stays in the set for another turn of the loop, in which several may come.
@@ -49,11 +57,34 @@ class Connection(H11Protocol):
         return self.cycle is None or bool(self.cycle.response_complete) or bool(self.cycle.more_body)
 
     def data_received(self, data: bytes) -> None:
-        cycle = self.cycle
+        is_idle = not self._pieces
+        self._pieces += (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
+        if is_idle:
+            self._parse_next()
+
+    def _parse_next(self) -> None:
+        """Parse one piece, and let other connections have their turn before the next."""
+        if self.transport.is_closing():
+            self._pieces.clear()
+        else:
+            self._parse(self._pieces[0])
+            self._pieces.popleft()
+        if self._pieces:
+            self.loop.call_soon(self._parse_next)
+
+    def _parse(self, data: bytes) -> None:
+        cycle, content = self.cycle, len(self.cycle.body) if self.cycle else 0
         super().data_received(data)
         self._received += len(data)
-        if self.cycle is not cycle or self._received >= BODY_BYTES:  # a header is whole, or a body comes along
+        is_new = self.cycle is not cycle
+        if is_new or self._received >= BODY_BYTES:  # a header is whole, or a body comes along
             self._since, self._received = self.loop.time(), 0
+
+        # A body in chunks of one byte costs a hundred times what it costs the sender.
+        framing = len(data) - (len(self.cycle.body) - content if self.cycle and not is_new else 0)
+        self._framing = 0 if is_new else self._framing + framing
+        if self._framing > FRAMING_BYTES:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         self._since = self.loop.time()

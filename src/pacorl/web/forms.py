@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Request, Response
@@ -12,7 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from pacorl.io.documents import HALF_PAIR
+from pacorl.io.documents import HALF_PAIR, parse_json
 
 MOST_LETTERS = 2**21
 """Of any text of a form; most fields allow far fewer."""
@@ -82,11 +83,11 @@ class JsonRequest(Request):
             JSONDecodeError: it is no JSON, not UTF-8, or nested too deeply.
         """
         body = await self.body()
+        # Half of a surrogate pair is refused by the fields, which name it.
+        parse = partial(parse_json, half_pairs=True)
         try:
-            return await run_in_threadpool(json.loads, body) if len(body) > LARGE_BYTES else json.loads(body)
-        except json.JSONDecodeError:
-            raise
-        except (RecursionError, ValueError) as fault:  # not UTF-8, or a whole number of thousands of digits
+            return await run_in_threadpool(parse, body) if len(body) > LARGE_BYTES else parse(body)
+        except ValueError as fault:
             raise json.JSONDecodeError(str(fault), "", 0) from None
 
 
