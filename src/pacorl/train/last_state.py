@@ -58,4 +58,5 @@ class LastState:
     def _is_written(self, run: RunState) -> bool:
         path = checkpoint_of(run, self.config) / "state.json"
         state = read_object(path) if path.is_file() else {}
-        return state.items() >= as_read_back(dict(run.state)).items()
+        kept: dict[str, object] = as_read_back(dict(run.state))
+        return state.items() >= kept.items()
