@@ -15,7 +15,8 @@ import torch
 from toy_world import toy_config, toy_world
 
 from pacorl.engine import runtime
-from pacorl.engine.runtime import ProcessId, Runtime, lost_ranks, own_process
+from pacorl.engine.heartbeat import ProcessId, own_process
+from pacorl.engine.runtime import Runtime, lost_ranks
 from pacorl.train.trainer import PolicyTrainer
 
 

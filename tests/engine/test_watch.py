@@ -15,8 +15,8 @@ import pytest
 
 from pacorl.engine import watch
 from pacorl.engine.clock import PhaseClock, Position
-from pacorl.engine.heartbeat import Beat
-from pacorl.engine.runtime import LostRankError, ProcessId, Runtime, own_process
+from pacorl.engine.heartbeat import Beat, ProcessId, own_process
+from pacorl.engine.runtime import LostRankError, Runtime
 from pacorl.engine.watch import Watch, savers
 
 

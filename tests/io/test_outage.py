@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from pacorl.io import outage as outages
-from pacorl.io.net import Circuit, DeadlineError, TransientError, retried
-from pacorl.io.outage import Answers, Outage, UnreachableError
+from pacorl.io.net import Circuit, DeadlineError, TransientError
+from pacorl.io.outage import Answers, Outage, UnreachableError, retried
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ import pytest
 from fake_server import FakeServer, Handler, completion, p_of, p_of_images
 from PIL import Image
 
-from pacorl.io import net
+from pacorl.io import net, outage
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.types import Question
 
@@ -393,7 +393,7 @@ def p_of_scores(text: str) -> float:
 def impatient() -> Iterator[None]:
     """Within the block nobody waits long before asking again, nor gives a server up that hangs now and then."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(net, "BACKOFF_SECONDS", 0.001)
+        patch.setattr(outage, "BACKOFF_SECONDS", 0.001)
         patch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
         patch.setattr(net, "COOLDOWN_SECONDS", 0.01)
         patch.setattr(net, "PATIENCE", 1e6)

@@ -13,7 +13,7 @@ import pytest
 from fake_server import FakeServer, Handler, chat_answer, p_of_images
 from PIL import Image
 
-from pacorl.io import net
+from pacorl.io import net, outage
 from pacorl.io.images import ImageError
 from pacorl.io.net import TransientError
 from pacorl.io.outage import Answers, UnreachableError
@@ -31,7 +31,7 @@ QUESTIONS = [
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net, "BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(outage, "BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(net, "MAX_BACKOFF_SECONDS", 0.01)
 
 

@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pacorl.config.policy_run import RewardConfig
 from pacorl.core.grid import join, split
-from pacorl.io import net
+from pacorl.io import outage
 from pacorl.rewards import build_rewards, check_rewards
 from pacorl.rewards.dream import DreamSim
 from pacorl.rewards.http import HttpScorer
@@ -207,7 +207,7 @@ def mean_red(asked: dict[str, object]) -> list[float]:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(net, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(outage, "BACKOFF_SECONDS", 0.01)
     started = Service()
     yield started
     started.server.shutdown()

@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from pacorl.dataset.manifest import Progress
 from pacorl.io.documents import Journal, object_within, typed
-from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, ask, blocking, service_url
+from pacorl.io.net import MALFORMED, Answer, Circuit, TransientError, blocking, service_url
+from pacorl.io.outage import ask
 from pacorl.judges.http.messages import only_choice
 
 OPENAI_URL = "https://api.openai.com/v1"

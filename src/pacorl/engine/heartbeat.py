@@ -10,12 +10,13 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import platform
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pacorl.engine.clock import Position
 from pacorl.io.documents import parse_json
@@ -24,6 +25,25 @@ DIGEST, KEY_BYTES, LONGEST = "sha256", 32, 1024
 SIGNATURE_BYTES = 32
 Address = tuple[Any, ...]
 """As `socket` has it: host and port, and two numbers more for IPv6."""
+
+
+class ProcessId(NamedTuple):
+    """Which process a rank is."""
+
+    number: int
+    machine: str
+    """Its name; on Linux also the processes that it can see, which a container has of its own."""
+
+    def __str__(self) -> str:
+        return f"process {self.number} on {self.machine.partition('pid:')[0]}"
+
+
+def own_process() -> ProcessId:
+    """This process, as others can look for it."""
+    machine = platform.node()
+    with suppress(OSError):
+        machine += os.readlink("/proc/self/ns/pid")
+    return ProcessId(os.getpid(), machine)
 
 
 @dataclass(frozen=True, slots=True)

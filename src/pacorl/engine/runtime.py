@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -25,7 +24,7 @@ from torch.distributed import DistError
 from torch.nn.parallel import DistributedDataParallel
 
 from pacorl.engine.clock import Position
-from pacorl.engine.heartbeat import Heartbeats
+from pacorl.engine.heartbeat import Heartbeats, ProcessId, own_process
 from pacorl.engine.watch import EX_TEMPFAIL, UNSAVED, Watch, savers
 from pacorl.io.files import is_running
 from pacorl.lora.adapters import full_tensor, materialize
@@ -60,25 +59,6 @@ class SharedFault(Exception):
     def __init__(self, fault: Exception) -> None:
         super().__init__(fault)
         self.fault = fault
-
-
-class ProcessId(NamedTuple):
-    """Which process a rank is."""
-
-    number: int
-    machine: str
-    """Its name; on Linux also the processes that it can see, which a container has of its own."""
-
-    def __str__(self) -> str:
-        return f"process {self.number} on {self.machine.partition('pid:')[0]}"
-
-
-def own_process() -> ProcessId:
-    """This process, as others can look for it."""
-    machine = platform.node()
-    with suppress(OSError):
-        machine += os.readlink("/proc/self/ns/pid")
-    return ProcessId(os.getpid(), machine)
 
 
 @contextmanager

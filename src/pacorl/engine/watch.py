@@ -19,14 +19,10 @@ from copy import copy
 from dataclasses import dataclass
 from selectors import EVENT_READ, DefaultSelector
 from threading import Lock, Thread
-from typing import TYPE_CHECKING
 
 from pacorl.engine.clock import Position
-from pacorl.engine.heartbeat import Beat, Heartbeats
+from pacorl.engine.heartbeat import Beat, Heartbeats, ProcessId
 from pacorl.io.files import is_running
-
-if TYPE_CHECKING:
-    from pacorl.engine.runtime import ProcessId
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,11 @@ import asyncio
 import json
 import math
 import os
-import random
 import re
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from pacorl.io.documents import parse_json
 if TYPE_CHECKING:
     import ssl
 
-    from pacorl.io.outage import Outage
 
 T = TypeVar("T")
 
@@ -39,7 +37,7 @@ PASSING = frozenset({408, 409, 425, 429})
 """HTTP statuses below 500 that another try may not see."""
 UNAVAILABLE = frozenset({502, 503, 504})
 """HTTP statuses by which a gateway, or a server that still loads, stands in for a service that does not answer."""
-BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 20.0
+MAX_BACKOFF_SECONDS = 20.0
 COOLDOWN_SECONDS = 10.0
 """How long a service that did not answer is spared."""
 PATIENCE = 3
@@ -211,66 +209,6 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, ConnectionError) and error.errno:
         reason = os.strerror(error.errno)  # asyncio's own text names the address and not what is wrong
     return " ".join(str(reason).split())[:SHOWN]
-
-
-# --- again -----------------------------------------------------------------------------------------------------
-
-
-async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage: Outage | None = None) -> T:
-    """The outcome of the first of `tries` attempts (numbered from 0) that raises no TransientError.
-
-    Attempts during an outage do not count as tries. Without an `outage` a SilentError is raised at once.
-
-    Raises:
-        UnreachableError: the outage lasts too long.
-    """
-    failed = number = 0
-    while True:
-        try:
-            outcome = await attempt(number)
-        except TransientError as fault:
-            gated = isinstance(fault, SilentError)
-            number += not gated
-            if outage and (gated or outage.lasts):
-                await outage.pause(fault)
-                continue
-            if gated:
-                raise
-            failed += 1
-            if failed >= tries:
-                raise TransientError(f"{fault} (attempt {tries}, the last)", unreachable=fault.unreachable) from None
-            # Exponential with jitter, so that ranks that failed together do not come back together.
-            longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))
-            await asyncio.sleep(max(fault.wait, random.uniform(longest / 2, longest)))
-        else:
-            if outage:
-                outage.note_end()
-            return outcome
-
-
-async def ask(
-    url: str,
-    document: Any,
-    read: Callable[[Answer], T],
-    *,
-    tries: int,
-    circuit: Circuit,
-    outage: Outage | None = None,
-    **options: Any,
-) -> T:
-    """`read` of the first answer that it accepts and whose status stays; `options` are `exchange`'s."""
-
-    async def attempt(_: int) -> T:
-        (outage or circuit).check()
-        with circuit.noting():
-            answer = await exchange(url, document, **options)
-            if answer.status in UNAVAILABLE:
-                raise answer.fault(unreachable=True)
-        if answer.passing:
-            raise answer.fault()
-        return read(answer)
-
-    return await retried(attempt, tries=tries, outage=outage)
 
 
 class Circuit:

@@ -12,15 +12,16 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from pacorl.io.net import BACKOFF_SECONDS, SilentError
+from pacorl.io.net import MAX_BACKOFF_SECONDS, UNAVAILABLE, Answer, Circuit, SilentError, TransientError, exchange
 
-if TYPE_CHECKING:
-    from pacorl.io.net import Circuit, TransientError
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+BACKOFF_SECONDS = 0.5
+"""Longest wait before the second attempt; it doubles with each further one."""
 OUTAGE_SECONDS = 900.0
 """Default length of an outage that a run survives: a 7B server restarts in minutes."""
 MAX_PROBE_SECONDS = 5.0
@@ -97,6 +98,63 @@ class Outage:
         if self._announced_since is None and lasts >= ANNOUNCED_SECONDS:
             self._announced_since = time.monotonic() - lasts
             logger.warning("%s does not answer (%s); it is retried for up to %g s", self.name, fault, self.seconds)
+
+
+async def retried(attempt: Callable[[int], Awaitable[T]], *, tries: int, outage: Outage | None = None) -> T:
+    """The outcome of the first of `tries` attempts (numbered from 0) that raises no TransientError.
+
+    Attempts during an outage do not count as tries. Without an `outage` a SilentError is raised at once.
+
+    Raises:
+        UnreachableError: the outage lasts too long.
+    """
+    failed = number = 0
+    while True:
+        try:
+            outcome = await attempt(number)
+        except TransientError as fault:
+            gated = isinstance(fault, SilentError)
+            number += not gated
+            if outage and (gated or outage.lasts):
+                await outage.pause(fault)
+                continue
+            if gated:
+                raise
+            failed += 1
+            if failed >= tries:
+                raise TransientError(f"{fault} (attempt {tries}, the last)", unreachable=fault.unreachable) from None
+            # Exponential with jitter, so that ranks that failed together do not come back together.
+            longest = min(MAX_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** (failed - 1))
+            await asyncio.sleep(max(fault.wait, random.uniform(longest / 2, longest)))
+        else:
+            if outage:
+                outage.note_end()
+            return outcome
+
+
+async def ask(
+    url: str,
+    document: Any,
+    read: Callable[[Answer], T],
+    *,
+    tries: int,
+    circuit: Circuit,
+    outage: Outage | None = None,
+    **options: Any,
+) -> T:
+    """`read` of the first answer that it accepts and whose status stays; `options` are `exchange`'s."""
+
+    async def attempt(_: int) -> T:
+        (outage or circuit).check()
+        with circuit.noting():
+            answer = await exchange(url, document, **options)
+            if answer.status in UNAVAILABLE:
+                raise answer.fault(unreachable=True)
+        if answer.passing:
+            raise answer.fault()
+        return read(answer)
+
+    return await retried(attempt, tries=tries, outage=outage)
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from PIL.Image import Image
 
 from pacorl.io.documents import dump_json
 from pacorl.io.images import png_bytes
-from pacorl.io.net import Answer, Circuit, TransientError, ask, blocking, key_from, service_url
-from pacorl.io.outage import OUTAGE_SECONDS, Answers, Outage
+from pacorl.io.net import Answer, Circuit, TransientError, blocking, key_from, service_url
+from pacorl.io.outage import OUTAGE_SECONDS, Answers, Outage, ask
 from pacorl.rewards.reward import RewardError, named
 from pacorl.types import Prompt
 

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pacorl.io.net import MALFORMED, UNAVAILABLE, Answer, Circuit, TransientError, exchange, retried
-from pacorl.io.outage import Outage
+from pacorl.io.net import MALFORMED, UNAVAILABLE, Answer, Circuit, TransientError, exchange
+from pacorl.io.outage import Outage, retried
 from pacorl.judges.http.endpoints import api_url, root_url
 from pacorl.judges.http.messages import DeclinedError, Json, TokenIds, UnansweredError
 from pacorl.judges.judge import Counters, JudgeFacts, JudgeRefusedError
