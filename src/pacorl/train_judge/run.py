@@ -28,8 +28,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from pacorl.config.base import changes_to, check_changes, described, dump, frozen_changes
 from pacorl.config.judge_run import JudgeConfig
-from pacorl.engine.logbook import TIME, Logbook, check_trackers
 from pacorl.engine.heartbeat import own_process
+from pacorl.engine.logbook import TIME, Logbook, check_trackers
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, lost_ranks
 from pacorl.io.documents import read_jsonl, read_object, read_yaml, write_json
 from pacorl.io.files import (
