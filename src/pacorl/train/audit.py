@@ -132,15 +132,20 @@ def check_samples(run: Path, evaluation: Record) -> None:
 def _check_best(run: Path, records: Sequence[Record]) -> str:
     folder = run / "checkpoints"
     scores = {_moment(record): record.get("score") for record in records}
+    epochs: dict[str, int] = {}
     for path in checkpoints(folder):
         state = read_object(path / "state.json")
+        epochs[path.name] = state["epoch"]
+        # A run that was stopped in an evaluation saved a state without its score.
         if _moment(state) in scores and state.get("score") not in (None, scores[_moment(state)]):
             raise ValueError(f"{path / 'state.json'} has another score than the evaluation of epoch {state['epoch']}")
     best, file = best_checkpoint(folder), folder / "best.json"
-    if best is None and not file.exists():
-        return "there is no scored checkpoint yet"
-    if best is None or read_object(file) != best:
-        where = f"{best['checkpoint']} (epoch {read_object(folder / best['checkpoint'] / 'state.json')['epoch']})"
+    if best is None:
+        if file.exists():
+            raise ValueError(f"{file} names a best checkpoint, and none has a score")
+        return "no checkpoint has a score yet"
+    if read_object(file) != best:
+        where = f"{best['checkpoint']} (epoch {epochs[best['checkpoint']]})"
         raise ValueError(f"{file} does not have the checkpoint with the highest score, {where}, and its score")
     return f"best.json has the score of {best['checkpoint']}"
 
