@@ -171,11 +171,12 @@ def compared(folder: Path, variation: str, case: str) -> Comparison:
 
 
 def verify(run: Path, out: Path) -> None:
-    """`pacorl verify RUN --epoch 1` of the toy world, as one of several processes."""
+    """`pacorl verify RUN --epoch 1` and `--evaluation 2` of the toy world, as one of several processes."""
     with toy_world():
-        comparison = recompute(run, 1)
-    if comparison:
-        out.write_text(json.dumps(comparison.to_dict()))
+        comparisons = [recompute(run, 1), recompute(run, 2, "evaluation")]
+    answers = [comparison.to_dict() for comparison in comparisons if comparison]
+    if answers:
+        out.write_text(json.dumps(answers))
 
 
 def fits(case: str, name: str) -> bool:
