@@ -151,7 +151,7 @@ def train_all(cases: Sequence[str], name: str, folder: Path) -> None:
 def train_on_scores(config: PolicyConfig, records: Sequence[Record]) -> None:
     """One epoch from the seed, on the scores of another run's first one."""
     epoch = next(record for record in records if record["kind"] == "epoch")
-    trainer = Recomputation(config, folder=config.out, checkpoint=None, start=records[0], epoch=epoch)
+    trainer = Recomputation(config, folder=config.out, checkpoint=None, start=records[0], record=epoch)
     with closing(trainer):
         trainer.run_epoch()
 
@@ -162,7 +162,8 @@ def out_of(folder: Path, variation: str, case: str) -> Path:
 
 def compared(folder: Path, variation: str, case: str) -> Comparison:
     """The newest epoch of a variation's run, held to the same epoch of the base's."""
-    base, other = (read_ledger(out_of(folder, name, case)) for name in (BASE, variation))
+    ledgers = (read_ledger(out_of(folder, name, case)) for name in (BASE, variation))
+    base, other = ([record for record in ledger if record["kind"] != "evaluation"] for ledger in ledgers)
     index = next(
         i for i, record in enumerate(base) if record["kind"] == "epoch" and record["epoch"] == other[-1]["epoch"]
     )
@@ -170,11 +171,12 @@ def compared(folder: Path, variation: str, case: str) -> Comparison:
 
 
 def verify(run: Path, out: Path) -> None:
-    """`pacorl verify RUN --epoch 1` of the toy world, as one of several processes."""
+    """`pacorl verify RUN --epoch 1` and `--evaluation 2` of the toy world, as one of several processes."""
     with toy_world():
-        comparison = recompute(run, 1)
-    if comparison:
-        out.write_text(json.dumps(comparison.to_dict()))
+        comparisons = [recompute(run, 1), recompute(run, 2, "evaluation")]
+    answers = [comparison.to_dict() for comparison in comparisons if comparison]
+    if answers:
+        out.write_text(json.dumps(answers))
 
 
 def fits(case: str, name: str) -> bool:

@@ -13,7 +13,8 @@ from pacorl.train.verify import TOLERANCE, Comparison, Quantity
 
 
 def comparison(**differences: float) -> Comparison:
-    return Comparison(1, [Quantity(name, not d, d, TOLERANCE[name]) for name, d in differences.items()], {})
+    quantities = [Quantity(name, not d, d, TOLERANCE[name]) for name, d in differences.items()]
+    return Comparison("epoch", 1, quantities, {})
 
 
 def test_a_cell_names_what_lies_farthest_out() -> None:
@@ -47,6 +48,8 @@ def test_processes_batches_and_stops(tmp_path: Path) -> None:
     # A run of one process is held to two.
     run = lattice.out_of(tmp_path, lattice.BASE, "toy: grpo_clip")
     worlds.run(lattice.verify, run, tmp_path / "answer.json", world=2)
-    answer = json.loads((tmp_path / "answer.json").read_text())
-    assert answer["answer"] != "differs"
-    assert answer["environment"]["processes"] == [1, 2]
+    answers = json.loads((tmp_path / "answer.json").read_text())
+    assert [answer["kind"] for answer in answers] == ["epoch", "evaluation"]
+    for answer in answers:
+        assert answer["answer"] != "differs"
+        assert answer["environment"]["processes"] == [1, 2]

@@ -26,11 +26,14 @@ def test_two_ranks_stop_together_keep_their_generators_and_see_the_scores_of_bot
     with toy_world():
         alone = toy_config(tmp_path / "alone", *toy_ranks.EPOCH)
         PolicyTrainer(alone, rewards={"drawing": toy_ranks.brightness}).train()
-    (two,), (one_rank,) = (epochs(tmp_path / name) for name in ("run", "alone"))
+    before, after = (records(tmp_path / name, "evaluation") for name in ("run", "alone"))
+    assert before[0] == after[0], "the start is equal, so its evaluation is"
+    assert before[1]["files"].keys() == after[1]["files"].keys()
+    (two,), (one_rank,) = (records(tmp_path / name, "epoch") for name in ("run", "alone"))
     assert two["scores"] == one_rank["scores"]
     for quantity in ("samples", "scores", "advantages"):
         assert two["hashes"][quantity] == one_rank["hashes"][quantity]
 
 
-def epochs(run: Path) -> list[dict[str, Any]]:
-    return [record for record in read_ledger(run) if record["kind"] == "epoch"]
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_ledger(run) if record["kind"] == kind]

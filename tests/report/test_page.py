@@ -35,7 +35,7 @@ from pacorl.report.figures import (
     ticks,
 )
 from pacorl.report.folder import Sample, read_run
-from pacorl.report.page import Pair, choose, match, spread, write_report
+from pacorl.report.page import Pair, check_report, choose, match, spread, write_report
 from pacorl.report.results import Result, compared
 
 
@@ -186,6 +186,33 @@ def test_rebuilding_gives_the_same_page(run: Path) -> None:
     assert sorted(path.name for path in run.glob("report*")) == ["report.html"]
 
 
+def append_line(run: Path, line: dict[str, Any]) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json_lines(line))
+
+
+def test_a_page_is_checked_as_of_the_epoch_that_it_shows(run: Path) -> None:
+    run = run.rename(run.with_name('"Foxes" & co'))
+    path = write_report(run)
+    append_line(run, {"kind": "epoch", "epoch": 3, "loss": 9.0})
+    write_evaluation(run, 3, {1: 0.5, 2: 0.5, 3: 0.5})
+    append_line(run, {"kind": "evaluation", "epoch": 3, "consistency": 0.5})
+    assert check_report(run) == 2
+    path.write_text(path.read_text().replace("0.875", "0.975"))
+    with pytest.raises(ValueError, match=r"report\.html is not the page of the run's files after epoch 2: "):
+        check_report(run)
+    path.write_text("<p>Ours is better.</p>")
+    with pytest.raises(ValueError, match=r"report\.html is not the page of the run's files: "):
+        check_report(run)
+
+
+def test_samples_of_an_evaluation_that_the_log_lacks_are_not_shown(run: Path) -> None:
+    page = _page(run)
+    write_evaluation(run, 1, {1: 0.5})
+    write_evaluation(run, 9, {1: 0.99, 2: 0.99, 3: 0.99})
+    assert _page(run) == page
+
+
 def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
     page = _page(write_metrics(tmp_path / "young"))
     assert "<section" not in page
@@ -193,7 +220,8 @@ def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
 
 
 def test_one_evaluation_stands_alone(tmp_path: Path) -> None:
-    run = write_metrics(tmp_path / "young", {"kind": "epoch", "epoch": 0, "loss": 1.0})
+    lines = ({"kind": "evaluation", "epoch": 0, "fit": 0.5}, {"kind": "epoch", "epoch": 0, "loss": 1.0})
+    run = write_metrics(tmp_path / "young", *lines)
     write_evaluation(run, 0, {1: 0.5})
     page = _page(run)
     assert "Generated so far" in page
@@ -428,6 +456,7 @@ def test_a_reward_that_is_p_yes_itself_is_shown_once(tmp_path: Path) -> None:
 
 def test_a_page_opens_on_the_median_change(run: Path) -> None:
     write_evaluation(run, 5, {1: 0.35, 2: 0.5, 3: 0.15})
+    append_line(run, {"kind": "evaluation", "epoch": 5})
     page = _page(run)
     headline = page[page.index('<header class="headline') : page.index("</header>")]
     assert "Median change" in headline
