@@ -219,9 +219,8 @@ class MonitorConfig(Section):
         return {**default.model_dump(), **limit} if isinstance(limit, Mapping) else limit
 
 
-# What other entries read stands in a dumped config of the first edition too: its default there says nothing.
-OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip", flat={"clip_range": 1e-4, "beta": 0.1})
-ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed", flat={"threshold": 0.2, "std": "group"})
+OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip")
+ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed")
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
