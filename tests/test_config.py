@@ -153,39 +153,6 @@ FAULTS = [
         "selection: above_mean 0.9 says nothing without min_std; set min_std, or leave it out",
     ),
     (
-        ["selection.scouts={per_prompt: 16, suffix: {steps: 4}}"],
-        "config: selection.scouts.per_prompt 16 leaves nothing to choose for group_size 16; raise it",
-    ),
-    (
-        ["selection.scouts={per_prompt: 48, suffix: {steps: 4}}", "group_size=15"],
-        "config: selection.scouts keeps as many of the best as of the worst, and group_size 15 is odd; make it even",
-    ),
-    (
-        ["selection.scouts={per_prompt: 48, suffix: {}}"],
-        "config: selection.scouts.suffix is that of the samples themselves, which would be drawn twice; give it fewer",
-    ),
-    (
-        ["selection.scouts={per_prompt: 48, suffix: {steps: 9}}"],
-        "config: selection.scouts.suffix.steps 9 and only 8 deterministic steps follow the last stochastic one; set",
-    ),
-    (
-        ["selection.scouts={per_prompt: 48, suffix: {steps: 4}}", "sampling.tree.seeds=4"],
-        "config: selection.scouts keeps single samples, which leaves subtrees of 4 seeds and branches [12] of unequal",
-    ),
-    (
-        ["selection.scouts={per_prompt: 48, suffix: {steps: 4}}", "sampling.tree={seeds: 4, branches: [4]}"],
-        "config: sampling.tree has 4 seeds × 4 branches = 16 samples and selection.scouts.per_prompt is 48; make them",
-    ),
-    (
-        [
-            "selection.scouts={per_prompt: 16, suffix: {steps: 4}}",
-            "group_size=8",
-            "sampling.tree={seeds: 1, branches: [4, 4]}",
-            "sampling.sde_steps=[1, 2]",
-        ],
-        "config: selection.scouts keeps single samples, which leaves subtrees of 1 seeds and branches [4, 4] of",
-    ),
-    (
         ["advantages.among=siblings"],
         "config: advantages.among siblings and sampling.tree has branches [1]: a node with one child",
     ),

@@ -250,7 +250,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"judge": SERVER, "evaluation": {"judge": SERVER, "rewards": HELD_OUT}},
     {"judge": LOCAL, "evaluation": {"judge": LOCAL, "rewards": HELD_OUT}},
     {"optimizer": {"schedule": "cosine"}},
-    *({"selection": {"scouts": {"per_prompt": 32, "suffix": {"cache": {"name": name}}}}} for name in CACHES),
     *({"sampling": {"suffix": {"cache": {"name": name}}}} for name in CACHES),
     *({"model": {"kind": kind}} for kind in POLICIES),
     *({"objective": {"name": name}} for name in OBJECTIVES),

@@ -350,9 +350,9 @@ class PolicyConfig(Section):
                 f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
                 "leave overlap out, or take memory: normal"
             )
-        if (samples := self.prompts_per_epoch * self.drawn_per_prompt) > LARGEST:
+        if (samples := self.prompts_per_epoch * self.group_size) > LARGEST:
             raise ValueError(
-                f"prompts_per_epoch {self.prompts_per_epoch} with {self.drawn_per_prompt} samples each makes "
+                f"prompts_per_epoch {self.prompts_per_epoch} with {self.group_size} samples each makes "
                 f"{samples:,} samples an epoch, and at most {LARGEST:,} are drawn; lower one of them"
             )
         if not self.rewards:
@@ -378,24 +378,11 @@ class PolicyConfig(Section):
         """What is known of the kind of generator."""
         return POLICIES[self.model.kind]
 
-    @property
-    def drawn_per_prompt(self) -> int:
-        """How many samples of a prompt are drawn, of which `group_size` are trained on."""
-        return self.selection.scouts.per_prompt if self.selection.scouts else self.group_size
-
     def _check_steps(self) -> None:
         sampling = self.sampling
-        scouts = self.selection.scouts
-        key = "selection.scouts.per_prompt" if scouts else "group_size"
-        tree = sampling.tree.resolve(self.drawn_per_prompt, steps=sampling.stochastic_steps, key=key)
+        tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
         self._check_suffix(sampling.suffix, is_path=is_path)
-        if scouts:
-            scouts.check(tree, group_size=self.group_size, full=sampling.suffix)
-            try:
-                self._check_suffix(scouts.suffix, is_path=is_path)
-            except ValueError as error:  # the same section under another key
-                raise ValueError(str(error).replace("sampling.suffix", "selection.scouts.suffix")) from None
         # An sde_type may add no noise at a step, which then has no likelihood to train.
         if is_path:
             SDE_TYPES[sampling.sde_type].check(

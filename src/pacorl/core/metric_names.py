@@ -8,7 +8,6 @@ from typing import Any
 
 MONITOR, HELD_OUT, ALARM, SECONDS = "monitor/", "held_out/", "alarm/", "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
-SCOUTS_CORRELATION = "scouts/correlation"
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
 

@@ -79,8 +79,8 @@ class TreeOptions(Section):
     antithetic: bool = False
     """Whether siblings come in pairs of opposite noise, +ε and −ε."""
 
-    def resolve(self, group_size: int, *, steps: int, key: str = "group_size") -> Tree:
-        """The tree of `group_size` samples, a number that a config says by `key`, with `steps` stochastic steps.
+    def resolve(self, group_size: int, *, steps: int) -> Tree:
+        """The tree of `group_size` samples with `steps` stochastic steps.
 
         Raises:
             ValueError: if they do not fit; the message names the key and the fix.
@@ -96,7 +96,7 @@ class TreeOptions(Section):
         if tree.group_size != group_size:
             raise ValueError(
                 f"sampling.tree has {seeds} seeds × {' × '.join(map(str, branches))} branches = {tree.group_size} "
-                f"samples and {key} is {group_size}; make them equal"
+                f"samples and group_size is {group_size}; make them equal"
             )
         if self.antithetic and (all(count == 1 for count in branches) or any(c > 1 and c % 2 for c in branches)):
             raise ValueError(
