@@ -165,8 +165,8 @@ FAULTS = [
         "config: sampling.suffix steps 2 and no deterministic step follows the last stochastic one; leave",
     ),
     (
-        ["sampling.sde_steps=[9]", "sampling.suffix={solver: ab2, cache: taylor}"],
-        "config: sampling.suffix solver ab2, cache taylor and no deterministic step follows the last stochastic one",
+        ["sampling.sde_steps=[9]", "sampling.suffix.solver=ab2"],
+        "config: sampling.suffix solver ab2 and no deterministic step follows the last stochastic one",
     ),
     (
         ["objective.name=diffusion_nft", "sampling.suffix.steps=11"],
@@ -181,19 +181,6 @@ FAULTS = [
     (
         ["sampling.sde_steps=[8]", "sampling.suffix.solver=ab2"],
         "config: sampling.suffix.solver ab2 looks back one step, and the suffix has 1; give it 2 steps",
-    ),
-    (
-        ["sampling.suffix={cache: taylor, steps: 1}"],
-        "config: sampling.suffix.cache taylor computes the first step, and the suffix has 1; give it 2 steps",
-    ),
-    (
-        ["sampling.suffix.cache=tailor"],
-        "sampling.suffix.cache: unknown cache 'tailor'; did you mean 'taylor'? there are first_block, taylor",
-    ),
-    (["sampling.suffix.cache={name: taylor, threshold: 1}"], "sampling.suffix.cache.threshold: unknown key"),
-    (
-        ["model.kind=sd3", "sampling.suffix.cache=taylor"],
-        "config: sampling.suffix.cache taylor and kind sd3, whose transformer takes no cache; leave it out",
     ),
     (
         ["sampling.window.kind=sliding", "sampling.window.size=2"],

@@ -45,7 +45,7 @@ OBJECTIVES = {
     "flux_suffix": [
         *CHEAP,
         "sampling.steps=5",
-        "sampling.suffix={cache: taylor, check_every: 1}",
+        "sampling.suffix={solver: ab2, steps: 2, check_every: 1}",
         "sampling.batch=4",
         "optimizer.updates_per_epoch=1",
         "objective={inner_epochs: 2, clip_range: 1}",  # two updates, the second of which is not clipped away

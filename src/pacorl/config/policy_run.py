@@ -12,9 +12,8 @@ from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
-from pacorl.core.caches import CACHES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.sampling import Sampler, SamplingSteps, Steps, Suffix, TreeOptions
+from pacorl.core.sampling import Sampler, SamplingSteps, Steps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
@@ -382,7 +381,8 @@ class PolicyConfig(Section):
         sampling = self.sampling
         tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
-        self._check_suffix(sampling.suffix, is_path=is_path)
+        for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_path else [-1]:
+            sampling.suffix.grid(last + 1, sampling.steps)
         # An sde_type may add no noise at a step, which then has no likelihood to train.
         if is_path:
             SDE_TYPES[sampling.sde_type].check(
@@ -398,16 +398,6 @@ class PolicyConfig(Section):
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
-
-    def _check_suffix(self, suffix: Suffix, *, is_path: bool) -> None:
-        if suffix.cache and not self.generator.takes_cache(suffix.cache.name):
-            fitting = next((f"{name} alone" for name in CACHES if self.generator.takes_cache(name)), "no cache")
-            raise ValueError(
-                f"sampling.suffix.cache {suffix.cache.name} and kind {self.model.kind}, whose transformer takes "
-                f"{fitting}; leave it out, or take fewer sampling.suffix.steps by solver ab2"
-            )
-        for last in self.sampling.sde_steps[self.sampling.stochastic_steps - 1 :] if is_path else [-1]:
-            suffix.grid(last + 1, self.sampling.steps)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Check that edits have an editor, and none of the settings that they rule out.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pacorl.core.caches import CACHES
 from pacorl.core.sampling import Tree
 from pacorl.core.schedule import seed_of
 from pacorl.types import Prompt, Size
@@ -99,13 +98,6 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
         raise ValueError(
             "model.stream and FSDP2: what is streamed is not there to be sharded; leave stream out, or launch with "
             "ddp.yaml"
-        )
-    cache = config.sampling.suffix.cache
-    if sharded and cache and not CACHES[cache.name].shardable:
-        whole = ", ".join(name for name in CACHES if CACHES[name].shardable)
-        raise ValueError(
-            f"sampling.suffix.cache {cache.name} does not know the blocks of a transformer that FSDP2 has sharded; "
-            f"take {whole}, or leave the cache out"
         )
     rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
     assign_rows(

@@ -170,7 +170,6 @@ class QwenEditPolicy(PipelinePolicy):
 
         def read(prefix: str) -> Tensor:
             predicted = self.predict(
-                prefix,
                 hidden_states=torch.cat([x_BNC.to(dtype), tensors["source"].to(dtype)], 1),
                 timestep=sigma_B.to(dtype),
                 guidance=None,

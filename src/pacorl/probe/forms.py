@@ -111,7 +111,7 @@ def _trees(config: PolicyConfig, configured: Sampler) -> Iterator[Tree]:
 def _suffixes(configured: Sampler) -> Iterator[Suffix]:
     yield configured.suffix
     left = configured.steps - configured.sde_steps[-1] - 1
-    half = configured.suffix.model_copy(update={"solver": "ab2", "steps": max(1, left // 2), "cache": None})
+    half = configured.suffix.model_copy(update={"solver": "ab2", "steps": max(1, left // 2)})
     if configured.suffix != half and left // 2 >= SOLVERS["ab2"].least_steps:
         yield half
 

@@ -47,7 +47,6 @@ class PendingEpoch:
         self.answers: dict[str, Answers] = {}
         self.samples: list[Samples] | None = None
         """This rank's by update, once they are complete."""
-        """Stage of the samples."""
         self._mark: dict[str, Any] = {}
         """Content of the folder's mark; empty if the folder is of no use."""
         for name, service in services.items():

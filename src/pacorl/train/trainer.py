@@ -518,7 +518,7 @@ class PolicyTrainer:
                 SUFFIX_CORRELATION,
                 f"epoch {self.epoch + 1}: with sampling.suffix {self.config.sampling.suffix.says} a group's advantages "
                 f"correlate by {agreement:.2f} with those of all steps, less than {LEAST_CORRELATION}; give it more "
-                "steps, solver ab2 or no cache, or leave sampling.suffix out",
+                "steps, solver ab2, or leave sampling.suffix out",
             )
 
     def _warn_once(self, topic: str, message: str) -> None:
