@@ -22,7 +22,7 @@ from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digests
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.train.audit import audit, ranges
-from pacorl.train.checkpoint import SEAL
+from pacorl.train.checkpoint import SEAL, _seal_of
 from pacorl.train.ledger import FILES, Record, chained, projection, read_ledger, summary, tensor_items
 from pacorl.train.trainer import train_policy
 from pacorl.train.verify import Comparison, recompute
@@ -97,13 +97,14 @@ def no_line(run: Path) -> None:
 
 
 def other_weights(run: Path) -> None:
-    """Whoever changes a checkpoint knows to change its own digests too."""
+    """Change a checkpoint together with its own digests and seal."""
     checkpoint = run / "checkpoints" / "step-000004"
     tensors = load_file(checkpoint / "average.safetensors")
     next(iter(tensors.values())).add_(1e-7)
     save_file(tensors, checkpoint / "average.safetensors")
     state = json.loads((checkpoint / "state.json").read_text()) | {"files": whole(checkpoint)}
     del state[SEAL]
+    state[SEAL] = _seal_of(state)
     (checkpoint / "state.json").write_text(json.dumps(state))
 
 
