@@ -45,39 +45,6 @@ def test_the_gpu_day_runs_at_full_width_on_a_pretended_card() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_both_orders_of_questions_end_with_the_same_rankings(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_question = benchmark("next_question", monkeypatch)
-    row = next_question.measure(next_question.Pool.of_pairs(0, references=1, candidates=4), 0)
-    assert row["labels"]["shuffled, scores"][1.0] == row["labels"]["informative, scores"][1.0] > 0.5
-    assert 0 < row["needed"]["informative, scores"] <= 1
-    assert row["labels"]["informative, prior"][0.0] > row["labels"]["informative, scores"][0.0] == 0
-    pool = next_question.Pool.of_rankings(0, prompts=1, grids=2)
-    assert len(pool.questions) == 2 * 4 * 3
-    assert all(pool.truth[one.reference, name] >= 0 for one in pool.questions for name in one.candidates)
-    # Half-way between a point that is below and one that is above; a lucky point alone does not decide.
-    assert next_question.labels_for(0.5, {0.0: 0.0, 0.5: 0.4, 1.0: 0.6}) == pytest.approx(0.75)
-    assert next_question.labels_for(0.8, {0.0: 0.0, 0.2: 0.9, 0.5: 0.5, 1.0: 0.8}) == pytest.approx(5 / 6)
-    assert next_question.labels_for(0.9, {0.0: 0.0, 0.5: 0.5, 1.0: 0.6}) == 1  # never
-    assert next_question.labels_for(0.5, {0.0: 0.6, 1.0: 0.7}) == 0
-
-
-def test_judges_learn_from_the_labels_of_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    next_question = benchmark("next_question", monkeypatch)
-    monkeypatch.setattr(next_question, "BUDGETS", (1.0,))
-    held_out = next_question.Pool.of_pairs(1, references=4, candidates=4, split="dev")
-    lessons = next_question.Lessons(3, held_out)
-    start = lessons.accuracy(next_question.LocalJudge.from_pretrained("tiny"))
-    row = next_question.measure(next_question.Pool.of_pairs(0, references=2, candidates=4), 0, lessons=lessons)
-    judges = row["judges"]
-    assert judges["informative, scores"][1.0] == judges["shuffled, scores"][1.0] != start
-    assert judges["today"][1.0] != start
-    table = next_question.judge_table([row, row], start=start)
-    ways = {way: figures["share"] for way, figures in table.items()}
-    assert all(0 <= low <= share <= high <= 1 for share, low, high in ways.values())
-    shown = next_question.show({"shares": {"judge": ways}, "judge": table}, seeds=2)
-    assert "judge, informative, scores " in shown
-
-
 @pytest.mark.slow
 def test_the_gpu_day_measures_everything_on_a_cpu(tmp_path: Path) -> None:
     sections = ["policy", "epoch", "judge", "ratio", "launchers"]  # compiling takes a minute

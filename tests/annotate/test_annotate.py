@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import re
 import shutil
@@ -18,17 +19,17 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tools.tiny.serving import serving_app
 
-from pacorl.annotate.scoring import LiveScores
 from pacorl.annotate.server import make_app, plan, prepare, serve
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, kendall_w, krippendorff_alpha, share_out
 from pacorl.annotate.simulate import Client, simulate
 from pacorl.annotate.store import Person, Store, only_server, public_key, shown_order
+from pacorl.annotate.uncertainty import LiveScores, disagrees, fit_scores, log_probability
 from pacorl.dataset.records import ADJUDICATOR, Answer, Instance, collect_answers, read_answers, read_instances
 from pacorl.dataset.rules import label_pairs, mean_rankings
-from pacorl.dataset.scores import Scores
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.web.guard import RefusedError
 
@@ -597,34 +598,6 @@ def test_names_that_nobody_can_be_added_by(only_read, name, status, message):
     assert message in json.loads(answer[1])["error"]
 
 
-def test_the_administrator_sees_skills_and_both_ends_of_the_scale(running):
-    admin = running.tokens["admin"]
-    nothing = json.loads(running.ask("GET", "/api/admin/scores", token=admin)[1])
-    assert nothing == {"skills": {}, "most": [], "least": [], "rankings": 0}
-    for one in running.store.next_tasks("ann", limit=9):
-        order = sorted(range(len(one.slots)), key=lambda slot: one.slots[slot])  # the candidates as they are listed
-        key = public_key(one.instance.id)
-        running.store.rank(Person("ann", False, 0), key, order, request=f"request-{key}")
-    live = LiveScores(running.store, patience=0)
-    scores = live.summary(Person("admin", True, 0))
-    assert (scores["skills"], scores["rankings"]) == ({"ann": 1.0}, len(running.store.answers()))
-    assert scores["most"][0]["score"] > 0 > scores["least"][0]["score"]
-    _, key, slot = scores["most"][0]["images"][1].rsplit("/", 2)
-    (best,) = (one for one in running.store.instances() if public_key(one.id) == key)
-    assert shown_order("admin", best)[int(slot)] == 0
-    for address in scores["most"][0]["images"]:
-        assert running.ask("GET", address, token=admin)[0] == 200
-    assert running.ask("GET", "/api/admin/scores", token=running.tokens["ann"])[0] == 403
-
-
-def test_a_fit_stands_for_a_while_and_then_sees_what_came(store):
-    live = LiveScores(store, patience=1e9)
-    first = live.now()
-    store.rank(Person("ann", False, 0), key(store), [0, 1, 2, 3], request="request-1")
-    assert live.now() is first
-    assert LiveScores(store, patience=0).now().skills()[0].rankings == 1
-
-
 # --- adjudication ----------------------------------------------------------------------------------------------
 
 
@@ -652,15 +625,14 @@ def answer_as(store, name, instance, order, *, request="", **role):
     store.rank(person, public_key(instance), slots, request=request or f"{name}-rank-{instance}")
 
 
-def test_the_queue_has_what_people_disagree_on_and_the_scores_leave_open(disputed):
-    live = LiveScores(disputed, patience=0)
-    assert [one.instance.id for one in live.open_disagreements()] == ["i1"]
-    assert 0.05 < live.open_disagreements()[0].doubt < 0.5
+def test_the_queue_has_the_questions_without_a_majority(disputed):
+    live = LiveScores(disputed)
+    assert [one.id for one in live.open_disagreements()] == ["i1"]
 
 
 def test_a_decision_wins_in_the_labels_and_the_trail_is_kept(disputed):
     answer_as(disputed, "eve", "i1", "1023", adjudicates=True)
-    assert LiveScores(disputed, patience=0).open_disagreements() == []
+    assert LiveScores(disputed).open_disagreements() == []
     answers = disputed.answers()
     assert sum(answer.adjudicated for answer in answers) == 1
     pairs, balance = label_pairs(answers)
@@ -670,8 +642,7 @@ def test_a_decision_wins_in_the_labels_and_the_trail_is_kept(disputed):
     assert (balance["rankings"], balance["annotators"], balance["adjudicated"]) == (69, 3, 1)
     (mean,) = (one for one in mean_rankings(answers)[0] if one.instance == "i1")
     assert mean.candidates[0] == "images/g1/1_1.png"
-    # A decision is nobody's skill, no second opinion, and nobody's share of the work.
-    assert [one.annotator for one in Scores(answers).skills()] == ["ann", "ben", "cat"]
+    # A decision is no second opinion, and nobody's share of the work.
     assert agreement(answers) == agreement([one for one in answers if not one.adjudicated])
     before = disputed.progress("cat")
     disputed.share(disputed.instances(), disputed.sharing())
@@ -756,17 +727,17 @@ def test_nobody_ranks_and_adjudicates(dataset):
 
 
 def following(store, name="ann"):
-    return [one.id for one in LiveScores(store, patience=0).following(Person(name, is_admin=False, expires=0))]
+    return [one.id for one in LiveScores(store).following(Person(name, is_admin=False, expires=0))]
 
 
-def test_what_tells_most_comes_first(tmp_path):
+def test_the_most_uncertain_question_comes_first(tmp_path):
     """Among a, b, c and d, of which a is above all others: b against c is open, a against d as good as known."""
     pairs = {f"{one}{other}": (one, other) for one, other in ("ab", "ac", "ad", "bc", "bd", "cd")}
     rows = [Instance(name, "g", "reference", pair) for name, pair in pairs.items()]
     with Store(tmp_path / "annotations.db") as store:
         for name in ("ann", "ben"):
             store.add_person(name)
-        store.share(rows, Sharing(overlap=1, judges=2, controls=0, order="informative"))
+        store.share(rows, Sharing(overlap=1, judges=2, controls=0, order="uncertain"))
         shares = [one.instance.id for one in store.next_tasks("ann", limit=9)]
         assert following(store) == shares  # while nothing is known, the order of the shares
         for name in ("ab", "ac", "bd", "cd"):
@@ -781,15 +752,25 @@ def test_what_tells_most_comes_first(tmp_path):
         assert sorted(following(store)) == sorted(pairs)
 
 
-def test_a_judges_opinion_says_what_is_asked_first(tmp_path):
-    """The judge is sure that a is above b and c, and in doubt of these two."""
-    rows = [Instance(one + other, "g", "r", (one, other)) for one, other in ("ab", "bc", "ac")]
-    prior = [{"images": ["r", name], "p_yes": p} for name, p in (("a", 0.99), ("b", 0.2), ("c", 0.2))]
-    write_jsonl(tmp_path / "prior.jsonl", prior)
-    with Store(tmp_path / "annotations.db") as store:
-        store.add_person("ann")
-        store.share(rows, Sharing(overlap=0, controls=0, order="informative"))
-        assert following(store)[0] == "bc"
+def test_scores_are_the_peak_of_the_posterior():
+    """One ranking of two candidates: σ(−d) = d/8, with d the difference of their scores of prior N(0, 2²)."""
+    score = fit_scores([Answer("i", "ann", "g", "r", ("a", "b"))])
+    gap = score[frozenset("ra")] - score[frozenset("rb")]
+    assert 1 / (1 + math.exp(gap)) == pytest.approx(gap / 8, rel=1e-3)
+
+
+def test_the_probability_of_the_most_likely_ranking():
+    assert log_probability(np.zeros(4)) == pytest.approx(-math.log(24))
+    assert log_probability(np.array([0.0, 1.0])) == pytest.approx(math.log(math.e / (1 + math.e)))
+    assert log_probability(np.array([9.0, 0.0, -9.0])) > log_probability(np.array([1.0, 0.0, -1.0]))
+
+
+def test_a_majority_settles_a_question():
+    orders = {"a": ("x", "y", "z"), "b": ("x", "y", "z"), "c": ("y", "x", "z")}
+    rankings = [Answer("i", name, "g", "r", order) for name, order in orders.items()]
+    assert not disagrees(rankings)
+    assert disagrees(rankings[1:])
+    assert not disagrees(rankings[:1])
 
 
 def test_control_questions_keep_their_turns(tmp_path):
@@ -797,7 +778,7 @@ def test_control_questions_keep_their_turns(tmp_path):
     controls = [replace(one, id=f"c-{one.id}", must=((0, 1),)) for one in rows[:5]]
     with Store(tmp_path / "annotations.db") as store:
         store.add_person("ann")
-        store.share([*rows, *controls], Sharing(overlap=0, control_every=5, order="informative"))
+        store.share([*rows, *controls], Sharing(overlap=0, control_every=5, order="uncertain"))
         shuffled, seen = [one.instance.id for one in store.next_tasks("ann", limit=99)], []
         while following(store):
             seen.append(following(store)[0])
@@ -808,9 +789,9 @@ def test_control_questions_keep_their_turns(tmp_path):
     assert sum(map(bool, turns[0])) == 4
 
 
-def test_the_page_asks_in_the_informative_order_and_to_the_end(dataset):
+def test_the_page_asks_in_the_uncertain_order_and_to_the_end(dataset):
     folder = dataset(prompts=2, grids=2)
-    sharing = Sharing(overlap=1, judges=2, controls=2, control_every=10, order="informative")
+    sharing = Sharing(overlap=1, judges=2, controls=2, control_every=10, order="uncertain")
     with Store(folder / "annotations.db") as store:
         links = prepare(store, folder, ["ann", "ben"], sharing=sharing)
         assert store.sharing() == sharing
@@ -821,20 +802,11 @@ def test_the_page_asks_in_the_informative_order_and_to_the_end(dataset):
 
 
 def test_an_unknown_order():
-    with pytest.raises(ValueError, match="order 'best' must be one of shuffled, informative"):
+    with pytest.raises(ValueError, match="order 'best' must be one of shuffled, uncertain"):
         Sharing(order="best")
 
 
 # --- the HTTP API, continued -----------------------------------------------------------------------------------
-
-
-def test_nobody_waits_for_somebody_elses_fit(store):
-    live = LiveScores(store, patience=0)
-    first = live.now()
-    store.rank(ANN, key(store), [0, 1, 2, 3], request="request-1")
-    with live._lock:  # as another thread has it that fits
-        assert live.now() is first
-    assert live.now().skills()[0].rankings == 1
 
 
 def test_images_come_from_the_folder_only(only_read):

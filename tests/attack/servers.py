@@ -106,7 +106,6 @@ REQUESTS: dict[str, tuple[Asked, ...]] = {
         Asked("GET", "/images/INSTANCE/reference"),
         Asked("GET", "/images/INSTANCE/1"),
         Asked("GET", "/api/admin", None, ADMIN_TOKEN),
-        Asked("GET", "/api/admin/scores", None, ADMIN_TOKEN),
         Asked("GET", "/api/admin/rankings.jsonl", None, ADMIN_TOKEN),
         Asked("GET", "/api/admin/audit.jsonl", None, ADMIN_TOKEN),
         Asked("GET", f"/join/{TOKEN}"),

@@ -249,7 +249,9 @@ def test_who_rates_must_be_named(gedit_folder: Path, edits: Path) -> None:
 
 
 def test_a_generator_of_sets_edits_nothing(gedit_folder: Path, tmp_path: Path) -> None:
-    done = command(gedit_folder, "--model", "black-forest-labs/FLUX.1-dev", "--paint-only", "--out", tmp_path / "out")
+    done = command(
+        gedit_folder, "--model", "black-forest-labs/FLUX.1-dev", "--generate-only", "--out", tmp_path / "out"
+    )
     assert "is of kind 'flux', which makes sets" in str(done.exception)
     for edits in (False, True):  # a kind that does both is taken for either
         options = GeneratorBenchmarkOptions(model="black-forest-labs/FLUX.2-klein-base-4B")

@@ -18,7 +18,6 @@ LISTS = [
     ("dataset", "prompts", "--price", "-1/1"),
     ("probe", "--noise-levels", "0.5,nan"),
     ("probe", "--noise-levels", "-1"),
-    ("probe", "--temperatures", "1e300"),
     ("probe", "--steps", "nan"),
     ("probe", "--sizes", "0x32"),
     ("generate", "--size", "nanxinf"),

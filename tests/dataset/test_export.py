@@ -150,11 +150,11 @@ def test_another_export_leaves_nothing_of_the_last(ranked):
 
 
 def test_a_file_of_an_earlier_export_that_was_edited_stays(ranked):
-    export(ranked, shares=SHARES, formats=["jsonl", "scores"])
-    (ranked / "export" / "scores.jsonl").write_text("mine")
+    export(ranked, shares=SHARES, formats=["jsonl", "sharegpt"])
+    (ranked / "export" / "dataset_info.json").write_text("mine")
     export(ranked, shares=SHARES, formats=["jsonl"])
-    assert (ranked / "export" / "scores.jsonl").read_text() == "mine"
-    assert not (ranked / "export" / "annotators.jsonl").exists()
+    assert (ranked / "export" / "dataset_info.json").read_text() == "mine"
+    assert not (ranked / "export" / "consistency_train.json").exists()
 
 
 def test_a_manifest_of_somebody_else_deletes_nothing_elsewhere(ranked, tmp_path):

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,13 +21,8 @@ from pacorl.core.grid import join, split
 from pacorl.core.sampling import Tree
 from pacorl.judges.http.judge import HttpJudge
 from pacorl.judges.judge import RemoteJudge
-from pacorl.probe import show
-from pacorl.probe.design import ProbeOptions, configured_sampler, plan_design
-from pacorl.probe.forms import nodes_of, signal_of
-from pacorl.probe.measure import draw, opened, reread
-from pacorl.probe.readings import READINGS, Recorder, readings_of, recorder_of
-from pacorl.probe.run import Finding, Findings, _best, _gain_for_cost, probe
-from pacorl.probe.variance import nested_variances
+from pacorl.probe.draws import READINGS, ProbeOptions, configured_sampler, draw, opened, plan_design, readings_of, timed
+from pacorl.probe.run import Findings, node_counts, probe
 from pacorl.train.builders import read_prompts
 from pacorl.train.trainer import PolicyTrainer
 from pacorl.types import Grid, Prompt, Question
@@ -44,19 +38,18 @@ def found(toy: Config) -> Findings:
 
 def undated(document: dict[str, object]) -> str:
     """The document without what a clock says."""
-    kept = {key: value for key, value in document.items() if key not in {"seconds", "clock"}}
-    return json.dumps(kept | {"forms": [{**form, "seconds": 0} for form in document["forms"]]})  # type: ignore[attr-defined]
+    return json.dumps({key: value for key, value in document.items() if key not in {"seconds", "clock", "cost"}})
 
 
 def test_the_seed_decides_everything_but_the_clock(toy: Config, found: Findings) -> None:
     again = probe(toy(*FEW), ProbeOptions(epochs=2))
     other = probe(toy(*FEW, "seed=7"), ProbeOptions(epochs=2))
-    assert undated(show.to_dict(again)) == undated(show.to_dict(found))
-    assert undated(show.to_dict(other)) != undated(show.to_dict(found))
+    assert undated(again.document()) == undated(found.document())
+    assert undated(other.document()) != undated(found.document())
 
 
 def test_shares_of_a_prompt_sum_to_one(found: Findings) -> None:
-    for finding in (*found.candidates, *found.temperatures):
+    for finding in found.candidates:
         shares = [finding.variances.share(name).value for name in finding.variances.within]
         assert sum(shares) == pytest.approx(1.0)
         assert finding.variances.names[-1] == "judge"
@@ -77,18 +70,11 @@ def test_candidates_share_prompts_and_starts(toy: Config) -> None:
         assert np.ptp(pairs[:, 0]) > 0.02  # and starts are not
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ["sampling.tree={seeds: 2}"],
-        ["sampling.tree={seeds: 1}", "selection.scouts={per_prompt: 16, suffix: {solver: ab2, steps: 2}}"],
-    ],
-    ids=["two starts", "scouts"],
-)
-def test_forms_count_what_a_run_makes(toy: Config, settings: list[str]) -> None:
-    """Forwards and questions of the config's own form are those that an epoch of training makes."""
-    config = toy(*FEW, *settings, "sampling.steps=5")
-    own_form = probe(config, ProbeOptions(epochs=1)).forms[0]
+@pytest.mark.parametrize("suffix", ["{}", "{solver: ab2, steps: 2, check_every: 0}"])
+def test_the_cost_of_an_epoch_is_what_a_run_makes(toy: Config, suffix: str) -> None:
+    """Forwards and questions are those of an epoch of training."""
+    config = toy(*FEW, "sampling.tree={seeds: 2}", "sampling.steps=5", f"sampling.suffix={suffix}")
+    cost = probe(config, ProbeOptions(epochs=1)).cost
     trainer = PolicyTrainer(config)
     latents, asked = {True: 0, False: 0}, 0
     velocity, verdicts = trainer.policy.velocity, ToyJudge.verdicts
@@ -107,24 +93,13 @@ def test_forms_count_what_a_run_makes(toy: Config, settings: list[str]) -> None:
         patch.setattr(ToyJudge, "verdicts", counting)
         trainer.run_epoch()
     trainer.close()
-    assert (own_form.forwards, own_form.trained, own_form.questions) == (latents[False], latents[True], asked)
-    assert own_form.is_configured
+    assert (cost.forwards, cost.trained, cost.questions) == (latents[False], latents[True], asked)
+    assert list(cost.seconds) == ["sampling", "reward", "update"]
+    assert min(cost.seconds.values()) > 0
 
 
-def test_a_group_of_one_start_is_all_signal_but_for_the_judge() -> None:
-    rng = np.random.default_rng(0)
-    start, step = rng.standard_normal((300, 3, 1, 1)), 0.5 * rng.standard_normal((300, 3, 2, 1))
-    judge = 0.25 * rng.standard_normal((300, 3, 2, 2))
-    variances = nested_variances(start + step + judge, steps=("step 1",), rng=rng)
-    assert nodes_of(Tree(4, (2, 3))) == [4, 8, 24]
-    for tree, starts, steps in ((Tree(16, (1,)), 16, 16), (Tree(4, (4,)), 4, 16), (Tree(1, (16,)), 1, 16)):
-        signal = 0.25 * (1 - 1 / steps)
-        noise = 1.0 * (1 - 1 / starts) + 0.0625 * (1 - 1 / 16)
-        carried = signal_of(variances, tree)
-        assert carried.share.value == pytest.approx(signal / (signal + noise), rel=0.1)
-        assert carried.gain.value == pytest.approx(signal / (signal + noise) ** 0.5, rel=0.1)
-        assert carried.snr.value == pytest.approx(signal / noise, rel=0.15)
-        assert carried.gain.low < carried.gain.value < carried.gain.high
+def test_the_nodes_of_a_group() -> None:
+    assert node_counts(Tree(4, (2, 3))) == [4, 8, 24]
 
 
 def test_advantages_among_siblings_do_not_meet_the_start(toy: Config) -> None:
@@ -132,9 +107,9 @@ def test_advantages_among_siblings_do_not_meet_the_start(toy: Config) -> None:
         probe(toy(*FEW, "sampling.tree={seeds: 2}", f"advantages.among={among}"), ProbeOptions(judge_repeats=()))
         for among in ("group", "siblings")
     )
-    assert siblings.forms[0].signal.share.value == pytest.approx(1.0)
-    assert siblings.candidates[0].signal.share.low == pytest.approx(1.0)
-    assert group.forms[0].signal.share.low < 0.9
+    assert siblings.candidates[0].signal.value == pytest.approx(1.0)
+    assert siblings.candidates[0].signal.low == pytest.approx(1.0)
+    assert group.candidates[0].signal.low < 0.9
 
 
 # --- the judge's readings --------------------------------------------------------------------------------------
@@ -179,42 +154,14 @@ def test_no_repeat_leaves_the_judge_unread_and_says_so(toy: Config) -> None:
     assert any("the judge was read once" in note for note in findings.notes)
 
 
-def test_other_temperatures_ask_the_judge_nothing(toy: Config) -> None:
-    config = toy(*FEW)
-    own, train = configured_sampler(config), read_prompts(config)[0]
-    design = plan_design(config, own, ProbeOptions(), prompts=len(train))
-    with opened(config, design, train, ["turned"]) as models:
-        drawn = draw(models, design.candidates[0], own, seeds=2)
-        before = [len(recorder.answers) for recorder in models.recorders.values()]
-        warmer, same = reread(models, drawn, temperature=4.0), reread(models, drawn, temperature=1.0)
-        assert [len(recorder.answers) for recorder in models.recorders.values()] == before
-    for key, scores in drawn.scores.items():
-        assert same.scores[key] == pytest.approx(scores, abs=1e-12)
-        assert not np.allclose(warmer.scores[key], scores)
-
-
-def test_a_recorder_asks_each_question_once() -> None:
-    asked: list[int] = []
-
-    class Counting(ToyJudge):
-        def verdicts(self, questions):  # type: ignore[no-untyped-def]
-            asked.append(len(questions))
-            return super().verdicts(questions)
-
-    recorder, question = Recorder(Counting()), Question((grid_of(3), grid_of(4)), "?")  # type: ignore[arg-type]
-    turned = Question(question.images[::-1], "?")
-    assert recorder.verdicts([question, question, turned])[0] == recorder.verdicts([question])[0]
-    assert asked == [2]
-
-
-def test_a_recorder_of_a_judge_elsewhere_is_one_elsewhere() -> None:
+def test_a_timed_remote_judge_is_a_remote_one() -> None:
     """The scorer asks such a judge from many threads, and one of this process from one."""
     judge = HttpJudge("paco", ["http://127.0.0.1:9/v1"], retries=0)
-    recorder = recorder_of(judge)
-    assert isinstance(recorder, RemoteJudge)
-    assert recorder.counters is judge.counters
+    wrapped = timed(judge)
+    assert isinstance(wrapped, RemoteJudge)
+    assert wrapped.counters is judge.counters
     judge.close()
-    assert not isinstance(recorder_of(ToyJudge()), RemoteJudge)
+    assert not isinstance(timed(ToyJudge()), RemoteJudge)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +187,7 @@ def test_edits_are_not_turned() -> None:
 
 def test_a_run_without_a_judge_is_probed_too(toy: Config) -> None:
     findings = probe(toy(*FEW, "judge=none", "rewards=[{name: jpeg_size}]"))
-    assert findings.temperatures == ()
-    assert "temperature" not in findings.recommended
-    assert findings.forms[0].questions == 0
+    assert findings.cost.questions == 0
 
 
 def test_a_reward_that_asks_a_judge_needs_one(toy: Config) -> None:
@@ -261,41 +206,10 @@ def test_groups_that_lack_a_score_are_left_out_and_counted(toy: Config, tmp_path
     findings = probe(toy(*FEW, *overrides), ProbeOptions(epochs=4))
     own = findings.candidates[0]
     assert own.missing_groups == 1
-    assert len(own.mean_P) == 4
     assert "1 of 4 groups lack a score, and are left out" in findings.notes
     path.write_text("def bright(prompts, images):\n    return [None if n % 2 else 0.5 for n, _ in enumerate(images)]\n")
     with pytest.raises(ValueError, match="every prompt of as configured lacks a score"):
         probe(toy(*FEW, *overrides), ProbeOptions(epochs=1))
-
-
-# --- what is recommended ---------------------------------------------------------------------------------------
-
-
-def with_scores(finding: Finding, scores: np.ndarray) -> Finding:  # type: ignore[type-arg]
-    variances = nested_variances(scores, steps=("step",), rng=np.random.default_rng(1))
-    return replace(
-        finding,
-        variances=variances,
-        signal=signal_of(variances, Tree(2, (2,))),
-        mean_P=scores.reshape(len(scores), -1).mean(1),
-    )
-
-
-def test_only_what_is_surely_better_and_no_worse_to_look_at_is_recommended(found: Findings) -> None:
-    rng = np.random.default_rng(2)
-    start, step = rng.standard_normal((200, 2, 1, 1)), rng.standard_normal((200, 2, 2, 1))
-    own = with_scores(found.candidates[0], start + 0.2 * step)
-    strong, worse = (with_scores(found.candidates[1], start + step - fall) for fall in (0.0, 1.0))
-
-    def recommend(rival: Finding) -> object:
-        chosen = _best(own, [rival], value=lambda finding: finding is rival, merit=_gain_for_cost)
-        return chosen.value, chosen.reason
-
-    assert recommend(strong)[0] is True
-    assert recommend(worse) == (False, recommend(worse)[1])
-    assert "its images surely score lower" in recommend(worse)[1]
-    few = with_scores(found.candidates[1], (start + 0.3 * step)[:2])
-    assert recommend(few)[0] is False
 
 
 # --- the command -----------------------------------------------------------------------------------------------
@@ -313,31 +227,25 @@ def test_the_command_on_the_tiny_world(tmp_path: Path) -> None:
     words = [str(recipe()), *settings, "--steps", "0", "--noise-levels", "0.7", "--sizes", "32x32"]
     code, shown, everything = run(*words, "--samples", "24", "--out", str(tmp_path))
     assert code == 0, everything
-    assert "who owns the reward's variance: 2 prompts × 2 starts × 2 children per step" in shown
+    assert "2 prompts × 2 starts × 2 children per step" in shown
     assert "step 0" in shown
     document = json.loads((tmp_path / "probe.json").read_text())
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert [candidate["name"] for candidate in document["candidates"]] == ["as configured", "step 0"]
-    assert set(document["recommended"]) == {"step", "noise_level", "size", "temperature"}
-    assert document["forms"][0]["seconds"]["total"] > 0
-    plotted = ElementTree.fromstring((tmp_path / "probe.svg").read_text())
-    texts = [element.text for element in plotted.iter() if element.tag.endswith("text")]
-    assert {"as configured", "step 0", "sampling", "judge"} <= set(texts)
-    assert set(os.listdir(tmp_path)) == {".pacorl", "probe.json", "probe.svg"}
+    assert document["cost"]["seconds"]["update"] > 0
+    assert set(os.listdir(tmp_path)) == {".pacorl", "probe.json"}
 
 
 SCHEMA = {
-    "": "schema design candidates rewards temperatures forms clock recommended notes seconds",
+    "": "schema design candidates rewards cost clock notes seconds",
     "design": "prompts starts children readings samples budget",
     "candidates.0": "name sde_steps noise_level size mean levels signal groups_alike groups_missing",
     "candidates.0.levels": "prompt start step\N{NO-BREAK SPACE}1 judge",
     "candidates.0.levels.start": "variance unbiased share degrees_of_freedom clamped",
-    "candidates.0.signal": "share snr gain",
-    "candidates.0.signal.gain": "value low high",
+    "candidates.0.signal": "value low high",
     "rewards": "consistency panel_match",
-    "forms.0": "seeds branches suffix own signal forwards trained questions seconds",
-    "forms.0.seconds": "sampling reward update total",
-    "recommended.step": "value configured reason changes",
+    "cost": "forwards trained questions seconds",
+    "cost.seconds": "sampling reward update",
     "clock": "forward trained decode question rewards questions",
 }
 """Dotted places of the document, and the keys there."""
@@ -345,7 +253,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("place", SCHEMA)
 def test_the_document_keeps_its_keys(found: Findings, place: str) -> None:
-    here = json.loads(json.dumps(show.to_dict(found), allow_nan=False))
+    here = json.loads(json.dumps(found.document(), allow_nan=False))
     for key in filter(None, place.split(".")):
         here = here[int(key)] if key.isdecimal() else here[key]
     assert list(here) == [key.replace("\N{NO-BREAK SPACE}", " ") for key in SCHEMA[place].split(" ")]

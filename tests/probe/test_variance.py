@@ -111,3 +111,15 @@ def test_scores_that_are_all_alike_have_no_shares() -> None:
 def test_a_level_of_one_unit_is_refused() -> None:
     with pytest.raises(ValueError, match="needs two draws"):
         nested_variances(np.ones((2, 1, 2, 1)), steps=STEPS, rng=np.random.default_rng(0))
+
+
+def test_the_signal_of_a_group_counts_its_distinct_draws() -> None:
+    rng = np.random.default_rng(0)
+    y = drawn(rng, (3000, 3, 2, 2), (0.0, 1.0, 0.5, 0.25))
+    variances = nested_variances(y, steps=STEPS, rng=rng)
+    for starts in (16, 4, 1):
+        signal = variances.signal({"start": starts, "step 1": 16, "judge": 16})
+        moved = 0.25 * (1 - 1 / 16)
+        fixed = 1.0 * (1 - 1 / starts) + 0.0625 * (1 - 1 / 16)
+        assert signal.value == pytest.approx(moved / (moved + fixed), rel=0.1)
+        assert signal.low < signal.value < signal.high

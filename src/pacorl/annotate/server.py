@@ -6,7 +6,7 @@
     POST /api/skips           {instance, reason, request}
     POST /api/undo            {request}
     GET  /images/KEY/SLOT     a candidate's image, or the reference's (SLOT = reference)
-    GET  /api/admin, /api/admin/scores, /api/admin/rankings.jsonl, /api/admin/audit.jsonl
+    GET  /api/admin, /api/admin/rankings.jsonl, /api/admin/audit.jsonl
                               for the administrator's token, as are these two:
     POST /api/admin/people    {name, days, adjudicates} adds somebody; answers with a link
     POST /api/admin/links     {name, days}              a new link for somebody; the old one ends
@@ -28,9 +28,9 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import Field
 
-from pacorl.annotate.scoring import LiveScores
 from pacorl.annotate.sharing import Sharing, agreement, foreign_controls, share_out
 from pacorl.annotate.store import Person, Store, Task, only_server, public_key, shown_order
+from pacorl.annotate.uncertainty import LiveScores
 from pacorl.dataset.manifest import DatasetStep
 from pacorl.dataset.records import ADJUDICATOR, ADMINISTRATOR, DATABASE, Instance, read_instances
 from pacorl.io.documents import blamed_on
@@ -243,7 +243,6 @@ def make_app(folder: Path, store: Store) -> FastAPI:
         ("POST", "/api/skips", skip),
         ("POST", "/api/undo", undo),
         ("GET", "/api/admin", admin),
-        ("GET", "/api/admin/scores", scores),
         ("POST", "/api/admin/people", add_person),
         ("POST", "/api/admin/links", renew_link),
         ("GET", "/api/admin/rankings.jsonl", rankings),
@@ -307,7 +306,7 @@ def image_path(folder: Path, name: str) -> Path:
 def task(state: State, person: Someone) -> dict[str, Any]:
     """What this person does next."""
     progress = state.store.progress(person.name)
-    if person.adjudicates or state.store.sharing().order == "informative":
+    if person.adjudicates or state.store.sharing().order == "uncertain":
         following = state.scores.following(person)
         tasks = [state.store.task(person.name, instance) for instance in following[:2]]
         progress["total"] = progress["ranked"] + progress["skipped"] + len(following)
@@ -390,11 +389,6 @@ def renew_link(form: PersonForm, state: State, person: Administrator) -> dict[st
     if form.name not in (*state.store.people(), *state.store.people(role=ADJUDICATOR)):
         raise RefusedError(f"{form.name[:60]!r} has no share of the work; add them first", status=404)
     return {"name": form.name, "link": f"/join/{state.store.add_person(form.name, days=form.days)}"}
-
-
-def scores(state: State, person: Administrator) -> dict[str, Any]:
-    """Skills, and the pairs of images at both ends of the scale, as far as people have come."""
-    return state.scores.summary(person)
 
 
 def rankings(state: State, person: Administrator) -> Response:

@@ -15,8 +15,8 @@ import numpy as np
 
 from pacorl.dataset.records import Answer, Instance
 
-ORDERS = ("shuffled", "informative")
-"""shuffled: in an order drawn once; informative: what tells most about the scores, given all rankings so far."""
+ORDERS = ("shuffled", "uncertain")
+"""shuffled: an order drawn once; uncertain: the question whose answer is most uncertain, given all rankings so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
-from pacorl.cli.shared import Commands, JsonOption, OnlyJudge, echo, echo_errors, needing, print_json, progress
+from pacorl.cli.shared import Commands, JsonOption, echo, echo_errors, needing, print_json, progress
 from pacorl.config.options import (
     LARGEST,
     SEEDS,
@@ -36,7 +36,6 @@ SEED = typer.Option(0, min=0, max=SEEDS, help="Of everything that is drawn.")
 PROMPTS = typer.Option("diverse.jsonl", help="The prompts file inside the folder.")
 RULE = typer.Option("best_worst", help="How rankings become pairs: best_worst or halves.")
 QUESTION = typer.Option("theme", help="What the judge is asked: theme, criteria, or plain.")
-LABELS = typer.Option("votes", help="Votes, one for each ranking, or scores: one ranking of each instance, by score.")
 
 
 def split_names(text: str) -> list[str]:
@@ -86,7 +85,7 @@ class SharingOptions:
         None, "One control question among so many, or 0 for none. Default: 20.", least=0, most=LARGEST
     )
     seed: int | None = option(None, "Of the shares and the control questions. Default: 0.", least=0, most=SEEDS)
-    order: str | None = option(None, "shuffled, or informative: what tells most comes first. Default: shuffled.")
+    order: str | None = option(None, "shuffled, or uncertain: the most uncertain question first. Default: shuffled.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,18 +259,6 @@ def pair(
 
 
 @app.command()
-def prior(folder: Path = FOLDER, *, question: str = QUESTION, judge: OnlyJudge, step: StepOptions) -> None:
-    """Ask a judge about every pair: scores then begin at what it says, and people are asked what it is in doubt of."""
-    from pacorl.dataset.prior import judge_pairs
-    from pacorl.judges import check_judge
-    from pacorl.score.reward import PacoReward
-
-    check_judge(judge.judge, adapter=judge.judge_adapter)
-    load = partial(PacoReward.from_pretrained, judge.judge, **judge.judge_access)
-    step.perform("judging", partial(judge_pairs, folder, load, name=judge.judge_name, question=question))
-
-
-@app.command()
 def annotate(
     folder: Path = FOLDER,
     *,
@@ -326,7 +313,6 @@ def explain(
     *,
     rule: str = RULE,
     question: str = QUESTION,
-    labels: str = LABELS,
     limit: int | None = typer.Option(None, min=1, max=LARGEST, help="At most so many pairs."),
     chat: ChatOptions,
     step: StepOptions,
@@ -334,7 +320,7 @@ def explain(
     """Write reasons for the labelled pairs."""
     from pacorl.dataset.explain import explain as write
 
-    run = partial(write, folder, chat.connect(), rule=rule, question=question, labels=labels, limit=limit)
+    run = partial(write, folder, chat.connect(), rule=rule, question=question, limit=limit)
     step.perform("explaining", partial(run, workers=chat.workers, price=chat.price or (0.0, 0.0)))
 
 
@@ -343,10 +329,9 @@ def export(
     folder: Path = FOLDER,
     *,
     out: Path | None = typer.Option(None, help="Where to write; FOLDER/export unless named."),
-    formats: str = typer.Option("sharegpt,jsonl,consistency_rank,scores", help="Also: parquet."),
+    formats: str = typer.Option("sharegpt,jsonl,consistency_rank", help="Also: parquet."),
     rule: str = RULE,
     question: str = QUESTION,
-    labels: str = LABELS,
     test_share: float = typer.Option(0.1, min=0, max=1, help="Share of the prompts that is held out."),
     seed: int = SEED,
     step: StepOptions,
@@ -356,7 +341,7 @@ def export(
 
     shares = {"train": 1 - test_share, "test": test_share}
     run = partial(write, folder, out=out, formats=split_names(formats), shares=shares, seed=seed)
-    step.perform("exporting", partial(run, rule=rule, question=question, labels=labels))
+    step.perform("exporting", partial(run, rule=rule, question=question))
 
 
 @app.command()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from pacorl.cli.shared import echo_errors, print_json, progress
+from pacorl.cli.shared import print_json, progress
 from pacorl.cli.train import check_run
 from pacorl.config.options import LARGEST, STRONGEST, amount, option
 from pacorl.types import Size
 
+if TYPE_CHECKING:
+    from pacorl.probe.run import Findings
+
+PIPE_WIDTH = 120
 Value = TypeVar("Value")
 
 
@@ -44,16 +50,13 @@ class ProbeFlags:
     sizes: tuple[Size, ...] | None = option(
         None, "Training sizes to compare, e.g. 256x256,384x384.", parse=listed(Size.parse, "256x256,384x384")
     )
-    temperatures: tuple[float, ...] | None = option(
-        None, "Temperatures of the judged rewards to compare; they cost nothing.", parse=listed(amount, "1,2,4")
-    )
     judge_repeats: tuple[str, ...] | None = option(
         None,
         "How the judge reads each image once more: again, turned or resized, several with commas, or none; by default "
         "turned for sets.",
         parse=lambda text: () if text == "none" else listed(str, "turned,resized")(text),
     )
-    out: Path | None = option(None, "A folder for probe.json and probe.svg.")
+    out: Path | None = option(None, "A folder for probe.json.")
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
 
 
@@ -63,34 +66,70 @@ def probe(
     *,
     flags: ProbeFlags,
 ) -> None:
-    """Say which step, noise level, size and temperature carry the signal, at the price of about one epoch."""
+    """Measure which step, noise level and size carry the signal, at the price of about one epoch."""
     from pacorl.config.base import load
     from pacorl.config.policy_run import PolicyConfig
     from pacorl.engine.cores import use_cores
     from pacorl.io.documents import write_json
-    from pacorl.io.files import check_writable, claim_folder, write_atomic
+    from pacorl.io.files import check_writable, claim_folder
     from pacorl.io.quiet import quiet_loading
-    from pacorl.judges import check_temperature
-    from pacorl.probe.design import ProbeOptions
 
     run = load(PolicyConfig, config, overrides or [])
-    for temperature in flags.temperatures or ():
-        check_temperature(temperature, key="--temperatures")
     if flags.out:
         check_writable(flags.out, folder=True)
         claim_folder(flags.out)
     check_run(run)
     use_cores()
     quiet_loading()
-    from pacorl.probe import show
+    from pacorl.probe.draws import ProbeOptions
     from pacorl.probe.run import probe as run_probe
 
     options = ProbeOptions(**{field.name: getattr(flags, field.name) for field in fields(ProbeOptions)})
     with progress("drawing", shown=not flags.as_json) as advance:
         findings = run_probe(run, options, advance=advance)
-    document = show.to_dict(findings)
-    print_json(document) if flags.as_json else show.print_findings(findings)
+    document = findings.document()
+    if flags.as_json:
+        print_json(document)
+    else:
+        print_findings(findings)
     if flags.out:
         write_json(flags.out / "probe.json", document)
-        write_atomic(flags.out / "probe.svg", show.plot(findings))
-        echo_errors(f"plot: {flags.out / 'probe.svg'}")
+
+
+def print_findings(findings: Findings) -> None:
+    """Print the shares of variance, the cost of an epoch, and the notes."""
+    from rich.table import Table
+
+    from pacorl.io.console import PlainConsole, labelled
+    from pacorl.probe.variance import JUDGE, START
+    from pacorl.report.figures import duration
+
+    # A pipe has no width of its own, and rich's 80 columns would cut numbers.
+    console = PlainConsole(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
+    design = findings.design
+    levels = [START, JUDGE] if JUDGE in findings.candidates[0].variances.names else [START]
+    drawn = f"{design.prompts} prompts × {design.seeds} starts × 2 children per step"
+    drawn += f", read {', '.join(['as trained', *findings.readings])}" if JUDGE in levels else ""
+    console.print(drawn, highlight=False)
+    table = Table("", "mean", "step", *levels, "signal", "alike", title="shares of the reward's variance")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for finding in findings.candidates:
+        step = finding.variances.share(*finding.variances.steps)
+        table.add_row(
+            finding.candidate.name,
+            f"{finding.mean:.3f}",
+            f"{step.value:.0%} [{step.low:.0%}, {step.high:.0%}]",
+            *(f"{finding.variances.share(name).value:.0%}" for name in levels),
+            f"{finding.signal.value:.0%}",
+            f"{finding.alike:.0%}",
+        )
+    console.print(table)
+
+    cost = findings.cost
+    seconds = ", ".join(f"{phase} {spent:.1f} s" for phase, spent in cost.seconds.items())
+    work = f"{cost.forwards:,} forwards in sampling, {cost.trained:,} in training, {cost.questions:,} questions"
+    console.print(labelled("an epoch:", f"{work}; {seconds}", style="bold"), highlight=False)
+    for note in findings.notes:
+        console.print(labelled("note", note, style="yellow"), highlight=False)
+    console.print(f"the probe took {duration(findings.seconds['probe'])}", highlight=False)

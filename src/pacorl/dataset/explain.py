@@ -47,7 +47,6 @@ def explain(
     model: ChatModel,
     *,
     rule: str = "best_worst",
-    labels: str = "votes",
     question: str = "theme",
     attempts: int = 3,
     workers: int = 4,
@@ -59,14 +58,14 @@ def explain(
     """Explains labelled pairs: pairs.jsonl → explanations.jsonl.
 
     Args:
-        rule, question, labels: see `export.label`.
+        rule, question: see `export.label`.
         attempts: how often a pair is asked for before it is flagged.
         price: per million prompt and completion tokens.
 
     Returns:
         How many are explained, flagged and failed, and what that cost.
     """
-    labelled = label(folder, rule=rule, question=question, labels=labels, dry_run=dry_run)
+    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     pairs = [pair for pair in labelled.pairs if not pair.reasons][:limit]
     path = folder / "explanations.jsonl"
     # Opening a journal drops a torn line, which a dry run must not.

@@ -4,7 +4,6 @@
     comparisons_SPLIT.jsonl                     the project's own                   `jsonl`
     data/SPLIT-00000-of-00001.parquet           Hugging Face datasets               `parquet`
     benchmark/                                  ConsistencyRank's layout, of `test` `consistency_rank`
-    scores.jsonl, annotators.jsonl              every pair's score, and skills      `scores`
 
 The folder stands alone: images are linked into it, or copied if the file system has no links.
 """
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple
 from pacorl.core.questions import same_theme
 from pacorl.data.comparisons import save_comparisons, save_sharegpt
 from pacorl.dataset.manifest import DatasetStep, Progress, silent
-from pacorl.dataset.prior import PRIOR, judged_scores
 from pacorl.dataset.records import Answer, LabelledPair, collect_answers, read_answers, read_pairs, write_records
 from pacorl.dataset.rules import label_pairs, mean_rankings, split_groups
 from pacorl.io.documents import read_journal, read_jsonl, write_jsonl
@@ -30,7 +28,6 @@ from pacorl.io.files import claim_folder, digest, flush_all, inside, make_folder
 from pacorl.types import Comparison
 
 SHARES = {"train": 0.9, "test": 0.1}
-LABELS = ("votes", "scores")
 ROWS_PER_GROUP = 100
 """So many rows of a parquet file are in memory at a time, images included; the hub's viewer likes this size too."""
 
@@ -216,23 +213,11 @@ def _benchmark_folders(rankings: Sequence[Answer]) -> dict[str, str]:
     return folders
 
 
-def write_scores(export: Export) -> list[Path]:
-    """The score of every ranked pair of images, whatever its split, and the skill of every annotator."""
-    every, annotators = judged_scores(export.folder, export.answers).rows()
-    pairs = [row for row in every if row["rankings"]]  # those of others are the judge's alone
-    for name in sorted({name for row in pairs for name in row["images"]}):
-        export.bring_image(name)
-    write_jsonl(export.out / "scores.jsonl", pairs)
-    write_jsonl(export.out / "annotators.jsonl", annotators)
-    return [export.out / "scores.jsonl", export.out / "annotators.jsonl"]
-
-
 FORMATS: dict[str, Callable[[Export], list[Path]]] = {
     "sharegpt": write_sharegpt,
     "jsonl": write_comparisons,
     "parquet": write_parquet,
     "consistency_rank": write_consistency_rank,
-    "scores": write_scores,
 }
 
 
@@ -249,7 +234,6 @@ def label(
     *,
     rule: str = "best_worst",
     question: str = "theme",
-    labels: str = "votes",
     dry_run: bool = False,
 ) -> LabelledData:
     """Labels pairs by the rankings: rankings.jsonl → pairs.jsonl, imported rankings and pairs included.
@@ -257,10 +241,7 @@ def label(
     Args:
         rule: how a ranking becomes votes, one of RULES.
         question: what the judge is asked, one of QUESTIONS.
-        labels: `votes`, one for each ranking, or `scores`: one ranking of each instance, by its candidates' scores.
     """
-    if labels not in LABELS:
-        raise ValueError(f"unknown labels {labels!r}; there are {', '.join(LABELS)}")
     answers = collect_answers(folder, dry_run=dry_run)
     imported_files = sorted(folder.glob("imported/*/*.jsonl"))
     if not answers and not imported_files:
@@ -269,19 +250,15 @@ def label(
             f"with `pacorl dataset import {folder} FILE.csv --kind rankings`"
         )
     answers += [answer for path in imported_files if path.name == "rankings.jsonl" for answer in read_answers(path)]
-    voting = judged_scores(folder, answers).consensus() if labels == "scores" else answers
-    pairs, balance = label_pairs(voting, rule=rule, question=question)
+    pairs, balance = label_pairs(answers, rule=rule, question=question)
     imported = [pair for path in imported_files if path.name == "pairs.jsonl" for pair in read_pairs(path)]
     yes = sum(pair.consistent for pair in imported)
     counts = {**balance, "imported_yes": yes, "imported_no": len(imported) - yes}
     labelled = LabelledData([*pairs, *imported], answers, counts)
     if not dry_run:
-        of_scores = (folder / PRIOR, folder / "instances.jsonl") if labels == "scores" else ()
-        sources = [path for path in (folder / "rankings.jsonl", *imported_files, *of_scores) if path.is_file()]
+        sources = [path for path in (folder / "rankings.jsonl", *imported_files) if path.is_file()]
         # A step of its own: `explain` and `export` both label, and the second must not rewrite the first one's file.
-        step = DatasetStep(
-            folder, "label", inputs=sources, options={"rule": rule, "question": question, "labels": labels}
-        )
+        step = DatasetStep(folder, "label", inputs=sources, options={"rule": rule, "question": question})
         if step.counts_if_done() is None:
             write_records(folder / "pairs.jsonl", labelled.pairs)
             step.finish(outputs=[folder / "pairs.jsonl"], counts=counts)
@@ -292,11 +269,10 @@ def export(
     folder: Path,
     *,
     out: Path | None = None,
-    formats: Sequence[str] = ("sharegpt", "jsonl", "consistency_rank", "scores"),
+    formats: Sequence[str] = ("sharegpt", "jsonl", "consistency_rank"),
     shares: Mapping[str, float] = SHARES,
     rule: str = "best_worst",
     question: str = "theme",
-    labels: str = "votes",
     seed: int = 0,
     dry_run: bool = False,
     progress: Progress = silent,
@@ -305,7 +281,7 @@ def export(
 
     Args:
         shares: split → its share of the groups.
-        rule, question, labels: see `label`.
+        rule, question: see `label`.
 
     Returns:
         Counts per split and the balance of the labels.
@@ -313,7 +289,7 @@ def export(
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise ValueError(f"unknown formats {', '.join(unknown)}; there are {', '.join(FORMATS)}")
-    labelled = label(folder, rule=rule, question=question, labels=labels, dry_run=dry_run)
+    labelled = label(folder, rule=rule, question=question, dry_run=dry_run)
     pairs = with_reasons(folder, labelled.pairs)
     bundle = Export(folder, out or folder / "export", pairs=pairs, answers=labelled.answers)
     bundle.assign_splits(shares, seed=seed)

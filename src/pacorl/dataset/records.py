@@ -134,14 +134,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, config=RECORD)
-class JudgedPair:
-    """What a judge says of two images."""
-
-    images: tuple[str, str]
-    p_yes: Annotated[float, Field(strict=True, ge=0, le=1)]
-
-
-@dataclass(frozen=True, slots=True, config=RECORD)
 class LabelledPair:
     """Two sub-figures (or an edit's source and result) and whether people found them consistent."""
 
@@ -186,14 +178,7 @@ def read_pairs(path: Path) -> list[LabelledPair]:
     return _read(path, LabelledPair, "a labelled pair", "key {0.key!r} is already taken by an earlier record")
 
 
-def read_judged_pairs(path: Path) -> list[JudgedPair]:
-    """Raises ValueError with file and record if one is malformed or its pair is taken."""
-    return _read(path, JudgedPair, "a judged pair", "{0.images} are already judged in an earlier record")
-
-
-def write_records(
-    path: Path, records: Sequence[Instance | Answer | JudgedPair | LabelledPair], *, mode: int = SHARED
-) -> None:
+def write_records(path: Path, records: Sequence[Instance | Answer | LabelledPair], *, mode: int = SHARED) -> None:
     write_jsonl(path, map(asdict, records), mode=mode)
 
 

@@ -1,7 +1,7 @@
-"""A probe from a config to its findings: draw, split, compare, recommend.
+"""A probe from a config to its findings: draw, split the variance, count the cost.
 
     findings = probe(config, ProbeOptions(epochs=2))
-    findings.recommended["step"].value
+    findings.candidates[0].signal.value
 
 Everything but seconds follows from the config's seed.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,81 +21,97 @@ from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.advantages import zero_std_share
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
-from pacorl.probe.design import (
-    NOISE_LEVEL,
-    SIZE,
-    STEP,
-    TEMPERATURE,
+from pacorl.probe.draws import (
+    AS_TRAINED,
+    CHILDREN,
     Candidate,
+    Clock,
     Design,
+    Drawn,
+    Models,
     ProbeOptions,
+    clock,
     configured_sampler,
+    draw,
+    opened,
     plan_design,
+    readings_of,
 )
-from pacorl.probe.forms import Form, Signal, compared, forms_of, signal_of
-from pacorl.probe.measure import Clock, Drawn, Models, clock, draw, opened, reread
-from pacorl.probe.readings import AS_TRAINED, readings_of
-from pacorl.probe.variance import DRAWS, JUDGE, START, Estimate, Floats, Variances, estimate, nested_variances
-from pacorl.rewards.consistency import JudgedReward
+from pacorl.probe.variance import JUDGE, START, Estimate, Floats, Variances, nested_variances
 from pacorl.train import builders
 
-TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
-LEVEL = 0.05
-"""What is recommended in place of the config's value is better with this chance of error, over all alternatives."""
+SCHEMA = 2
+"""Version of the document; it rises if a key changes its meaning or goes."""
+WIDE = 0.5
+"""Width of an interval of the start's share above which a note recommends more draws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was seen of one way to sample, or of one temperature."""
+    """Variances of one way to sample."""
 
     candidate: Candidate
     mean: float
-    """Of the weighted rewards."""
-    mean_P: Floats
-    """The same, prompt by prompt."""
+    """Mean of the weighted rewards."""
     variances: Variances
-    signal: Signal
-    """Of a group of the config's form."""
+    signal: Estimate
+    """Share of a group's variance that training can move, in the config's tree."""
     alike: float
-    """The share of drawn groups whose scores are all but equal."""
+    """Share of drawn groups whose scores are all but equal."""
     missing_groups: int
     """Groups left out because a score in them is missing."""
-    temperature: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation:
-    """What to take for one setting, and why."""
+class Cost:
+    """Work of one epoch as configured, and its seconds on this machine."""
 
-    value: object
-    configured: object
-    reason: str
-
-    @property
-    def changes(self) -> bool:
-        """Whether it is not what the config says."""
-        return self.value != self.configured
+    forwards: int
+    """Forwards in sampling, one per distinct latent."""
+    trained: int
+    """Forwards with a backward."""
+    questions: int
+    seconds: dict[str, float]
+    """Seconds of sampling, reward and update, one phase after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a probe saw."""
+    """Result of a probe."""
 
     design: Design
     readings: tuple[str, ...]
     candidates: tuple[Finding, ...]
     """The config's own first."""
     rewards: Mapping[str, Variances]
-    """Each reward by itself, sampled as configured."""
-    temperatures: tuple[Finding, ...]
-    """As configured first; empty if no reward has one."""
-    forms: tuple[Form, ...]
-    """The config's own first."""
+    """Variances of each reward alone, sampled as configured."""
+    cost: Cost
     clock: Clock
-    recommended: Mapping[str, Recommendation]
     notes: tuple[str, ...]
     seconds: Mapping[str, float]
-    """Of this probe."""
+    """Seconds of this probe."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the whole probe for programs; undefined figures are null."""
+        design = self.design
+        document = {
+            "schema": SCHEMA,
+            "design": {
+                "prompts": design.prompts,
+                "starts": design.seeds,
+                "children": CHILDREN,
+                "readings": [AS_TRAINED, *self.readings],
+                "samples": design.samples,
+                "budget": design.budget,
+            },
+            "candidates": [_candidate(finding) for finding in self.candidates],
+            "rewards": {name: _levels(variances) for name, variances in self.rewards.items()},
+            "cost": asdict(self.cost),
+            "clock": asdict(self.clock),
+            "notes": list(self.notes),
+            "seconds": dict(self.seconds),
+        }
+        return _without_nan(document)  # type: ignore[no-any-return]
 
 
 def probe(
@@ -103,12 +120,12 @@ def probe(
     *,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Findings:
-    """Draw starts, step noises and readings of the judge, and say what a run of this config would learn from.
+    """Draw starts, step noises and readings of the judge, and split the variance of the reward.
 
     Args:
         config: the run.
         options: the budget, and what to compare.
-        advance: is called with how many of all samples are drawn.
+        advance: called with the number of samples so far and of all samples.
 
     Raises:
         ValueError: if the budget is too small, the objective has no stochastic step, or the run could not start.
@@ -116,37 +133,37 @@ def probe(
     started = time.perf_counter()
     config = builders.checked_config(config, {})
     train, _, _ = builders.read_prompts(config)
-    edits = any(prompt.sources for prompt in train)
-    configured, readings = configured_sampler(config), readings_of(config, options.judge_repeats, edits=edits)
+    configured = configured_sampler(config)
+    readings = readings_of(config, options.judge_repeats, edits=any(prompt.sources for prompt in train))
     design = plan_design(config, configured, options, prompts=len(train), readings=len(readings))
+
     with opened(config, design, train, readings) as models:
         design = _possible_sizes(design, models, options)
-        draws, done = list[Drawn](), 0
+        draws = list[Drawn]()
         for candidate in design.candidates:
             draws.append(draw(models, candidate, configured, seeds=design.seeds))
-            done += draws[-1].images
-            advance(done, design.samples)
-        findings = [_finding(config, configured, design, drawn) for drawn in draws]
-        temperatures = _temperatures(models, configured, design, draws[0], options.temperatures or TEMPERATURES)
+            advance(sum(drawn.images for drawn in draws), design.samples)
         times = clock(models, configured, draws)
-    weights = [(reward.key, 1.0) for reward in config.rewards]
+
+    weights = {reward.key: reward.weight for reward in config.rewards}
+    findings = [_finding(config, configured, design, drawn, weights) for drawn in draws]
+    alone = {key: _finding(config, configured, design, draws[0], {key: 1.0}).variances for key in weights}
     return Findings(
         design,
         readings,
         tuple(findings),
-        {key: _finding(config, configured, design, draws[0], weights=[(key, 1.0)]).variances for key, _ in weights},
-        tuple(temperatures),
-        tuple(forms_of(config, configured, findings[0].variances, times)),
+        alone,
+        epoch_cost(config, configured, times),
         times,
-        _recommended(findings, temperatures),
         tuple(_notes(design, findings[0])),
         {"probe": time.perf_counter() - started, **models.seconds},
     )
 
 
 def _possible_sizes(design: Design, models: Models, options: ProbeOptions) -> Design:
-    """The design without sizes of the probe's own choice that the generator has not."""
-    possible, left_out = list[Candidate](), list(design.left_out)
+    """Leave out default sizes that the generator cannot make."""
+    possible = list[Candidate]()
+    left_out = list(design.left_out)
     for candidate in design.candidates:
         try:
             models.policy.check_size(candidate.size)
@@ -158,22 +175,15 @@ def _possible_sizes(design: Design, models: Models, options: ProbeOptions) -> De
     return replace(design, candidates=tuple(possible), left_out=tuple(left_out))
 
 
-# --- what was drawn --------------------------------------------------------------------------------------------
-
-
 def _finding(
-    config: PolicyConfig,
-    configured: Sampler,
-    design: Design,
-    drawn: Drawn,
-    *,
-    weights: Sequence[tuple[str, float]] = (),
-    temperature: float | None = None,
+    config: PolicyConfig, configured: Sampler, design: Design, drawn: Drawn, weights: Mapping[str, float]
 ) -> Finding:
     candidate = drawn.candidate
-    score_BJ = _weighted(drawn, weights or [(reward.key, reward.weight) for reward in config.rewards])
-    shape = (design.prompts, design.seeds, *[2] * len(candidate.sde_steps), score_BJ.shape[1])
+    score_BJ = _weighted(drawn, weights)
+    shape = (design.prompts, design.seeds, *[CHILDREN] * len(candidate.sde_steps), score_BJ.shape[1])
     score_PSMJ = score_BJ.reshape(shape)
+
+    # Nested draws need whole groups.
     whole_P = np.isfinite(score_BJ).reshape(design.prompts, -1).all(1)
     if not whole_P.any():
         raise ValueError(
@@ -181,155 +191,133 @@ def _finding(
             "give none (`pacorl doctor CONFIG`)"
         )
     score_PSMJ = score_PSMJ[whole_P]
-    rng = np.random.default_rng(seed_of(config.seed, "probe", candidate.name, str(temperature)))
+
+    rng = np.random.default_rng(seed_of(config.seed, "probe", candidate.name, "None"))
     names = [f"step {step}" for step in candidate.sde_steps]
     variances = nested_variances(score_PSMJ, steps=names, rng=rng)
-    read_PG = score_PSMJ[..., 0].reshape(len(score_PSMJ), -1)
+
     # Training reads each image once: means and likeness are of that reading alone.
+    read_PG = score_PSMJ[..., 0].reshape(len(score_PSMJ), -1)
     groups = torch.arange(len(read_PG)).repeat_interleave(read_PG.shape[1])
     return Finding(
         candidate,
         float(read_PG.mean()),
-        np.where(whole_P, score_BJ[:, 0].reshape(design.prompts, -1).mean(1), math.nan),
         variances,
-        signal_of(variances, compared(config, _form_of(configured, candidate))),
+        variances.signal(level_counts(config, configured, candidate, variances)),
         zero_std_share(torch.from_numpy(read_PG.reshape(-1)), groups),
         int((~whole_P).sum()),
-        temperature,
     )
 
 
-def _weighted(drawn: Drawn, weights: Sequence[tuple[str, float]]) -> Floats:
+def _weighted(drawn: Drawn, weights: Mapping[str, float]) -> Floats:
     """(B, J) weighted sums of the rewards, per reading; a reward that was read once is the same in all."""
-    forms = list(dict.fromkeys(form for name, form in drawn.scores if name in dict(weights)))
-    columns = [
-        sum(weight * drawn.scores.get((name, form), drawn.scores[name, AS_TRAINED]) for name, weight in weights)
-        for form in forms
-    ]
+    forms = list(dict.fromkeys(form for name, form in drawn.scores if name in weights))
+    columns = []
+    for form in forms:
+        read = {name: drawn.scores.get((name, form), drawn.scores[name, AS_TRAINED]) for name in weights}
+        columns.append(sum(weight * read[name] for name, weight in weights.items()))
     return np.stack(columns, axis=-1)
 
 
-def _form_of(configured: Sampler, candidate: Candidate) -> Tree:
-    """The config's tree with the candidate's number of stochastic steps: what follows the first branches no more."""
-    tree, steps = configured.tree, len(candidate.sde_steps)
-    if steps == len(tree.branches):
-        return tree
-    return Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
+def level_counts(
+    config: PolicyConfig, configured: Sampler, candidate: Candidate, variances: Variances
+) -> dict[str, int]:
+    """Count the distinct draws of each level among the samples that an advantage compares, in the config's tree.
 
-
-def _temperatures(
-    models: Models, configured: Sampler, design: Design, drawn: Drawn, temperatures: Sequence[float]
-) -> list[Finding]:
-    """What temperatures of the rewards make of the images that were sampled as configured."""
-    in_use = {reward.temperature for reward in models.rewards.values() if isinstance(reward, JudgedReward)}
-    if not in_use:
-        return []
-    first = in_use.pop() if len(in_use) == 1 else None
-    baseline = _finding(models.config, configured, design, drawn, temperature=first)
-    return [baseline] + [
-        _finding(models.config, configured, design, reread(models, drawn, temperature=t), temperature=t)
-        for t in temperatures
-        if t != first
-    ]
-
-
-# --- what to take ----------------------------------------------------------------------------------------------
-
-
-def _recommended(findings: Sequence[Finding], temperatures: Sequence[Finding]) -> dict[str, Recommendation]:
-    baseline, recommended = findings[0], dict[str, Recommendation]()
-    values: Mapping[str, Callable[[Finding], object]] = {
-        STEP: lambda finding: list(finding.candidate.sde_steps),
-        NOISE_LEVEL: lambda finding: finding.candidate.noise_level,
-        SIZE: lambda finding: str(finding.candidate.size),
-    }
-    for kind, value in values.items():
-        rivals = [finding for finding in findings[1:] if finding.candidate.varies == kind]
-        recommended[kind] = _best(baseline, rivals, value=value, merit=_gain_for_cost)
-    if temperatures:
-        recommended[TEMPERATURE] = _best(
-            temperatures[0], temperatures[1:], value=lambda finding: finding.temperature, merit=_teaching
-        )
-    return recommended
-
-
-def _gain_for_cost(finding: Finding) -> Floats:
-    """The gain of an epoch of equal cost: it grows with the root of the number of samples."""
-    return finding.signal.gain_X / math.sqrt(finding.candidate.weight)
-
-
-def _teaching(finding: Finding) -> Floats:
-    """The accuracy of advantages times the share of groups that have any: temperatures change the reward's unit.
-
-    A share of few groups is drawn from the Beta of Jeffreys' prior.
+    With another number of stochastic steps, all children are at the first one. With `advantages.among: siblings` the
+    samples of one start are compared.
     """
-    groups = len(finding.mean_P)
-    alike = finding.alike * groups
-    rng = np.random.default_rng(seed_of("alike", str(finding.temperature)))
-    different = np.concatenate([[1 - finding.alike], rng.beta(groups - alike + 0.5, alike + 0.5, DRAWS)])
-    return np.asarray(finding.signal.accuracy_X * different)
+    tree = configured.tree
+    steps = len(candidate.sde_steps)
+    if steps != len(tree.branches):
+        tree = Tree(tree.seeds, (tree.leaves(0), *[1] * (steps - 1)))
+    if config.advantages.among == "siblings":
+        tree = replace(tree, seeds=1)
+    return {**dict(zip(variances.within, node_counts(tree), strict=False)), JUDGE: tree.group_size}
 
 
-def _best(
-    baseline: Finding,
-    rivals: Sequence[Finding],
-    *,
-    value: Callable[[Finding], object],
-    merit: Callable[[Finding], Floats],
-) -> Recommendation:
-    """The best rival if it is surely better than the config's own and its images are not surely worse, else the own."""
-    configured = value(baseline)
-    if not rivals:
-        return Recommendation(configured, configured, "nothing else was drawn")
-    # Bonferroni: of many alternatives that are equal, one looks better by chance.
-    margins = [estimate(merit(rival) - merit(baseline), tail=LEVEL / 2 / len(rivals)) for rival in rivals]
-    better = [
-        (margin.value, rival)
-        for margin, rival in zip(margins, rivals, strict=True)
-        if margin.low > 0 and _fall(baseline, rival).high >= 0
-    ]
-    if not better:
-        return Recommendation(configured, configured, _why_not(baseline, rivals, margins, value))
-    gained, best = max(better, key=lambda pair: pair[0])
-    return Recommendation(value(best), configured, f"better by {gained:.3g}, surely above 0")
+def node_counts(tree: Tree) -> list[int]:
+    """Distinct draws per group: starts, then the noises of each stochastic step."""
+    return [tree.group_size // tree.leaves(level) for level in range(len(tree.branches) + 1)]
 
 
-def _why_not(
-    baseline: Finding, rivals: Sequence[Finding], margins: Sequence[Estimate], value: Callable[[Finding], object]
-) -> str:
-    margin, rival = max(zip(margins, rivals, strict=True), key=lambda pair: pair[0].value)
-    if margin.value <= 0:
-        return "nothing that was drawn looks better"
-    if margin.low > 0:
-        return (
-            f"{value(rival)} carries more signal, and its images surely score lower: a mean of {rival.mean:.3f}, and "
-            f"{baseline.mean:.3f} as configured"
-        )
-    return (
-        f"{value(rival)} looks better and may be chance ({margin.value:+.3g}, {margin.low:+.3g} to {margin.high:+.3g})"
-    )
+def epoch_cost(config: PolicyConfig, configured: Sampler, clock: Clock) -> Cost:
+    """Count the work of an epoch as configured, and multiply it by the seconds of single calls."""
+    tree = configured.tree
+    batch = config.sampling.batch
+    nodes = [config.prompts_per_epoch * count for count in node_counts(tree)]
+    samples = nodes[-1]
+    node_batches = [max(1, batch // tree.leaves(level)) for level in range(len(tree.branches))]
 
+    # Nodes of a level pass the steps from the level before to their own; samples pass the suffix.
+    starts = [-1, *configured.sde_steps]
+    passed = [count * (step - before) for count, before, step in zip(nodes, starts, configured.sde_steps, strict=False)]
+    suffix = len(configured.suffix.grid(configured.sde_steps[-1] + 1, configured.steps)) - 1
+    sampling = sum(count * clock.forward(size) / size for count, size in zip(passed, node_batches, strict=True))
+    sampling += samples * (suffix * clock.forward(batch) / batch + clock.decode)
 
-def _fall(baseline: Finding, rival: Finding) -> Estimate:
-    """The difference of means, with Student's interval over prompts; without bounds for a single prompt."""
-    difference_P = rival.mean_P - baseline.mean_P
-    difference_P = difference_P[np.isfinite(difference_P)]
-    count = len(difference_P)
-    if count < 2:
-        return Estimate(float(difference_P.mean()) if count else math.nan, -math.inf, math.inf)
-    spread = float(difference_P.std(ddof=1)) / math.sqrt(count)
-    drawn = np.random.default_rng(0).standard_t(count - 1, DRAWS) * spread
-    return estimate(difference_P.mean() + np.concatenate([[0.0], drawn]))
+    trained = [count * config.objective.inner_epochs for count in nodes[:-1]]
+    update = 0.0
+    for count, size in zip(trained, node_batches, strict=True):
+        update += count * clock.trained(size) / size
+        if config.objective.kl_weight > 0:  # the base's own forward
+            update += count * clock.forward(size) / size
+
+    questions = samples * clock.questions
+    seconds = {
+        "sampling": sampling,
+        "reward": questions * clock.question + samples * clock.rewards,
+        "update": update,
+    }
+    return Cost(sum(passed) + samples * suffix, sum(trained), round(questions), seconds)
 
 
 def _notes(design: Design, baseline: Finding) -> list[str]:
     notes = [f"left out {reason}" for reason in design.left_out]
-    if baseline.variances.clamped:
-        notes.append(f"below 0, and taken as 0: the variance of {', '.join(baseline.variances.clamped)}")
-    if JUDGE not in baseline.variances.names:
+    variances = baseline.variances
+    if variances.clamped:
+        notes.append(f"below 0, and taken as 0: the variance of {', '.join(variances.clamped)}")
+    if JUDGE not in variances.names:
         notes.append("the judge was read once, so that its own share is within that of the last stochastic step")
     if baseline.missing_groups:
         notes.append(f"{baseline.missing_groups} of {design.prompts} groups lack a score, and are left out")
-    if baseline.variances.share(START).high - baseline.variances.share(START).low > 0.5:
+    start = variances.share(START)
+    if start.high - start.low > WIDE:
         notes.append("the intervals are wide; a budget of several epochs (--epochs) narrows them")
     return notes
+
+
+def _candidate(finding: Finding) -> dict[str, Any]:
+    candidate = finding.candidate
+    return {
+        "name": candidate.name,
+        "sde_steps": list(candidate.sde_steps),
+        "noise_level": candidate.noise_level,
+        "size": [candidate.size.height, candidate.size.width],
+        "mean": finding.mean,
+        "levels": _levels(finding.variances),
+        "signal": asdict(finding.signal),
+        "groups_alike": finding.alike,
+        "groups_missing": finding.missing_groups,
+    }
+
+
+def _levels(variances: Variances) -> dict[str, Any]:
+    levels = {}
+    for name, variance, freedom in zip(variances.names, variances.unbiased_L, variances.freedom_L, strict=True):
+        levels[name] = {
+            "variance": asdict(variances.variance(name)),
+            "unbiased": float(variance),
+            "share": asdict(variances.share(name)) if name in variances.within else None,
+            "degrees_of_freedom": int(freedom),
+            "clamped": name in variances.clamped,
+        }
+    return levels
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,7 +15,7 @@ Legend: L levels (the prompt first), D draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,17 @@ class Variances:
         sums = rows[:, [self.names.index(name) for name in names]].sum(1)
         return estimate(ratio(sums, rows[:, 1:].sum(1)))
 
+    def signal(self, counts: Mapping[str, int]) -> Estimate:
+        """Share S/V of a group's variance that is due to the stochastic steps, the part that training can move.
+
+        Args:
+            counts: distinct draws of each level within the group; of σ²_ℓ a share 1 − 1/n_ℓ shows.
+        """
+        weight_L = np.array([1 - 1 / counts[name] for name in self.within])
+        rows_XL = self.rows()[:, 1:] * weight_L
+        steps_L = np.isin(self.within, self.steps)
+        return estimate(ratio(rows_XL[:, steps_L].sum(1), rows_XL.sum(1)))
+
 
 def nested_variances(
     score_PSMJ: Floats, *, steps: Sequence[str], rng: np.random.Generator, draws: int = DRAWS
@@ -141,7 +152,7 @@ def ratio(numerator: Floats, whole: Floats) -> Floats:
     return np.asarray(np.divide(numerator, whole, out=np.zeros_like(whole), where=whole > 0))
 
 
-def estimate(rows: Floats, *, tail: float = 0.025) -> Estimate:
-    """The first of the rows, and the interval of the others."""
-    low, high = np.quantile(rows[1:], [tail, 1 - tail])
+def estimate(rows: Floats) -> Estimate:
+    """Return the first row, with the 95 % interval of the other rows."""
+    low, high = np.quantile(rows[1:], [0.025, 0.975])
     return Estimate(float(rows[0]), float(low), float(high))

@@ -3,7 +3,6 @@
 
 const $ = (id) => document.getElementById(id);
 const REFRESH_MS = 3000;
-let skills = {};  // by name, once the scores are worked out
 
 const LOW_SHARE = 0.8;  // of control questions passed; below it a person's rankings deserve a look
 
@@ -60,7 +59,7 @@ function person(one) {
   controls.textContent = one.controls_answered ? `${one.controls_passed} of ${one.controls_answered}` : "–";
   if (one.controls_answered && one.controls_passed / one.controls_answered < LOW_SHARE) controls.className = "low";
   const seconds = one.median_seconds === null ? "–" : `${one.median_seconds.toFixed(1)} s`;
-  return [one.name, meter, `${done} of ${one.total}`, one.skipped, controls, seconds, skills[one.name]?.toFixed(2) ?? "–", renewal(one.name)];
+  return [one.name, meter, `${done} of ${one.total}`, one.skipped, controls, seconds, renewal(one.name)];
 }
 
 function renewal(name) {
@@ -89,37 +88,6 @@ function fill(body, rows) {
   if (focused >= 0) body.querySelectorAll("button")[focused]?.focus({ preventScroll: true });
 }
 
-async function workOut() {
-  $("work").disabled = true;
-  $("worked").textContent = "Working …";
-  try {
-    const scores = await call("/api/admin/scores");
-    skills = scores.skills;
-    $("worked").textContent = `of ${scores.rankings} rankings`;
-    for (const end of ["most", "least"]) $(end).replaceChildren(...scores[end].map(pair));
-    $("ends").hidden = scores.most.length === 0;
-    await look();
-  } catch (error) {
-    $("worked").textContent = "";
-    toast(error);
-  }
-  $("work").disabled = false;
-  $("work").focus();
-}
-
-function pair({ images, score, deviation }) {
-  const item = document.createElement("li"), text = document.createElement("span");
-  item.append(...images.map((address, number) => {
-    const image = new Image();
-    image.loading = "lazy";
-    image.alt = ["The reference", "The candidate"][number];
-    image.src = address;
-    return image;
-  }), text);
-  text.textContent = `${score < 0 ? "−" : "+"}${Math.abs(score).toFixed(2)} ± ${deviation.toFixed(2)}`;
-  return item;
-}
-
 async function newLink(name) {
   if (confirm(`Make a new link for ${name}? The old one ends.`)) await showLink("/api/admin/links", { name });
 }
@@ -144,7 +112,6 @@ $("add").onsubmit = async (event) => {
   event.preventDefault();
   if (await showLink("/api/admin/people", { name: $("name").value.trim(), adjudicates: Boolean($("role").value) })) $("name").value = "";
 };
-$("work").onclick = workOut;
 $("copy").onclick = async () => {
   const code = $("link").querySelector("code");
   getSelection().selectAllChildren(code);  // what can be done where the clipboard is closed: over http, from another machine
