@@ -91,15 +91,12 @@ def ways(steps: int) -> Iterator[Suffix]:
     for solver, count in product(("euler", "ab2"), sorted({steps // 2, steps * 3 // 8, steps // 4}, reverse=True)):
         if count > 1:
             yield Suffix(solver=solver, steps=count)
-    for name, settings in {"first_block": {"threshold": (0.2, 0.3, 0.4)}, "taylor": {"interval": (2, 3, 4)}}.items():
-        for setting, value in [(setting, value) for setting, values in settings.items() for value in values]:
-            yield Suffix.model_validate({"cache": {"name": name, setting: value}})
 
 
 def measured(trainer: PolicyTrainer, seed: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Each way's agreement with all steps, its mean reward and its forwards."""
     rows = epoch_rows(trainer.train_prompts, epoch=0, count=options.prompts, group_size=options.group, seed=seed)
-    draw = replace(trainer._draw(), seed=seed)
+    draw = replace(trainer.epoch_sampler._draw(), seed=seed)
     starts = []
     for first in range(0, len(rows), options.group):
         group = rows[first : first + options.group]
@@ -119,8 +116,7 @@ def measured(trainer: PolicyTrainer, seed: int, options: argparse.Namespace) -> 
 
 
 def label(suffix: Suffix) -> str:
-    settings = suffix.cache.model_dump(exclude={"name"}) if suffix.cache else {}
-    return ", ".join([suffix.says or "all steps by euler", *(f"{key} {value}" for key, value in settings.items())])
+    return suffix.says or "all steps by euler"
 
 
 def finished(
@@ -132,7 +128,7 @@ def finished(
         for group, x_BNC in starts:
             scorer.submit(Trunk(draw, group).finish(group, x_BNC))
         rows = [row for group, _ in starts for row in group]
-        return trainer._advantages(scorer.results(), rows), len(calls) / len(starts)
+        return trainer.epoch_sampler._advantages(scorer.results(), rows), len(calls) / len(starts)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ SOURCE = Path(pacorl.__file__).parent
 LAYERS = [
     {"types"},
     {"io", "core.table"},
-    {"config.base", "config.upgrade", "config.one_of"},
+    {"config.base", "config.one_of"},
     {"core", "config.judge_run"},
     {"data", "lora", "quantize", "twins"},
     {"policies", "judges"},

@@ -19,7 +19,6 @@ SMALL = ("model.checkpoint=tiny", "judge.checkpoint=tiny", "prompts.train=tiny:t
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "check": ("p.jsonl", ("prompts", "check", "{}", "--against", "tiny:dev:2")),
     "import": ("rankings.csv", ("dataset", "import", "out", "{}", "--kind", "rankings")),
-    "upgrade": ("old.yaml", ("config", "upgrade", "{}")),
     "report": ("run/metrics.jsonl", ("report", "{}/..")),
     "publish": ("run/config.yaml", ("publish", "{}/..", "--licence", "mit", "--benchmark", "bench")),
     "plan": ("tiny.yaml", ("train-policy", "{}", *SMALL, "--dry-run")),

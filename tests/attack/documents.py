@@ -17,7 +17,6 @@ from tests.attack.harness import Target, WrongError
 from pacorl.config.base import load
 from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.policy_run import PolicyConfig
-from pacorl.config.upgrade import rewrite
 from pacorl.data.comparisons import comparisons_from, missing_file, sharegpt_names
 from pacorl.data.edits import load_sharegpt_4o
 from pacorl.data.rankings import load_rankings
@@ -92,7 +91,6 @@ READERS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "manifests/s.json": ({"plan": {}, "outputs": {"a.png": "0"}, "counts": {"n": 1}}, _manifest),
     "endpoints.yaml": ({"judges": [JUDGE]}, load_endpoints),
     "taxonomy.yaml": (_yaml(PAPER), read_taxonomy),
-    "old.yaml": (_yaml(CONFIGS / "tiny.yaml"), lambda path: rewrite(read_text(path), name=str(path))),
     **{path.name: (_yaml(path), read_storyboard) for path in sorted((CONFIGS / "cases").glob("*.yaml"))},
     **{path.name: (_yaml(path), partial(load, PolicyConfig)) for path in sorted(CONFIGS.glob("*.yaml"))},
     **{

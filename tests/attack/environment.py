@@ -56,7 +56,6 @@ FOLDERS = ("xml", "email", "json", "http", "numpy", "PIL", "pacorl")
 LIGHT: dict[str, Sequence[str]] = {
     "key": ("config", "sampling.steps"),
     "schema": ("config", "schema"),
-    "upgrade": ("config", "upgrade", "old.yaml"),
     "check": ("prompts", "check", "p.jsonl", "--against", "tiny:dev:2"),
     "split": ("prompts", "split", "tiny:train:40", "--out", "made", "--test", "10"),
     "report": ("report", "run"),
@@ -155,8 +154,7 @@ def prepare(folder: Path) -> None:
         draw_images()
         with toy_world():
             app(STORIES["train-policy"][0], standalone_mode=False)
-    for name in ("p.jsonl", "old.yaml"):
-        documents.write(folder / name, documents.READERS[name][0])
+    documents.write(folder / "p.jsonl", documents.READERS["p.jsonl"][0])
     (folder / "ranked").mkdir()
     tables.prepare_annotations(folder / "ranked")
     (folder / CASE).write_text(json.dumps({"command": "score"}))

@@ -82,11 +82,6 @@ def make_run() -> None:
     toy(*STORIES["train-policy"])()
 
 
-def make_old_config() -> None:
-    Path(OUT).mkdir()
-    Path(OUT, "old.yaml").write_text(OLD)
-
-
 def make_benchmark() -> None:
     from tests.bench.bench_data import GRIDS, rank_rows
 
@@ -159,7 +154,6 @@ def teach() -> None:
 
 TRAIN, LEARN = STORIES["train-policy"][0], STORIES["train-reward"][0]
 RANK = ["benchmark", "consistency-rank", "data", "--judge", "tiny", "--out", OUT]
-OLD = "version: 1\nguidance: 2\nmodel: {true_cfg: 1}\n"
 TABLE: dict[str, Story] = {
     "train-policy": Story(toy(TRAIN), again=toy([*TRAIN, "epochs=3"])),
     "train-reward": Story(commands(LEARN), again=commands([*LEARN, "max_steps=3"])),
@@ -167,7 +161,6 @@ TABLE: dict[str, Story] = {
     "report": Story(toy(["report", OUT]), make_run),
     "publish": Story(toy(["publish", OUT, "--licence", "mit"]), make_run),
     "split": Story(commands(["prompts", "split", "tiny:train:40", "--out", OUT, "--test", "10"])),
-    "upgrade": Story(commands(["config", "upgrade", f"{OUT}/old.yaml"]), make_old_config),
     "benchmark": Story(commands(RANK), make_benchmark),
     "annotate": Story(annotate, prepare_annotations),
     "history": Story(keep_history),

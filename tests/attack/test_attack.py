@@ -88,7 +88,7 @@ def test_a_large_file_is_fine_or_refused(name: str, tmp_path: Path, monkeypatch:
     assert [outcome for outcome in outcomes if outcome[0] in FAULTS] == []
 
 
-QUICK = ("report", "split", "upgrade", "export", "score", "benchmark", "annotate", "history", "taste")
+QUICK = ("report", "split", "export", "score", "benchmark", "annotate", "history", "taste")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -72,17 +71,3 @@ def test_what_generate_made_it_replaces(folder: Path) -> None:
     for seed in ("1", "2"):
         result = run(*small, "--seed", seed, "--report", "new/page.html")
         assert result.exit_code == 0, result.output
-
-
-def test_an_upgraded_config_leaves_a_copy_of_what_it_was(folder: Path) -> None:
-    before = "model: {checkpoint: tiny, guidance: 2.0}  # mine\n"
-    (folder / "kept.yaml").write_text(before)
-    os.symlink("kept.yaml", "config.yaml")
-    result = run("config", "upgrade", "config.yaml")
-    assert result.exit_code == 0, result.output
-    assert Path("config.yaml").is_symlink()
-    assert "guidance_scale" in (folder / "kept.yaml").read_text()
-    assert (folder / "config.yaml.before").read_text() == before
-    (folder / "kept.yaml").write_text(before)
-    run("config", "upgrade", "config.yaml")
-    assert sorted(path.name for path in folder.glob("*.before*")) == ["config.yaml.before", "config.yaml.before-2"]

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from pacorl.cli.shared import with_options
-from pacorl.config.options import GeneratorOptions, JudgeOptions, inherited, one_of, option
+from pacorl.config.options import JudgeOptions, inherited, one_of, option
 from pacorl.types import Size
 
 
@@ -56,15 +56,6 @@ def test_flags_fill_the_fields() -> None:
 
 def test_second_names_stay() -> None:
     assert given("--shape", "2x3").size == Size(2, 3)
-    flags = {name: GeneratorOptions.__dataclass_fields__[name].metadata["option"].also for name in ALIASES}
-    assert flags == ALIASES
-
-
-ALIASES = {
-    "guidance_scale": ("--guidance",),
-    "true_cfg_scale": ("--true-cfg",),
-    "max_sequence_length": ("--text-tokens",),
-}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from pacorl.core.advantages import advantages
 from pacorl.core.advantages.weighted_sum import WeightedSum
-from pacorl.core.selection import Selection, best_and_worst, by_row, drop_alike_groups
+from pacorl.core.selection import Selection, drop_alike_groups
 from pacorl.types import Advantages, RewardTable
 
 NAN = float("nan")
@@ -63,41 +63,3 @@ def test_nothing_changes_if_it_is_off_or_no_group_is_alike() -> None:
     _, low = selected(scores, Selection(min_std=1e-3), weights=[1.0])
     assert low.kept_B is None
     assert low.stats["groups/alike"] == 0
-
-
-def values_of(value_B: list[float], used_B: list[bool]) -> Advantages:
-    return Advantages(torch.tensor(value_B, dtype=torch.float64), torch.tensor(used_B), {"samples/used": 1.0})
-
-
-def test_the_best_and_the_worst_of_each_group_are_kept() -> None:
-    values = values_of([0.3, -2.0, 0.1, 2.0, -0.4, 1.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0], [True] * 12)
-    assert best_and_worst(values, drawn=6, keep=2) == [1, 3, 6, 11]
-    assert best_and_worst(values, drawn=6, keep=4) == [1, 3, 4, 5, 6, 7, 10, 11]
-
-
-def test_a_group_with_too_few_judged_scouts_is_filled_up() -> None:
-    values = values_of([0.0, 3.0, 0.0, 1.0, 0.0, 2.0], [False, True, False, True, False, True])
-    assert best_and_worst(values, drawn=6, keep=2) == [1, 3]
-    assert best_and_worst(values, drawn=6, keep=4) == [0, 1, 3, 5]
-    assert len(best_and_worst(values_of([0.0] * 6, [False] * 6), drawn=6, keep=4)) == 4
-
-
-def test_scouts_that_are_all_alike_leave_a_full_group() -> None:
-    assert len(best_and_worst(values_of([0.0] * 6, [True] * 6), drawn=6, keep=4)) == 4
-
-
-def test_advantages_by_global_row() -> None:
-    values = Advantages(
-        torch.tensor([1.0, -1.0]),
-        torch.tensor([True, True]),
-        {},
-        torch.tensor([[2.0, 3.0]]),
-        torch.tensor([True, False]),
-    )
-    found = by_row(values, [1, 4])
-    assert found.value_B.tolist() == [0, 1, 0, 0, -1]
-    assert found.used_B.tolist() == [False, True, False, False, True]
-    assert found.at(0).tolist() == [0, 2, 0, 0, 3]
-    assert found.kept_B is not None
-    assert found.kept_B.tolist() == [False, True, False, False, False]
-    assert torch.equal(by_row(values, [0, 1]).value_B, values.value_B)

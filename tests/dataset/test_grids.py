@@ -62,8 +62,8 @@ def test_generates_everything_once(folder):
     assert pair(folder)["instances"] == 3 * 48
 
 
-def test_a_folder_of_the_first_edition_goes_on(folder):
-    """Seeds and recipes are the first edition's, to the byte: its grids are not generated again."""
+def test_seeds_and_recipes_stay_to_the_byte(folder):
+    """Another recipe would have every grid of a dataset generated again."""
     generate(folder, source(), grids=2)
     first = read_jsonl(folder / "grids.jsonl")[0]
     assert first["seed"] == 39529684342150259
@@ -72,12 +72,13 @@ def test_a_folder_of_the_first_edition_goes_on(folder):
     assert recipe == f'{{"generator": {{"checkpoint": "drawn"}}, "prompt": "{text}", "seed": {first["seed"]}}}'
 
 
-def test_recipes_name_options_as_the_first_edition_did(folder):
+def test_a_recipe_has_every_option_that_changes_the_images(folder):
     tiny = image_source("tiny", size=Size(64, 64), steps=6)
     assert tiny.generator == {
-        "checkpoint": "tiny", "steps": 6, "guidance": 3.5, "text_tokens": 48, "dtype": "float32", "size": "64x64"
+        "checkpoint": "tiny", "steps": 6, "guidance_scale": 3.5, "max_sequence_length": 48,
+        "dtype": "float32", "size": "64x64",
     }  # fmt: skip
-    assert image_source("some/flux").generator["text_tokens"] == 512
+    assert image_source("some/flux").generator["max_sequence_length"] == 512
     guided = image_source("some/flux", true_cfg_scale=2.0, negative_prompt=None).generator
     assert guided["true_cfg_scale"] == 2.0, "every option that changes the images belongs to the recipe"
     assert "negative_prompt" not in guided
@@ -215,7 +216,7 @@ def test_every_kind_of_policy_generates(tmp_path):
     prompt = edit(source_image(tmp_path / "source.png", height=64, width=64))
     options = {"kind": "qwen_edit", "size": Size(64, 64), "steps": 2, "dtype": "float32"}
     qwen = image_source(str(tmp_path / "qwen"), **options)
-    assert not {"guidance", "text_tokens"} & qwen.generator.keys()
+    assert not {"guidance_scale", "max_sequence_length"} & qwen.generator.keys()
     (image,) = qwen.load()([prompt], [0])
     assert image.size == (64, 64)
     hasty = image_source(str(tmp_path / "qwen"), **{**options, "steps": 1}).load()

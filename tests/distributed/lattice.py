@@ -52,7 +52,6 @@ TOY = {
     **{name: [f"objective.name={name}"] for name in OBJECTIVES},
     "tree": ["sampling.tree={seeds: 2}", "advantages.among=siblings"],
     "suffix": ["sampling.steps=5", "sampling.suffix={solver: ab2, steps: 2, check_every: 1}"],
-    "scouts": ["sampling.steps=5", "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"],
     UPDATES.removeprefix("toy: "): ["optimizer.updates_per_epoch=2", "objective.inner_epochs=2", "sampling.batch=2"],
 }
 """What may be different between objectives and forms of an epoch, on the toy world."""

@@ -39,7 +39,7 @@ def test_the_page_has_the_rows_of_the_toy_world_and_one_cell_differs() -> None:
 @pytest.mark.slow
 def test_processes_batches_and_stops(tmp_path: Path) -> None:
     names = ("2 processes", "batches of 2", "stopped")
-    rows = lattice.lattice(("toy: grpo_clip", "toy: scouts"), names, tmp_path)
+    rows = lattice.lattice(("toy: grpo_clip", "toy: tree"), names, tmp_path)
     for row in rows.values():
         assert all(row[name].first is None for name in names), row
         assert row["stopped"].answer == "equal bits"

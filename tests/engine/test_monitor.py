@@ -219,10 +219,10 @@ def test_the_config_s_watch_knows_every_sign() -> None:
     }
 
 
-def test_what_the_log_holds_of_images_and_a_line_of_the_first_edition() -> None:
+def test_what_the_log_holds_of_images() -> None:
     blank = Image.new("RGB", (64, 64))
     monitor = HackingMonitor({"blank": LimitConfig(at=0.1), "grid_artifact": LimitConfig(at=0.1)})
-    monitor.restore([{"kind": "evaluation", "watch/blank": 0.0, "watch/lattice": 0.0}])
+    monitor.restore([{"kind": "evaluation", "monitor/blank": 0.0, "monitor/grid_artifact": 0.0}])
     signs, raised = monitor.observe("evaluation", [panel_statistics(prompt(), blank)], {"loss": 1.0})
     assert signs == {
         "monitor/duplicates": 1.0,

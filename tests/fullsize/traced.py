@@ -247,7 +247,7 @@ class Trace:
     @property
     def images(self) -> int:
         """Training samples of the epoch."""
-        return self.config.prompts_per_epoch * self.config.drawn_per_prompt
+        return self.config.prompts_per_epoch * self.config.group_size
 
     @property
     def planned(self) -> dict[str, int]:

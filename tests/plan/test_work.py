@@ -27,7 +27,6 @@ from pacorl.types import Advantages, Samples, Size
 PAPER = ["group_size=16", "sampling.steps=10", "sampling.suffix={}", "sampling.batch=16"]
 QUICKSTART = ["group_size=12", "sampling.steps=6", "sampling.suffix={}", "sampling.batch=12"]
 ONE_START = "sampling.tree={seeds: 1}"
-SCOUTS = "selection.scouts={per_prompt: 48, suffix: {steps: 4}}"
 TWO_STEPS = "sampling.sde_steps=[1,2]"
 NFT = "objective.name=diffusion_nft"
 
@@ -41,8 +40,6 @@ FORMS = [
     ([*PAPER, "sampling.tree={seeds: 2, antithetic: true}"], (8 + 4 / 16, 2 / 16, 0)),
     ([*PAPER, "sampling.tree={seeds: 1, branches: [4, 4]}", TWO_STEPS], (7 + (2 + 4) / 16, 5 / 16, 0)),
     ([*PAPER, "sampling.tree={seeds: 1, branches: [4, 4]}", "sampling.sde_steps=[1,4]"], (5 + 14 / 16, 5 / 16, 0)),
-    ([*PAPER, SCOUTS], (3 * (2 + 4) + 10, 1, 0)),
-    ([*PAPER, SCOUTS, ONE_START], (3 * 4 + 8 + 4 / 16, 1 / 16, 0)),
     ([*PAPER, ONE_START, "objective.kl_weight=0.1"], (8 + 2 / 16, 1 / 16, 1 / 16)),
     ([*PAPER, ONE_START, "objective.inner_epochs=2"], (8 + 2 / 16, 2 / 16, 0)),
     ([*PAPER, ONE_START, "sampling.sde_steps=[9]"], (10 / 16, 1 / 16, 0)),

@@ -5,7 +5,6 @@ import pytest
 from pacorl.config import base as configs
 from pacorl.config.base import ConfigError
 from pacorl.config.policy_run import PolicyConfig
-from pacorl.io.documents import parse_yaml
 from pacorl.policies import POLICIES, kind_of
 
 
@@ -34,13 +33,6 @@ def test_a_kind_has_its_own_weights_unless_told_otherwise(kind: str) -> None:
 def test_what_qwen_cannot_use_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configs.load(PolicyConfig, None, ["model.kind=qwen_edit", override])
-
-
-def test_a_run_of_the_first_edition_is_read_back() -> None:
-    """It saved every default of the section, those that Qwen-Image has no use for too."""
-    saved = ["model.kind=qwen_edit_plus", "model.guidance=3.5", "model.text_tokens=512"]
-    run = configs.load(PolicyConfig, None, saved)
-    assert PolicyConfig.model_validate(parse_yaml(configs.dump(run), name="the run")) == run
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,8 @@ def test_candidates_share_prompts_and_starts(toy: Config) -> None:
     "settings",
     [
         ["sampling.tree={seeds: 2}"],
-        ["sampling.tree={seeds: 1}", "selection.scouts={per_prompt: 16, suffix: {solver: ab2, steps: 2}}"],
     ],
-    ids=["two starts", "scouts"],
+    ids=["two starts"],
 )
 def test_forms_count_what_a_run_makes(toy: Config, settings: list[str]) -> None:
     """Forwards and questions of the config's own form are those that an epoch of training makes."""

@@ -232,4 +232,4 @@ class ToySpec(PolicySpec):
         return ToyPolicy(dtype=getattr(torch, options.dtype), device=device)
 
 
-TOY = ToySpec(**{field.name: getattr(FLUX, field.name) for field in fields(FLUX)} | {"caches": False})
+TOY = ToySpec(**{field.name: getattr(FLUX, field.name) for field in fields(FLUX)})

@@ -21,7 +21,6 @@ from pacorl.config.judge_run import JudgeConfig
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.config.reference import keys
 from pacorl.core.advantages import AGGREGATES
-from pacorl.core.caches import CACHES
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.io.documents import as_read_back
 from pacorl.judges.local import TINY_JUDGE
@@ -250,8 +249,6 @@ CONFIGS: list[dict[str, Any]] = [
     {"judge": SERVER, "evaluation": {"judge": SERVER, "rewards": HELD_OUT}},
     {"judge": LOCAL, "evaluation": {"judge": LOCAL, "rewards": HELD_OUT}},
     {"optimizer": {"schedule": "cosine"}},
-    *({"selection": {"scouts": {"per_prompt": 32, "suffix": {"cache": {"name": name}}}}} for name in CACHES),
-    *({"sampling": {"suffix": {"cache": {"name": name}}}} for name in CACHES),
     *({"model": {"kind": kind}} for kind in POLICIES),
     *({"objective": {"name": name}} for name in OBJECTIVES),
     *({"advantages": {"aggregate": name}} for name in AGGREGATES),

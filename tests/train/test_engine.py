@@ -149,30 +149,6 @@ def test_a_shared_start_is_computed_once_per_group_across_batches(
     assert count["trained"] == count["backward"] == 2
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sampled", "trained"),
-    [
-        (["sampling.tree={seeds: 8}"], 16 * (2 + 1) + 8 * 4, 8),
-        (["sampling.tree={seeds: 1}"], 2 * 2 + 16 * 1 + 2 * 2 + 8 * 2, 2),
-        (["objective.name=diffusion_nft"], 16 * 1 + 8 * 4 + 8, 8),
-    ],
-)
-def test_the_work_of_an_epoch_with_scouts(
-    training: PolicyTrainer, monkeypatch: pytest.MonkeyPatch, overrides: list[str], sampled: int, trained: int
-) -> None:
-    """2 × 8 scouts go from SDE step 1 to the image in one step of two; 2 × 4 are drawn again in full, and learned."""
-    scouts = "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"
-    training.config = tiny_run([*SETTINGS, f"out={training.config.out}", "sampling.sde_steps=[1]", scouts, *overrides])
-    training.old = OldPolicy(training.transformer) if training.objective.needs == "endpoint" else None
-    work = Work(training, monkeypatch)
-    training.run_epoch()
-    count = work.done()
-    assert count["sampled"] == sampled
-    assert count["trained"] == trained
-    assert count["decoded"] == 16 + 8
-    assert count["questions"] == (16 + 8) * (6 + 4)
-
-
 def test_scores_beside_sampling_are_the_same_bit_for_bit(training: PolicyTrainer) -> None:
     training.config = tiny_run([*SETTINGS, f"out={training.config.out}"])
     training.old = None

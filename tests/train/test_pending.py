@@ -203,17 +203,6 @@ def test_samples_of_every_kind_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     assert resumed(tmp_path / "run", LeavingServer("503"), expected, monkeypatch, *more) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("answers", "drawn"), [(15, Suffix()), (180, Suffix(steps=1))])
-def test_of_scouts_and_samples_those_are_kept_that_waited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int, drawn: Suffix
-) -> None:
-    """Scouts are asked 160 questions, and are drawn again if the samples wait already."""
-    more = ["sampling.sde_steps=[0]", "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"]
-    expected, server = undisturbed(tmp_path / "whole", *more), LeavingServer("503", answers=answers)
-    assert set(resumed(tmp_path / "run", server, expected, monkeypatch, *more)) == {drawn}
-
-
 def resumed(
     run: Path, server: LeavingServer, whole: Whole, monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> list[Suffix]:

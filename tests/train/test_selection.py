@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,11 +12,8 @@ from tiny_runs import metrics
 from toy_world import toy_config, toy_world
 
 from pacorl import PolicyTrainer
-from pacorl.engine.rows import Row
-from pacorl.engine.scoring import Scorer
 from pacorl.lora.adapters import adapter_state
-from pacorl.train.sampling import EpochSampler, ScoredSamples
-from pacorl.types import Prompt, Samples
+from pacorl.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,83 +73,6 @@ def test_a_run_whose_groups_are_all_alike_changes_nothing_and_goes_on(tmp_path: 
 
 def test_a_run_with_selection_resumes_as_it_would_have_gone_on(tmp_path: Path) -> None:
     settings = [*SETTINGS, "selection.min_std=0.01", "save_every=1"]
-    with toy_world():
-        for name, overrides in {"whole": [], "cut": ["epochs=1"]}.items():
-            PolicyTrainer(toy_config(tmp_path / name, *settings, *overrides), rewards={"red": red}).train()
-        PolicyTrainer(toy_config(tmp_path / "cut", *settings), resume=True, rewards={"red": red}).train()
-    assert metrics(tmp_path / "whole", "epoch") == metrics(tmp_path / "cut", "epoch")
-
-
-SCOUTS = [*SETTINGS, "epochs=1", "sampling.steps=5", "sampling.batch=1", "advantages.clip=100"]
-
-
-def final_latents(trainer: PolicyTrainer, patch: pytest.MonkeyPatch) -> list[dict[int, torch.Tensor]]:
-    """Row → endpoint, of each time that samples are drawn in an epoch."""
-    drawn: list[dict[int, torch.Tensor]] = []
-    sample = EpochSampler.sample
-
-    def recorded(sampler: EpochSampler, rows: Sequence[Row], scorer: Scorer, **options: Any) -> list[Samples]:
-        samples = sample(sampler, rows, scorer, **options)
-        rollouts = [rollout for update in samples for rollout in update.rollouts]
-        drawn.append({row: x_NC for r in rollouts for row, x_NC in zip(r.row_B, r.final_BNC, strict=True)})
-        return samples
-
-    with patch.context() as own:
-        own.setattr(EpochSampler, "sample", recorded)
-        trainer.run_epoch()
-    return drawn
-
-
-@pytest.mark.parametrize(("objective", "tree"), [("grpo_clip", "{}"), ("grpo_clip", "{seeds: 1}"), ("awm", "{}")])
-def test_kept_scouts_are_drawn_again_as_a_full_group_would_draw_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, tree: str
-) -> None:
-    settings = [*SCOUTS, f"objective.name={objective}", f"sampling.tree={tree}"]
-    scouts = "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"
-    with toy_world():
-        full = final_latents(
-            PolicyTrainer(toy_config(tmp_path / "full", *settings, "group_size=8"), rewards={"red": red}), monkeypatch
-        )
-        scouted = final_latents(
-            PolicyTrainer(toy_config(tmp_path / "scouts", *settings, scouts), rewards={"red": red}), monkeypatch
-        )
-    (every,) = full
-    cheap, kept = scouted
-    assert cheap.keys() == every.keys() == set(range(16))
-    assert [sum(row // 8 == group for row in kept) for group in (0, 1)] == [4, 4]
-    assert all(torch.equal(x_NC, every[row]) for row, x_NC in kept.items())
-    assert not any(torch.equal(x_NC, every[row]) for row, x_NC in cheap.items())
-    (line,) = metrics(tmp_path / "scouts", "epoch")
-    assert -1 <= line["scouts/correlation"] <= 1
-    assert line["grad_norm"] > 0
-    assert line["samples/used"] == 1.0
-
-
-def test_scouts_of_the_judges_extremes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the scores of the scouts themselves, and the advantages are those of the samples that were drawn again."""
-    settings = [*SCOUTS, "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"]
-    with toy_world():
-        trainer = PolicyTrainer(toy_config(tmp_path / "run", *settings), rewards={"red": red})
-        scored: list[ScoredSamples] = []
-        score_samples = EpochSampler.score_samples
-
-        def recorded(sampler: EpochSampler, rows: Sequence[Row], **options: Any) -> ScoredSamples:
-            scored.append(score_samples(sampler, rows, **options))
-            return scored[-1]
-
-        monkeypatch.setattr(EpochSampler, "score_samples", recorded)
-        trainer.run_epoch()
-    scouts, kept = scored
-    for group in (range(8), range(8, 16)):
-        order = sorted(group, key=lambda row: (scouts.scores[row][0], row))
-        assert set(kept.scores) & set(group) == {*order[:2], *order[-2:]}
-        again = torch.tensor([kept.scores[row][0] for row in sorted(set(kept.scores) & set(group))])
-        values = kept.advantages.value_B[sorted(set(kept.scores) & set(group))]
-        assert values.argsort().tolist() == again.argsort().tolist()
-
-
-def test_a_run_with_scouts_resumes_as_it_would_have_gone_on(tmp_path: Path) -> None:
-    settings = [*SETTINGS, "save_every=1", "selection.scouts={per_prompt: 8, suffix: {steps: 1}}"]
     with toy_world():
         for name, overrides in {"whole": [], "cut": ["epochs=1"]}.items():
             PolicyTrainer(toy_config(tmp_path / name, *settings, *overrides), rewards={"red": red}).train()

@@ -241,10 +241,7 @@ KINDS = {
     "diffusion_nft": ["objective.name=diffusion_nft"],
     "awm": ["objective={name: awm, inner_epochs: 2}"],
     "suffix": ["sampling.steps=5", "sampling.suffix={solver: ab2, steps: 2, check_every: 1}"],
-    "scouts": [
-        *("sampling.steps=5", "sampling.batch=1", "selection.min_std=0.001"),
-        "selection.scouts={per_prompt: 8, suffix: {steps: 1}}",
-    ],
+    "selection": ["selection.min_std=0.001"],
     "two labels": ["rewards=[{name: consistency, label: a}, {name: jpeg_size}, {name: consistency, label: b}]"],
 }
 
@@ -262,7 +259,6 @@ def test_an_epoch_comes_out_again_and_no_judge_is_asked(
         assert comparison.environment == {}
     names = [quantity.name for quantity in comparison.quantities]
     assert names[-4:] == ["samples", "scores", "advantages", "weights"]
-    assert ("scouts/samples" in names) == (kind == "scouts")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "the run was written to"
 
 

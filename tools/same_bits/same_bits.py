@@ -4,9 +4,8 @@
     python tools/same_bits/same_bits.py record /tmp/after
     python tools/same_bits/same_bits.py compare /tmp/before /tmp/after
 
-The inputs beside this file are in the first edition's keys, so that a comparison also shows that old configs load.
 Weights are compared tensor by tensor, images pixel by pixel, metrics and records value by value; only what measures
-time, and what `RENAMED` says has another name now, may differ. Bits are those of one machine and one thread.
+time may differ. Bits are those of one machine and one thread.
 """
 
 from __future__ import annotations
@@ -29,17 +28,6 @@ from pacorl.io.files import claim_folder
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
-RENAMED: dict[str, str] = {
-    "text_tokens": "max_sequence_length",
-    "painted": "generated",
-    "watch/duplicates": "monitor/duplicates",
-    "watch/blank": "monitor/blank",
-    "watch/diversity": "monitor/diversity",
-    "watch/lattice": "monitor/grid_artifact",
-    "alarm/lattice": "alarm/grid_artifact",
-}
-"""First edition's key of a record or metric → today's."""
-
 VOLATILE = re.compile(
     r"^(seconds(/.*)?|.*_seconds|.*_runtime|.*_per_second|sha256|inputs|outputs|time|created|version|versions|out|page|root|host|pid|numpy|python)$"
 )
@@ -55,9 +43,9 @@ PLACE = re.compile(r"/[^ \"']*?/(?=src/pacorl/|tools/same_bits/|configs/)")
 POLICY = ["train-policy", str(HERE / "tiny.yaml")]
 STORIES: dict[str, list[list[str]]] = {
     "policy": [[*POLICY, "out={out}/run"]],
-    "policy_own_noise": [[*POLICY, "out={out}/run", "sampling.shared_noise=false", "epochs=4"]],
+    "policy_own_noise": [[*POLICY, "out={out}/run", "sampling.tree={}", "epochs=4"]],
     "policy_nft": [
-        [*POLICY, "out={out}/run", "sampling.shared_noise=false", "objective.name=diffusion_nft", "epochs=2"]
+        [*POLICY, "out={out}/run", "sampling.tree={}", "objective.name=diffusion_nft", "epochs=2"]
     ],
     "policy_resumed": [
         [*POLICY, "out={out}/run", "epochs=2", "save_every=1", "evaluation.every=0"],
@@ -194,7 +182,7 @@ def _values(document: Any, name: str, folder: Path) -> Iterator[tuple[str, Any]]
     if isinstance(document, Mapping):
         for key, value in document.items():
             if not VOLATILE.match(key):
-                yield from _values(value, f"{name}.{RENAMED.get(key, key)}", folder)
+                yield from _values(value, f"{name}.{key}", folder)
     elif isinstance(document, list):
         if name.endswith("target_modules"):  # peft keeps them as a set
             document = sorted(document)

@@ -170,7 +170,7 @@ class GeditBench:
             "data": self.data.fingerprint,
             "judge": self.judge.name,
             "rubric": self.rubric.digest,
-            "pictures": dict(self.made_by),  # the key of the first edition: its results stay valid
+            "images": dict(self.made_by),
         }
 
     def texts(self) -> Mapping[str, Sequence[str]]:

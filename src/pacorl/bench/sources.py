@@ -65,14 +65,11 @@ def described(options: GeneratorBenchmarkOptions, *, panel: int = PANEL) -> dict
     if options.images:  # nothing else is known of them
         return {"images": str(options.images)}
     given_options = {name: value for name, value in options.policy_options.items() if value is not None}
-    guidance = given_options.pop("guidance_scale", None)
-    # The keys of the first edition: images and results of its runs stay valid.
     return {
         "model": options.model,
         "adapter": _adapter_digest(options.adapter),
         "size": str(options.size or ""),
         "steps": options.steps,
-        "guidance": guidance,
         "panel": panel,
         "seed": options.seed,
         **packed_form(options.memory),

@@ -189,11 +189,11 @@ def _job(case: Case, options: T2isOptions, records: Mapping[str, Prompt]) -> Ima
         prompt = replace(prompt, size=size)
     if prompt.grid.count != len(case.captions):
         raise ValueError(f"case {case.id} has {len(case.captions)} images, its prompt a {prompt.grid} layout")
-    return ImageJob(case.id, prompt, f"sheets/{case.id}.png")  # the first edition's folder: its runs go on
+    return ImageJob(case.id, prompt, f"grids/{case.id}.png")
 
 
 def _generate(data: Dataset[Case, Path], options: T2isOptions, out: Path, shard: Shard, advance: Advance) -> None:
-    """Generates the missing grid images into `sheets/` and cuts them into `images/`."""
+    """Generates the missing grid images into `grids/` and cuts them into `images/`."""
     source = image_source(options, edits=False, panel=options.panel_size)
     records = prompts_by_case(options.prompts) if options.prompts else {}
     jobs = [_job(case, options, records) for case in data.items.values()]
@@ -231,7 +231,7 @@ class T2isBench:
 
     def settings(self) -> Mapping[str, Any]:
         settings: dict[str, Any] = {"benchmark": "t2is", "data": self.data.fingerprint, "judge": self.judge.name}
-        settings["pictures"] = dict(self.made_by)  # the key of the first edition: its results stay valid
+        settings["images"] = dict(self.made_by)
         settings |= self.alignment.settings() if self.alignment else {}
         if self.aesthetics:
             settings |= {"aesthetics": self.aesthetics.name, "aesthetics_scale": self.aesthetics_scale}

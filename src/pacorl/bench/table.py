@@ -63,8 +63,8 @@ class GeneratorBenchmarkOptions(GeneratorOptions, BenchmarkOptions):
 
     model: str = inherited(GeneratorOptions, "model", default="", help="A diffusers folder, a hub name, or tiny.")
     images: Path | None = option(None, "A folder of finished images; nothing is generated then.")
-    image_batch: int = option(4, "Images per forward.", also=("--paint-batch",), least=1, most=LARGEST)
-    generate_only: bool = option(False, "Generate this share and judge nothing.", also=("--paint-only",))
+    image_batch: int = option(4, "Images per forward.", least=1, most=LARGEST)
+    generate_only: bool = option(False, "Generate this share and judge nothing.")
 
     def __post_init__(self) -> None:
         if not self.model and not self.images:

@@ -148,25 +148,3 @@ def schema(
     from pacorl.config.reference import RUNS
 
     print_json(RUNS[run].model_json_schema())
-
-
-@config.command("upgrade")
-def upgrade_config(
-    file: Path = typer.Argument(help="A YAML of `train-policy` or `train-reward`."),
-    *,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would change, and change nothing."),
-) -> None:
-    """Rewrite a config of an earlier version with today's keys; comments stay, and so does a copy as FILE.before."""
-    from pacorl.config.upgrade import rewrite
-    from pacorl.io.documents import read_text
-    from pacorl.io.files import PRIVATE, free_name, read_bytes, write_atomic
-
-    before = read_text(file)
-    after, notices = rewrite(before, name=str(file))
-    for notice in notices or ["its keys are today's"]:
-        echo(f"{file}: {notice}")
-    if after != before and not dry_run:
-        copy = free_name(file.with_name(f"{file.name}.before"))
-        write_atomic(copy, read_bytes(file), mode=PRIVATE)
-        write_atomic(file.resolve(), after)  # through a link: it stays one
-        echo(f"{file}: as it was: {copy}")

@@ -8,11 +8,9 @@ fix.
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
@@ -28,10 +26,7 @@ from pydantic import (
 
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST
-from pacorl.config.upgrade import upgrade
 from pacorl.io.documents import as_read_back, dump_yaml, parse_yaml, read_yaml
-
-logger = logging.getLogger(__name__)
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Rank = Annotated[int, Field(gt=0, le=4096)]
@@ -94,9 +89,9 @@ def load(kind: type[Run], path: Path | None, overrides: Sequence[str] = ()) -> R
         ConfigError: The config cannot be run; one line with the first faults.
     """
     prefix = f"{path}: " if path else ""
-    document = _upgraded(_read_mapping(path) if path else {}, kind.__name__, prefix)
+    document = _read_mapping(path) if path else {}
     for override in overrides:
-        _apply(document, override, run=kind.__name__, prefix=prefix)
+        _apply(document, override)
     return validated(kind, document, prefix=prefix)
 
 
@@ -153,8 +148,7 @@ def changes_to(config: Section, before: Mapping[str, Any]) -> dict[str, list[Any
         config: the config now.
         before: the config that the run had, as JSON has it.
     """
-    then, now = deepcopy(dict(before)), as_read_back(config.model_dump(mode="json"))
-    upgrade(then, type(config).__name__)
+    then, now = dict(before), as_read_back(config.model_dump(mode="json"))
     for name, field in type(config).model_fields.items():
         # Of a mapping with keys of the user's choice, a key that only one of both has is a change too.
         if get_origin(field.annotation) is dict and name in then:
@@ -191,17 +185,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return document or {}
 
 
-def _upgraded(document: dict[str, Any], run: str, prefix: str) -> dict[str, Any]:
-    """The document with today's keys; a line is logged for each old one."""
-    try:
-        for notice in upgrade(document, run):
-            logger.warning("%s%s", prefix, notice)
-    except ValueError as error:
-        raise ConfigError(f"{prefix}{error}") from None
-    return document
-
-
-def _apply(document: dict[str, Any], override: str, *, run: str, prefix: str) -> None:
+def _apply(document: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
@@ -209,27 +193,12 @@ def _apply(document: dict[str, Any], override: str, *, run: str, prefix: str) ->
         value = parse_yaml(text, name=f"override {override!r}")
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    keys = key.split(".")
-    # From the inside out: a.b=1 becomes {a: {b: 1}}.
-    for step in reversed(keys):
-        value = {step: value}
-    # By itself, so that an old key on the command line stands over today's key in the file.
-    try:
-        _graft(document, _upgraded(value, run, prefix), depth=len(keys))
-    except TypeError as error:
-        raise ConfigError(f"override {override!r}: {error} is not a section") from None
-
-
-def _graft(document: dict[str, Any], branch: Mapping[str, Any], *, depth: int) -> None:
-    """Set what stands `depth` keys down the branch. Raises TypeError with a key on the way that is no section."""
-    for key, value in branch.items():
-        if depth == 1:
-            document[key] = value
-            continue
-        section = document.setdefault(key, {})
-        if not isinstance(section, dict):
-            raise TypeError(key)
-        _graft(section, value, depth=depth - 1)
+    *sections, last = key.split(".")
+    for section in sections:
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"override {override!r}: {section} is not a section")
+    document[last] = value
 
 
 def _explain(kind: type[Section], fault: Mapping[str, Any], document: Any) -> str:

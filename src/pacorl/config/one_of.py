@@ -8,7 +8,7 @@ The options model of each kind stands in the kind's own file. Only the file of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -25,9 +25,6 @@ class OneOf:
     key: str
     default: str
     """The entry of a section that does not say `key`."""
-    flat: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """The first edition kept the settings of all entries in one section: setting → its default then. An entry that has
-    no such setting takes that value as not given, so that dumped configs load; another value is refused."""
 
     def default_options(self) -> Any:
         """The options of a config without the section."""
@@ -43,23 +40,11 @@ class OneOf:
         return options
 
     def validate(self, section: Any) -> BaseModel:
-        """The section as its entry's options; an options object passes as it is.
-
-        Raises:
-            ValueError: A setting of another entry says something, which would have no effect.
-        """
+        """Validate the section by its entry's options; an options object passes as it is."""
         # Made by Python code, it was validated then.
         if isinstance(section, BaseModel):
             return section
-        options = self.options_of(section)
-        if not isinstance(section, Mapping):
-            return options.model_validate(section)  # refused by pydantic, in its own words
-        foreign = [name for name in section if name in self.flat and name not in options.model_fields]
-        for name in foreign:
-            if section[name] != self.flat[name]:
-                entry = self.name_in(section)
-                raise ValueError(f"{name} {section[name]} says nothing to {self.table.noun} {entry}; leave it out")
-        return options.model_validate({name: value for name, value in section.items() if name not in foreign})
+        return self.options_of(section).model_validate(section)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         dump = core_schema.plain_serializer_function_ser_schema(

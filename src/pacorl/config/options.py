@@ -43,7 +43,7 @@ class Option:
     flags: tuple[str, ...] = ()
     """Instead of the field's name; empty for that."""
     also: tuple[str, ...] = ()
-    """Second names, such as those of earlier versions."""
+    """Second names."""
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
@@ -184,7 +184,6 @@ class GeneratorOptions(ModelOptions):
     guidance_scale: float | None = option(
         None,
         "As the model's pipeline in diffusers has it; the model's own default.",
-        also=("--guidance",),
         least=0,
         most=STRONGEST,
     )
@@ -192,13 +191,12 @@ class GeneratorOptions(ModelOptions):
         None,
         "Classifier-free guidance of FLUX and Qwen-Image, with a second pass (Stable Diffusion 3's is "
         "--guidance-scale); the model's default.",
-        also=("--true-cfg",),
         least=1,
         most=STRONGEST,
     )
     negative_prompt: str | None = option(None, "What classifier-free guidance steers away from.")
     max_sequence_length: int | None = option(
-        None, "Text tokens per prompt; the model's own default.", also=("--text-tokens",), least=1, most=4096
+        None, "Text tokens per prompt; the model's own default.", least=1, most=4096
     )
     seed: int = option(0, "Of the first image; the next ones count on from it.", least=0, most=SEEDS)
 

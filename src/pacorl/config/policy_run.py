@@ -12,9 +12,8 @@ from pacorl.config.base import Positive, Rank, Section, Seed, Share, TrackerName
 from pacorl.config.one_of import OneOf
 from pacorl.config.options import LARGEST, MEMORY
 from pacorl.core.advantages import AGGREGATES, AggregateOptions
-from pacorl.core.caches import CACHES
 from pacorl.core.objectives import OBJECTIVES, ObjectiveOptions, ObjectiveSpec
-from pacorl.core.sampling import Sampler, SamplingSteps, Steps, Suffix, TreeOptions
+from pacorl.core.sampling import Sampler, SamplingSteps, Steps, TreeOptions
 from pacorl.core.schedule import NoiseWindow, stage_size
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.selection import Selection
@@ -219,9 +218,8 @@ class MonitorConfig(Section):
         return {**default.model_dump(), **limit} if isinstance(limit, Mapping) else limit
 
 
-# What other entries read stands in a dumped config of the first edition too: its default there says nothing.
-OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip", flat={"clip_range": 1e-4, "beta": 0.1})
-ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed", flat={"threshold": 0.2, "std": "group"})
+OBJECTIVE = OneOf(OBJECTIVES, key="name", default="grpo_clip")
+ADVANTAGES = OneOf(AGGREGATES, key="aggregate", default="log_tamed")
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -351,9 +349,9 @@ class PolicyConfig(Section):
                 f"memory {self.memory} and judge.overlap true: the judge would lie on the device beside the generator; "
                 "leave overlap out, or take memory: normal"
             )
-        if (samples := self.prompts_per_epoch * self.drawn_per_prompt) > LARGEST:
+        if (samples := self.prompts_per_epoch * self.group_size) > LARGEST:
             raise ValueError(
-                f"prompts_per_epoch {self.prompts_per_epoch} with {self.drawn_per_prompt} samples each makes "
+                f"prompts_per_epoch {self.prompts_per_epoch} with {self.group_size} samples each makes "
                 f"{samples:,} samples an epoch, and at most {LARGEST:,} are drawn; lower one of them"
             )
         if not self.rewards:
@@ -379,24 +377,12 @@ class PolicyConfig(Section):
         """What is known of the kind of generator."""
         return POLICIES[self.model.kind]
 
-    @property
-    def drawn_per_prompt(self) -> int:
-        """How many samples of a prompt are drawn, of which `group_size` are trained on."""
-        return self.selection.scouts.per_prompt if self.selection.scouts else self.group_size
-
     def _check_steps(self) -> None:
         sampling = self.sampling
-        scouts = self.selection.scouts
-        key = "selection.scouts.per_prompt" if scouts else "group_size"
-        tree = sampling.tree.resolve(self.drawn_per_prompt, steps=sampling.stochastic_steps, key=key)
+        tree = sampling.tree.resolve(self.group_size, steps=sampling.stochastic_steps)
         is_path = OBJECTIVES[self.objective.name].needs == "path"
-        self._check_suffix(sampling.suffix, is_path=is_path)
-        if scouts:
-            scouts.check(tree, group_size=self.group_size, full=sampling.suffix)
-            try:
-                self._check_suffix(scouts.suffix, is_path=is_path)
-            except ValueError as error:  # the same section under another key
-                raise ValueError(str(error).replace("sampling.suffix", "selection.scouts.suffix")) from None
+        for last in sampling.sde_steps[sampling.stochastic_steps - 1 :] if is_path else [-1]:
+            sampling.suffix.grid(last + 1, sampling.steps)
         # An sde_type may add no noise at a step, which then has no likelihood to train.
         if is_path:
             SDE_TYPES[sampling.sde_type].check(
@@ -412,16 +398,6 @@ class PolicyConfig(Section):
                 f"advantages.among siblings and sampling.tree has branches {list(tree.branches)}: a node with one "
                 "child has nothing to compare; give each SDE step 2 branches or more, or take among: group"
             )
-
-    def _check_suffix(self, suffix: Suffix, *, is_path: bool) -> None:
-        if suffix.cache and not self.generator.takes_cache(suffix.cache.name):
-            fitting = next((f"{name} alone" for name in CACHES if self.generator.takes_cache(name)), "no cache")
-            raise ValueError(
-                f"sampling.suffix.cache {suffix.cache.name} and kind {self.model.kind}, whose transformer takes "
-                f"{fitting}; leave it out, or take fewer sampling.suffix.steps by solver ab2"
-            )
-        for last in self.sampling.sde_steps[self.sampling.stochastic_steps - 1 :] if is_path else [-1]:
-            suffix.grid(last + 1, self.sampling.steps)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Check that edits have an editor, and none of the settings that they rule out.

@@ -174,8 +174,7 @@ INTRODUCTION = """# Config keys
 After this page you know every key that a run's YAML may have, and what holds if it is left out. `pacorl config KEY`
 says the same in a terminal, and `pacorl config schema` prints a JSON schema for editors. A YAML says only what differs
 from the defaults, which are the paper's settings for FLUX.1-dev. Any key can follow a command:
-`pacorl train-policy CONFIG sampling.steps=8`. Keys of earlier versions load too, and `pacorl config upgrade FILE`
-rewrites such a file. `[]` stands for each item of a list. A note in brackets names the choice
+`pacorl train-policy CONFIG sampling.steps=8`. `[]` stands for each item of a list. A note in brackets names the choice
 that has the key.
 
 This page is made by `python -m pacorl.config.reference > docs/config.md`.

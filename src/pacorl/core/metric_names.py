@@ -1,7 +1,4 @@
-"""The names in a run's metrics.jsonl: the prefixes that rooms share, what a sign of reward hacking means, old names.
-
-A log that an earlier version wrote is read under today's names, so only this file knows the former ones.
-"""
+"""Names in a run's metrics.jsonl: prefixes that packages share, and the meaning of each sign of reward hacking."""
 
 from __future__ import annotations
 
@@ -11,12 +8,8 @@ from typing import Any
 
 MONITOR, HELD_OUT, ALARM, SECONDS = "monitor/", "held_out/", "alarm/", "seconds/"
 SUFFIX_CORRELATION = "sampling/suffix_correlation"
-SCOUTS_CORRELATION = "scouts/correlation"
 
 SHOWN_NAMES: Mapping[str, str] = {"consistency": "consistency_reward", "p_yes": "consistency"}
-
-RENAMED_PREFIXES: Mapping[str, str] = {"watch/": MONITOR}
-RENAMED_SIGNS: Mapping[str, str] = {"lattice": "grid_artifact"}
 
 SIGN_MEANINGS: Mapping[str, str] = {
     "duplicates": "panels of a set are becoming copies of each other",
@@ -25,13 +18,6 @@ SIGN_MEANINGS: Mapping[str, str] = {
     "diversity": "different prompts get the same image",
 }
 HELD_OUT_MEANING = "a measure that is not rewarded falls while the rewarded ones are trained"
-
-
-def current_name(key: str) -> str:
-    """A key of a log under today's name: `watch/lattice` is `monitor/grid_artifact`."""
-    prefix, slash, sign = key.partition("/")
-    prefix = RENAMED_PREFIXES.get(prefix + slash, prefix + slash)
-    return prefix + (RENAMED_SIGNS.get(sign, sign) if prefix in (MONITOR, ALARM) else sign)
 
 
 def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,4 +35,4 @@ def shown_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def sign_meaning(sign: str) -> str:
     """What it means that a sign went beyond its limit; all held-out measures share one meaning."""
-    return SIGN_MEANINGS.get(RENAMED_SIGNS.get(sign, sign), HELD_OUT_MEANING)
+    return SIGN_MEANINGS.get(sign, HELD_OUT_MEANING)

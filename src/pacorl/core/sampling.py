@@ -17,7 +17,6 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from pacorl.config.base import Positive, Section
-from pacorl.core.caches import CACHES, CacheSection
 from pacorl.core.sde import SDE_TYPES
 from pacorl.core.solvers import SOLVERS
 from pacorl.types import Size
@@ -79,8 +78,8 @@ class TreeOptions(Section):
     antithetic: bool = False
     """Whether siblings come in pairs of opposite noise, +ε and −ε."""
 
-    def resolve(self, group_size: int, *, steps: int, key: str = "group_size") -> Tree:
-        """The tree of `group_size` samples, a number that a config says by `key`, with `steps` stochastic steps.
+    def resolve(self, group_size: int, *, steps: int) -> Tree:
+        """The tree of `group_size` samples with `steps` stochastic steps.
 
         Raises:
             ValueError: if they do not fit; the message names the key and the fix.
@@ -96,7 +95,7 @@ class TreeOptions(Section):
         if tree.group_size != group_size:
             raise ValueError(
                 f"sampling.tree has {seeds} seeds × {' × '.join(map(str, branches))} branches = {tree.group_size} "
-                f"samples and {key} is {group_size}; make them equal"
+                f"samples and group_size is {group_size}; make them equal"
             )
         if self.antithetic and (all(count == 1 for count in branches) or any(c > 1 and c % 2 for c in branches)):
             raise ValueError(
@@ -114,8 +113,6 @@ class Suffix(Section):
     """A key of `core.solvers.SOLVERS`."""
     steps: Positive | None = None
     """Steps to the image, evenly chosen of the remaining ones; all of them unless it is given."""
-    cache: CacheSection = None
-    """One of `core.caches.CACHES`, by its name or with its settings, or `none`."""
     check_every: int = Field(10, ge=0)
     """Epochs between checks, the first epoch's among them: one group is also finished by all steps, and its advantages
     are compared; 0 for none."""
@@ -124,7 +121,7 @@ class Suffix(Section):
         """The indices of the sigmas that are visited from `first` to `last`, both included.
 
         Raises:
-            ValueError: if there are not as many steps, or too few for the solver or the cache.
+            ValueError: if there are not as many steps, or too few for the solver.
         """
         left = last - first
         if self.is_full:
@@ -141,19 +138,17 @@ class Suffix(Section):
                 f"set it to at most {left}"
             )
         SOLVERS[self.solver].check(count)
-        if self.cache:
-            CACHES[self.cache.name].check(count)
         return [first + round(index * left / count) for index in range(count + 1)]
 
     @property
     def is_full(self) -> bool:
-        """Whether the steps are the sampler's own, all of them computed."""
+        """Whether the steps are the sampler's own."""
         return self == Suffix(check_every=self.check_every)
 
     @property
     def says(self) -> str:
         """What it departs by from the sampler's own steps, as a config says it."""
-        departures = {"solver": self.solver, "steps": self.steps, "cache": self.cache and self.cache.name}
+        departures = {"solver": self.solver, "steps": self.steps}
         defaults = Suffix()
         return ", ".join(f"{name} {value}" for name, value in departures.items() if value != getattr(defaults, name))
 

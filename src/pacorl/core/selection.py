@@ -4,66 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from pacorl.config.base import Positive, Section
+from pacorl.config.base import Section
 from pacorl.core.advantages import group_mean, group_sum
-from pacorl.core.sampling import Suffix, Tree
 from pacorl.types import Advantages, RewardTable
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-class Scouts(Section):
-    """Samples that are finished cheaply and judged, so that only the best and the worst are drawn as they should be."""
-
-    per_prompt: Positive
-    """How many; `group_size` of them are kept, the best half and the worst. `sampling.tree` is then that of so many."""
-    suffix: Suffix
-    """How they are finished, in the keys of `sampling.suffix`; `check_every` says nothing here, since each epoch logs
-    `scouts/correlation`."""
-
-    def check(self, tree: Tree, *, group_size: int, full: Suffix) -> None:
-        """
-        Args:
-            tree: of the scouts of a prompt.
-            group_size: how many of them are kept.
-            full: the suffix of the samples that are trained on.
-
-        Raises:
-            ValueError: if they cannot be scouts of such a run; the message names the key and the fix.
-        """
-        if self.per_prompt <= group_size:
-            raise ValueError(
-                f"selection.scouts.per_prompt {self.per_prompt} leaves nothing to choose for group_size {group_size}; "
-                "raise it, or leave the scouts out"
-            )
-        if group_size % 2:
-            raise ValueError(
-                f"selection.scouts keeps as many of the best as of the worst, and group_size {group_size} is odd; "
-                "make it even"
-            )
-        if self.suffix.says == full.says:
-            raise ValueError(
-                "selection.scouts.suffix is that of the samples themselves, which would be drawn twice; give it fewer "
-                "steps, another solver or a cache"
-            )
-        if tree.seeds not in (1, tree.group_size) or tree.leaves(1) > 1:
-            raise ValueError(
-                f"selection.scouts keeps single samples, which leaves subtrees of {tree.seeds} seeds and branches "
-                f"{list(tree.branches)} of unequal size; set sampling.tree.seeds to 1 and branch at the first SDE step "
-                f"alone, or to {tree.group_size}, for samples with their own noise"
-            )
 
 
 class Selection(Section):
     """Which samples are trained on; by default all that were judged."""
-
-    scouts: Scouts | None = None
-    """Sol-RL's two stages (arXiv 2604.06916): many samples are scouted, few are trained on."""
 
     min_std: float = Field(0.0, ge=0)
     """Groups in which the std of Σ w_k·R^k is below it are dropped: what their samples differ by is the judge's noise,
@@ -110,38 +60,3 @@ def drop_alike_groups(
     }
     kept_B = ~alike_B if alike_B.any() else None
     return replace(values, used_B=kept_used_B, kept_B=kept_B, stats={**values.stats, **stats})
-
-
-def best_and_worst(values: Advantages, *, drawn: int, keep: int) -> list[int]:
-    """The rows of each group's best half and worst half, in order; of equals the earlier rows are the worse.
-
-    Args:
-        values: the scouts' advantages, by global row.
-        drawn: scouts per group.
-        keep: how many stay, an even number. A group with fewer judged ones is filled with such as were not judged.
-    """
-    rows: list[int] = []
-    for first in range(0, len(values.value_B), drawn):
-        group = range(first, first + drawn)
-        judged = sorted((row for row in group if values.used_B[row]), key=lambda row: float(values.value_B[row]))
-        extremes = judged if len(judged) <= keep else [*judged[: keep // 2], *judged[-keep // 2 :]]
-        spare = [row for row in group if not values.used_B[row]][: keep - len(extremes)]
-        rows += sorted([*extremes, *spare])
-    return rows
-
-
-def by_row(values: Advantages, rows: Sequence[int]) -> Advantages:
-    """Advantages in the order of some global rows → by global row; rows that are not among them are not used."""
-
-    def spread(value_XB: Tensor) -> Tensor:
-        spread_XB = value_XB.new_zeros(*value_XB.shape[:-1], rows[-1] + 1)
-        spread_XB[..., list(rows)] = value_XB
-        return spread_XB
-
-    return Advantages(
-        spread(values.value_B),
-        spread(values.used_B),
-        values.stats,
-        value_LB=None if values.value_LB is None else spread(values.value_LB),
-        kept_B=None if values.kept_B is None else spread(values.kept_B),
-    )

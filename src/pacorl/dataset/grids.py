@@ -87,10 +87,6 @@ def grid_jobs(records: Sequence[PromptRecord], *, grids: int, seed: int) -> list
     return jobs
 
 
-RECIPE_KEYS = {"guidance_scale": "guidance", "max_sequence_length": "text_tokens"}
-"""Option → its key in a recipe: the first edition's, so that the grids of its folders stay valid."""
-
-
 def image_source(
     checkpoint: str,
     *,
@@ -122,8 +118,9 @@ def image_source(
     kind = kind or kind_of(checkpoint)
     dtype = dtype or ("float32" if checkpoint == TINY else "bfloat16")
     settings = POLICIES.named(kind).options_for(checkpoint, dtype=dtype, **options)
-    recorded = {key: getattr(settings, name) for name, key in RECIPE_KEYS.items() if hasattr(settings, name)}
-    recorded |= {name: value for name, value in options.items() if name not in RECIPE_KEYS and value is not None}
+    defaults = ("guidance_scale", "max_sequence_length")
+    recorded = {name: getattr(settings, name) for name in defaults if hasattr(settings, name)}
+    recorded |= {name: value for name, value in options.items() if value is not None}
     description: dict[str, Any] = {"checkpoint": checkpoint, "steps": steps, **recorded, "dtype": dtype}
     description |= packed_form(memory) | ({"size": str(size)} if size else {})
     description |= {"adapter": digest(adapter_file(adapter))} if adapter else {}

@@ -29,8 +29,8 @@ Item = TypeVar("Item")
 GenerateImages = Callable[[Sequence[Prompt], Sequence[int]], Sequence["Image"]]
 """(prompts, seeds) → one image each, in order."""
 
-# The key of the PNG text: images of the first edition carry it.
 RECIPE = "pacorl recipe"
+"""The key of a recipe among the texts of a PNG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,6 @@ class ImageSource:
 
     def recipe(self, job: ImageJob) -> str:
         """What an image depends on, as its PNG text: generator, prompt, source images and seed."""
-        # Keys and their order are those of the first edition: half-finished folders go on without a second pass.
         content = {"generator": dict(self.generator), "prompt": job.prompt.text, "seed": self.seed_of(job)}
         sources = {"sources": [path.name for path in job.prompt.sources]} if job.prompt.sources else {}
         return json.dumps(content | sources, sort_keys=True, ensure_ascii=False)

@@ -27,7 +27,7 @@ from PIL import Image
 
 from pacorl.config.policy_run import LimitConfig, MonitorConfig
 from pacorl.core.grid import split
-from pacorl.core.metric_names import HELD_OUT, MONITOR, SIGN_MEANINGS, current_name, sign_meaning
+from pacorl.core.metric_names import HELD_OUT, MONITOR, SIGN_MEANINGS, sign_meaning
 from pacorl.types import Prompt
 
 Pixels = NDArray[np.float64]
@@ -236,7 +236,7 @@ class HackingMonitor:
     def restore(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take in an earlier log, without alarms, so that a resumed run goes on as if it had not been stopped."""
         for line in lines:
-            self._remember(line["kind"], {current_name(name): value for name, value in line.items()})
+            self._remember(line["kind"], line)
 
     def _remember(self, kind: Kind, values: Mapping[str, Any]) -> list[str]:
         """The signs among the values, now remembered."""

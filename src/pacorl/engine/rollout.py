@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pacorl.core.caches import CacheOptions
 from pacorl.core.sampling import Sampler, Tree
 from pacorl.core.schedule import seed_of
 from pacorl.core.sde import SDE_TYPES, Transition, log_prob
@@ -142,7 +141,6 @@ class Trunk:
             sigmas=self.sigmas,
             grid=suffix.grid(steps[-1] + 1 if steps else 0, len(self.sigmas) - 1),
             solver=suffix.solver,
-            cache=suffix.cache,
             fused=draw.fused,
         )
         images = draw.policy.decode(final, self.size)
@@ -274,12 +272,11 @@ def integrate(
     sigmas: Tensor,
     grid: Sequence[int],
     solver: str = "euler",
-    cache: CacheOptions | None = None,
     fused: FusedLora | None = None,
 ) -> Tensor:
-    """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`, with one of `CACHES` if any."""
+    """Follow the ODE along the sigmas whose indices `grid` lists, by one of `SOLVERS`."""
     step, past, sigma_T = SOLVERS[solver].step, None, to_device(sigmas, x_BNC.device)
-    with fused.swapped_in() if fused else nullcontext(), policy.cached(cache) if cache else nullcontext():
+    with fused.swapped_in() if fused else nullcontext():
         for here, following in pairwise(grid):
             velocity_BNC = velocity_at(policy, x_BNC, sigma_T[here], conditioning, size)
             length = float(sigmas[following]) - float(sigmas[here])

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from pacorl.core.caches import CACHES
 from pacorl.core.sampling import Tree
 from pacorl.core.schedule import seed_of
 from pacorl.types import Prompt, Size
@@ -68,8 +66,7 @@ def assign_rows(
             f"{len(rows)} samples an epoch do not divide into {updates} updates × {world} processes × "
             f"batches of {batch}; {_sizes_that_divide(len(rows), batch=batch, updates=updates, world=world)}"
         )
-    # Scouts leave as many samples below each node of level 0, and fewer than the tree has.
-    leaves = sum(tree.node_of(row.number, 0) == tree.node_of(rows[0].number, 0) for row in rows)
+    leaves = tree.leaves(0)
     subtree = math.lcm(batch, leaves)
     pieces = _cut(rows, batch if len(rows) % (subtree * updates) else subtree)
     shares = []
@@ -102,31 +99,16 @@ def check_division(config: PolicyConfig, *, world: int, sharded: bool = False) -
             "model.stream and FSDP2: what is streamed is not there to be sharded; leave stream out, or launch with "
             "ddp.yaml"
         )
-    scouts, drawn = config.selection.scouts, config.drawn_per_prompt
-    for key, suffix in {"sampling": config.sampling.suffix, "selection.scouts": scouts and scouts.suffix}.items():
-        cache = suffix and suffix.cache
-        if sharded and cache and not CACHES[cache.name].shardable:
-            whole = ", ".join(name for name in CACHES if CACHES[name].shardable)
-            raise ValueError(
-                f"{key}.suffix.cache {cache.name} does not know the blocks of a transformer that FSDP2 has sharded; "
-                f"take {whole}, or leave the cache out"
-            )
-    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * drawn)]
-    assign = partial(
-        assign_rows,
-        tree=config.sampling.tree.resolve(drawn, steps=config.sampling.stochastic_steps),
+    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
+    assign_rows(
+        rows,
+        tree=config.sampling.tree.resolve(config.group_size, steps=config.sampling.stochastic_steps),
         batch=config.sampling.batch,
+        updates=config.optimizer.updates_per_epoch,
         world=world,
         rank=0,
         sharded=sharded,
     )
-    # Whichever scouts are kept, they are dealt as the first ones of each group would be.
-    assign([row for row in rows if row.number % drawn < config.group_size], updates=config.optimizer.updates_per_epoch)
-    if scouts:
-        try:
-            assign(rows, updates=1)
-        except ValueError as error:
-            raise ValueError(f"selection.scouts.per_prompt {drawn}: {error}") from None
 
 
 def _joined(pieces: Sequence[list[Row]], tree: Tree) -> list[list[Row]]:

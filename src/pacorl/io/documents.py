@@ -293,11 +293,6 @@ def parse_yaml(text: str, *, name: str) -> Any:
     return document
 
 
-def compose_yaml(text: str) -> Any:
-    """The nodes of a YAML document, which know where in the text they stand."""
-    return CoreLoader(text).get_single_node()
-
-
 def _checked_object(document: Any, demand: str, fix: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError(f"{demand}, this is a {type(document).__name__}{_ending(fix)}")

@@ -106,22 +106,11 @@ def close_judge(judge: Judge | None) -> None:
 
 # --- options and specs -----------------------------------------------------------------------------------------
 
-FIRST_EDITION_KEYS: Mapping[str, Any] = {
-    "model": "",
-    "api_key_env": "",
-    "concurrency": 32,
-    "timeout": 60.0,
-    "retries": 6,
-    "startup": 180.0,
-    "outage": 900.0,
-    "adapter": "",
-    "dtype": "bfloat16",
-    "quantize": "none",
-    "stream": False,
-    "batch_tokens": 8192,
+BACKEND_KEYS = {
+    *("model", "api_key_env", "concurrency", "timeout", "retries", "startup", "outage"),
+    *("dtype", "quantize", "stream", "batch_tokens"),
 }
-"""Keys that one section held for all backends, and a server's later ones, with their defaults; what a backend has no
-use for is dropped."""
+"""Keys of single backends. A backend drops the keys of the others."""
 
 
 class BackendOptions(Section):
@@ -142,14 +131,14 @@ class BackendOptions(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_keys_of_other_backends(cls, section: Any) -> Any:
-        # A file written for one backend is often overridden to another (`judge.backend=…`), and a run's own config of
-        # the first edition holds every backend's keys. The adapter stays: it would change the verdicts.
+        # A file written for one backend is often overridden to another (`judge.backend=…`). An adapter stays, and is
+        # refused later: it would change the verdicts.
         if not isinstance(section, Mapping):
             return section
-        foreign = FIRST_EDITION_KEYS.keys() - cls.model_fields.keys()
-        return {
-            key: value for key, value in section.items() if key not in foreign or (key == "adapter" and value != "")
-        }
+        foreign = BACKEND_KEYS - cls.model_fields.keys()
+        if section.get("adapter") == "":
+            foreign |= {"adapter"}
+        return {key: value for key, value in section.items() if key not in foreign}
 
     def patience(self, missing: int) -> float:
         """Seconds after which so many scores are surely missing, if nobody answers."""

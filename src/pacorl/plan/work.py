@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.objectives import OBJECTIVES
-from pacorl.core.sampling import Sampler, Suffix, Tree
+from pacorl.core.sampling import Sampler, Tree
 from pacorl.engine.rows import Row, assign_rows
 from pacorl.types import Prompt, Size
 
@@ -46,23 +46,16 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
     spec, samples = OBJECTIVES[config.objective.name], config.prompts_per_epoch * config.group_size
     evaluation_size = Size(*config.evaluation.size)
     sampler = config.sampling.sampler(
-        0, group_size=config.drawn_per_prompt, seed=config.seed, spec=spec, evaluation_size=evaluation_size
+        0, group_size=config.group_size, seed=config.seed, spec=spec, evaluation_size=evaluation_size
     )
     # An objective of the endpoint samples without noise: each sample passes all steps by itself.
-    tree = sampler.tree if sampler.stochastic else Tree(config.drawn_per_prompt)
+    tree = sampler.tree if sampler.stochastic else Tree(config.group_size)
     levels, steps = range(len(tree.branches) + 1), [-1, *sampler.stochastic_steps]
 
-    def nodes_of(keep: int, *, updates: int) -> tuple[int, ...]:
-        units = list(_units(config, sampler.tree, keep=keep, updates=updates, world=world))
-        return tuple(sum(len({tree.node_of(number, level) for number in unit}) for unit in units) for level in levels)
-
-    def sampled(nodes: tuple[int, ...], suffix: Suffix) -> int:
-        # The nodes of a step pass the steps that follow the one before, and the step itself.
-        trunk = sum(count * (step - before) for count, (before, step) in zip(nodes, pairwise(steps), strict=False))
-        return trunk + nodes[-1] * (len(suffix.grid(steps[-1] + 1, sampler.steps)) - 1)
-
-    nodes, scouts = nodes_of(config.group_size, updates=config.optimizer.updates_per_epoch), config.selection.scouts
-    scouted = sampled(nodes_of(scouts.per_prompt, updates=1), scouts.suffix) if scouts else 0
+    units = list(_units(config, sampler.tree, world=world))
+    nodes = tuple(sum(len({tree.node_of(number, level) for number in unit}) for unit in units) for level in levels)
+    # The nodes of a step pass the steps that follow the one before, and the step itself.
+    trunk = sum(count * (step - before) for count, (before, step) in zip(nodes, pairwise(steps), strict=False))
     suffix_steps = len(sampler.suffix.grid(steps[-1] + 1, sampler.steps)) - 1
     trained = sum(nodes[:-1]) if sampler.stochastic else samples * len(sampler.sde_steps)
     trained *= config.objective.inner_epochs
@@ -79,18 +72,17 @@ def work_of(config: PolicyConfig, *, world: int) -> Work:
         node_batch=max(1, config.sampling.batch // tree.leaves(len(levels) - 2)) if tree.branches else 0,
         suffix_steps=suffix_steps,
         forwards_per_image={
-            "sampling": passes * (scouted + sampled(nodes, sampler.suffix)) / samples,
+            "sampling": passes * (trunk + nodes[-1] * suffix_steps) / samples,
             "training": passes * trained / samples,
             "other_policies": passes * others / samples,
         },
     )
 
 
-def _units(config: PolicyConfig, tree: Tree, *, keep: int, updates: int, world: int) -> Iterator[list[int]]:
-    """The global rows that one process draws together, of all updates and processes, if so many of a prompt's stay."""
-    drawn = config.drawn_per_prompt
-    numbers = [number for number in range(config.prompts_per_epoch * drawn) if number % drawn < keep]
-    rows = [Row(Prompt(0, ""), number) for number in numbers]
+def _units(config: PolicyConfig, tree: Tree, *, world: int) -> Iterator[list[int]]:
+    """The global rows that one process draws together, of all updates and processes."""
+    rows = [Row(Prompt(0, ""), number) for number in range(config.prompts_per_epoch * config.group_size)]
+    updates = config.optimizer.updates_per_epoch
     for rank in range(world):
         dealt = assign_rows(rows, tree=tree, batch=config.sampling.batch, updates=updates, world=world, rank=rank)
         for update in dealt:

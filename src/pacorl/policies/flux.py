@@ -83,7 +83,6 @@ class FluxPolicy(PipelinePolicy):
 
         def read(prefix: str) -> Tensor:
             return self.predict(
-                prefix,
                 hidden_states=hidden_BMC.to(tokens.dtype),
                 timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
                 guidance=guidance_B,

@@ -176,7 +176,6 @@ class KleinPolicy(PipelinePolicy):
         def read(prefix: str) -> Tensor:
             tokens = tensors[f"{prefix}tokens"]
             predicted = self.predict(
-                prefix,
                 hidden_states=hidden_BMC.to(tokens.dtype),
                 timestep=sigma_B.to(tokens.dtype),  # σ itself: the model multiplies by 1000
                 encoder_hidden_states=tokens,
@@ -247,6 +246,5 @@ KLEIN = PolicySpec(
     steps=50,
     parameters=3_875_544_576,
     licence=("apache-2.0", ""),
-    uniform_blocks=False,  # a single-stream one returns text and image in one tensor
     edit_data="GEdit-Bench/data:en",  # what its makers show is English
 )

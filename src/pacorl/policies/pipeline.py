@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +18,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from pacorl.core.caches import CACHES
 from pacorl.core.transfer import to_device
 from pacorl.io.images import MAX_PIXELS
 from pacorl.io.quiet import quiet
@@ -30,7 +28,6 @@ from pacorl.types import Conditioning, Prompt, Size
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from pacorl.core.caches import CacheOptions
     from pacorl.policies.policy import Parts, PolicyOptions
 
 JOINT_ATTENTION = (
@@ -105,8 +102,6 @@ class PipelinePolicy:
         self.pipeline = pipeline
         self.options: Any = options
         self.record_sizes = record_sizes
-        self._cached: Any = None
-        """The transformer while it has the hooks of a cache."""
         self.transformer: nn.Module = pipeline.transformer
         self.token_pixels: int = 2 * pipeline.vae_scale_factor
         self.planned_sources = 0 if self.source_optional else min(1, self.references)
@@ -301,27 +296,9 @@ class PipelinePolicy:
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         raise NotImplementedError
 
-    def predict(self, prefix: str, **inputs: Any) -> Tensor:
-        """One forward of the transformer, in fp32 or better; `prefix` is that of the conditioning that it reads."""
-        # Guidance makes two forwards per step: each extrapolates its own earlier steps only.
-        with self._cached.cache_context(prefix) if self._cached else nullcontext():
-            return at_least_fp32(self.transformer(**inputs, return_dict=False)[0])
-
-    @contextmanager
-    def cached(self, cache: CacheOptions) -> Iterator[None]:
-        from diffusers.models.cache_utils import CacheMixin
-
-        # The model itself: a launcher may have wrapped it.
-        model: Any = next(module for module in self.transformer.modules() if isinstance(module, CacheMixin))
-        # Hooks begin without a past, and are gone after the block, so that everything else computes as if there were
-        # none. Left on, the next batch's first step would be extrapolated from this one's last.
-        model.enable_cache(CACHES[cache.name].hooks(cache, model.dtype))
-        self._cached = model
-        try:
-            yield
-        finally:
-            self._cached = None
-            model.disable_cache()
+    def predict(self, **inputs: Any) -> Tensor:
+        """Run one forward of the transformer; the result is in fp32 or better."""
+        return at_least_fp32(self.transformer(**inputs, return_dict=False)[0])
 
     @torch.no_grad()
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import Field, model_validator
 
 from pacorl.config.base import Section, validated
-from pacorl.core.caches import CACHES
 from pacorl.core.devices import check_dtype
 from pacorl.io.documents import read_object
 from pacorl.io.quiet import quiet
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from pacorl.core.caches import CacheOptions
     from pacorl.policies.pipeline import PipelinePolicy
     from pacorl.types import Conditioning
 
@@ -101,9 +98,6 @@ class Policy(Protocol):
 
     def velocity(self, x_BNC: Tensor, sigma_B: Tensor, conditioning: Conditioning, size: Size) -> Tensor:
         """The model's velocity in fp32, or fp64 of an fp64 model: (B, N, C) at one sigma per row."""
-
-    def cached(self, cache: CacheOptions) -> AbstractContextManager[None]:
-        """Within the block forwards may reuse features of earlier ones of the block; only if its spec `caches`."""
 
     def decode(self, x_BNC: Tensor, size: Size) -> list[Image]:
         """Endpoints → RGB images."""
@@ -217,14 +211,6 @@ class PolicySpec:
     """Its committed checkpoint, if it has one."""
     edit_data: str = "GEdit-Bench/data"
     """For edits: the records that its recipe is trained on."""
-    caches: bool = True
-    """Whether its transformer takes diffusers' cache hooks (`CacheMixin`), on which `core.caches` stands."""
-    uniform_blocks: bool = True
-    """Whether its last block returns what its first does, as diffusers' cache of what lies between them needs."""
-
-    def takes_cache(self, name: str) -> bool:
-        """Whether its transformer takes that cache of `core.caches`."""
-        return self.caches and (self.uniform_blocks or not CACHES[name].between_blocks)
 
     @property
     def kind(self) -> str:

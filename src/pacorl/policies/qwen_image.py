@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,8 +32,6 @@ CONDITION_AREA = 384 * 384
 """The area at which the text encoder of Plus sees a source; less if the generated image is smaller."""
 INSTRUCTION_TOKENS = 128
 """Tokens of an edit's text when memory is planned: an instruction of a few sentences, and the template's rest."""
-SAVED_DEFAULTS = {"guidance_scale": 3.5, "max_sequence_length": 512}
-"""What the first edition saved in `model:` of every kind."""
 
 LORA_TARGETS = (
     *JOINT_ATTENTION,
@@ -49,14 +46,6 @@ class QwenEditOptions(TrueGuidance):
 
     kind: Literal["qwen_edit"] = "qwen_edit"
     checkpoint: str = "Qwen/Qwen-Image-Edit"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_first_edition(cls, section: Any) -> Any:
-        """Configs that a run of the first edition saved hold FLUX's defaults here, which meant nothing."""
-        if not isinstance(section, dict):
-            return section
-        return {name: value for name, value in section.items() if SAVED_DEFAULTS.get(name) != value}
 
 
 class QwenEditPlusOptions(QwenEditOptions):
@@ -181,7 +170,6 @@ class QwenEditPolicy(PipelinePolicy):
 
         def read(prefix: str) -> Tensor:
             predicted = self.predict(
-                prefix,
                 hidden_states=torch.cat([x_BNC.to(dtype), tensors["source"].to(dtype)], 1),
                 timestep=sigma_B.to(dtype),
                 guidance=None,

@@ -79,7 +79,6 @@ class SD3Policy(PipelinePolicy):
 
         def read(prefix: str) -> Tensor:
             predicted_BCHW = self.predict(
-                prefix,
                 hidden_states=codes_BCHW,
                 timestep=timestep_B,
                 encoder_hidden_states=tensors[f"{prefix}tokens"],
@@ -123,5 +122,4 @@ SD3 = PolicySpec(
     parameters=2_243_171_520,
     licence=("other", "stabilityai-ai-community"),
     gated=True,
-    caches=False,
 )

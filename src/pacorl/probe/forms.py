@@ -20,7 +20,6 @@ import numpy as np
 
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.core.sampling import Sampler, Suffix, Tree
-from pacorl.core.selection import Scouts
 from pacorl.core.solvers import SOLVERS
 from pacorl.probe.measure import Clock
 from pacorl.probe.variance import JUDGE, Estimate, Floats, Variances, estimate, ratio
@@ -112,7 +111,7 @@ def _trees(config: PolicyConfig, configured: Sampler) -> Iterator[Tree]:
 def _suffixes(configured: Sampler) -> Iterator[Suffix]:
     yield configured.suffix
     left = configured.steps - configured.sde_steps[-1] - 1
-    half = configured.suffix.model_copy(update={"solver": "ab2", "steps": max(1, left // 2), "cache": None})
+    half = configured.suffix.model_copy(update={"solver": "ab2", "steps": max(1, left // 2)})
     if configured.suffix != half and left // 2 >= SOLVERS["ab2"].least_steps:
         yield half
 
@@ -120,11 +119,8 @@ def _suffixes(configured: Sampler) -> Iterator[Suffix]:
 def _form(
     config: PolicyConfig, configured: Sampler, clock: Clock, *, tree: Tree, suffix: Suffix, variances: Variances
 ) -> Form:
-    images, scouts = config.group_size, config.selection.scouts
+    images = config.group_size
     forwards, sampling = _sampling(config, configured, clock, tree, suffix)
-    if scouts:
-        scouted, of_scouts = _sampling(config, configured, clock, _tree_of_scouts(tree, scouts), scouts.suffix)
-        forwards, sampling, images = forwards + scouted, sampling + of_scouts, images + scouts.per_prompt
     questions = config.prompts_per_epoch * images * clock.questions
     trained = [config.prompts_per_epoch * count * config.objective.inner_epochs for count in nodes_of(tree)[:-1]]
     batches = _node_batches(config, tree)
@@ -164,9 +160,3 @@ def _sampling(config: PolicyConfig, configured: Sampler, clock: Clock, tree: Tre
 def _node_batches(config: PolicyConfig, tree: Tree) -> list[int]:
     """How many nodes of each stochastic step share a forward."""
     return [max(1, config.sampling.batch // tree.leaves(level)) for level in range(len(tree.branches))]
-
-
-def _tree_of_scouts(tree: Tree, scouts: Scouts) -> Tree:
-    """Of a prompt's scouts: they share one start, or each has its own (`selection.Scouts.check`)."""
-    rest = [1] * (len(tree.branches) - 1)
-    return Tree(1, (scouts.per_prompt, *rest)) if tree.seeds == 1 else Tree(scouts.per_prompt, (1, *rest))

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SCOUTS_CORRELATION, SECONDS, SUFFIX_CORRELATION
+from pacorl.core.metric_names import ALARM, HELD_OUT, MONITOR, SECONDS, SUFFIX_CORRELATION
 from pacorl.report.figures import MEANINGS, MINUS, Scale, amount, label, padded, tag, ticks
 from pacorl.report.folder import Record, RunFolder, number
 
@@ -40,7 +40,6 @@ RULES: tuple[tuple[str, str, str], ...] = (
     (r"ratio_deviation/(?P<line>.+)", HEALTH, "Ratio − 1 before the first update, by step"),
     (r"advantage/.+", HEALTH, ""),
     (SUFFIX_CORRELATION, HEALTH, "Advantages, cheap suffix with all steps"),
-    (SCOUTS_CORRELATION, HEALTH, "Advantages, scouts with samples"),
     (r"judge/(?P<line>.+)", JUDGE, "Per epoch, by the judge’s server"),
     (r"samples/(?P<line>missing|not_finite)", REWARDS, "Share of scores that are"),
     (r"seconds/(?P<line>.+)", TIME, "Seconds per epoch"),

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from pacorl.config.public import public
 from pacorl.core.grid import parse_layout
-from pacorl.core.metric_names import current_name, shown_names
+from pacorl.core.metric_names import shown_names
 from pacorl.io.documents import blamed_on, dump_yaml, parse_object, read_object, read_text, read_yaml, typed
 from pacorl.io.files import inside
 from pacorl.types import Grid
@@ -95,8 +95,7 @@ def read_run(run: Path) -> RunFolder:
     for location, record in _lines(metrics):
         if record.get("kind") in ("epoch", "evaluation") and number(record.get("epoch")) is None:
             raise ValueError(f"{location}: 'epoch' is {record.get('epoch')!r}; a metrics line needs its number")
-        # Logs of earlier versions hold earlier names, and their pages can be built again.
-        records.append({current_name(key): value for key, value in record.items()})
+        records.append(record)
     if any("p_yes" in record for record in records):
         records = [shown_names(record) for record in records]
     return RunFolder(

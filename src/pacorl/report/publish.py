@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from pacorl.config.base import changed_keys
 from pacorl.config.public import find_secret, public
-from pacorl.core.metric_names import ALARM, MONITOR, SECONDS, current_name
+from pacorl.core.metric_names import ALARM, MONITOR, SECONDS
 from pacorl.io.documents import blamed_on, dump_yaml, read_jsonl, read_object, read_text, read_yaml, typed
 from pacorl.io.files import digest, write_atomic
 from pacorl.policies import DEFAULT_KIND, POLICIES
@@ -259,7 +259,7 @@ def _measured(run: Path) -> Iterator[str]:
         # How long it took and what the monitor saw is about the run; a card is about the adapter.
         apart = ("epoch", "step", SECONDS, MONITOR, ALARM)
         heads = ("last evaluation", "")
-        rows = [(name, _figure(value)) for name, value in newest.items() if not current_name(name).startswith(apart)]
+        rows = [(name, _figure(value)) for name, value in newest.items() if not name.startswith(apart)]
     if rows:
         yield "## Measured"
         yield _table(heads, rows)

@@ -117,7 +117,7 @@ def patience(config: PolicyConfig) -> float:
 
     That one waits for a judge or a reward service until an outage is given up, and then for the failure budget.
     """
-    scores = config.prompts_per_epoch * config.drawn_per_prompt * len(config.rewards)
+    scores = config.prompts_per_epoch * config.group_size * len(config.rewards)
     missing = math.ceil(config.advantages.max_missing * scores)
     judges = (config.judge, config.evaluation.judge)
     services = [reward for reward in (*config.rewards, *config.evaluation.rewards) if reward.name == "http"]
@@ -168,8 +168,7 @@ def encode_prompts(
         ValueError: if batches would mix sizes.
     """
     for size in (Size(*size) for size in config.sampling.sizes):
-        for count in {config.group_size, config.drawn_per_prompt}:
-            check_mixed_sizes(policy, train_prompts, size=size, group_size=count, batch=config.sampling.batch)
+        check_mixed_sizes(policy, train_prompts, size=size, group_size=config.group_size, batch=config.sampling.batch)
         cache.prepare(train_prompts, size)
         if config.evaluation.compare_sizes:
             cache.prepare(evaluation_prompts, size)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from pacorl.config.base import changes_to, check_changes, frozen_changes
 from pacorl.config.policy_run import PolicyConfig
 from pacorl.engine.runtime import Runtime
-from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, read_yaml, write_json
+from pacorl.io.documents import as_read_back, dump_json, read_json, read_object, write_json
 from pacorl.io.files import (
     PRIVATE,
     check_digests,
@@ -56,7 +56,10 @@ from pacorl.train.start import Resume, checkpoints, named_start, step_of
 
 logger = logging.getLogger(__name__)
 
-STATE = ("epoch", "step", "seed", "evaluated", "score", "best_by", "bad_steps", "log_lines", "processes")
+STATE = (
+    *("epoch", "step", "seed", "evaluated", "score", "best_by", "bad_steps", "log_lines", "processes"),
+    *("config", "files", "sha256"),
+)
 """What state.json must hold."""
 JUDGES_OF_A_RUN = ("judge", "evaluation.judge")
 """Sections of the judges: of the rewards, and of the measures that are never rewarded."""
@@ -299,12 +302,9 @@ def check_whole(checkpoint: Path) -> None:
     missing = [key for key in STATE if key not in state]
     if missing:
         raise ValueError(f"{checkpoint / 'state.json'} has no {missing[0]!r}")
-    if SEAL in state and state.pop(SEAL) != _seal_of(state):
+    if state.pop(SEAL) != _seal_of(state):
         raise ValueError(f"{checkpoint / 'state.json'} is damaged: it is not what was written")
-    if "files" in state:
-        check_digests(checkpoint, state["files"])
-    else:  # of an earlier version
-        load_checkpoint(checkpoint)
+    check_digests(checkpoint, state["files"])
 
 
 def _seal_of(state: Mapping[str, Any]) -> str:
@@ -327,10 +327,8 @@ def changes_since(checkpoint: Path, config: PolicyConfig, *, allowed: bool) -> C
     Raises:
         ConfigError: if something changes that would make it another run, and that is not `allowed`.
     """
-    state, dumped = read_object(checkpoint / "state.json"), checkpoint.parents[1] / "config.yaml"
-    before = state.get("config")
-    if before is None:  # of an earlier version
-        before = read_yaml(dumped) if dumped.is_file() else {}
+    state = read_object(checkpoint / "state.json")
+    before = state["config"]
     changes, free = changes_to(config, before), list(free_keys(config))
     recorded, now = state.get("judges", {}), judge_identities(config)
     for key in now:

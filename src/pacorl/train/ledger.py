@@ -64,7 +64,7 @@ class Ledger:
         """Of the epoch that is going on, by quantity, in the order in which they come about."""
         self.sketches: dict[str, list[float]] = {}
         self.scores: dict[str, list[list[Any]]] = {}
-        """[row, score of each reward …] of the epoch that is going on, for scouts and for samples."""
+        """[row, score of each reward …] of the epoch that is going on."""
         self._chains = dict.fromkeys(FILES, "")
 
     def start(self, weights: TrainedWeights, *, epoch: int, step: int, **facts: Any) -> None:
@@ -85,25 +85,24 @@ class Ledger:
         environment = environment_of(self.runtime)
         self._append({"kind": "start", "epoch": epoch, "step": step, "environment": environment, **facts})
 
-    def note_samples(self, stage: str, samples: Sequence[Samples], scores: Mapping[int, Scores]) -> None:
+    def note_samples(self, samples: Sequence[Samples], scores: Mapping[int, Scores]) -> None:
         """Hash this rank's samples with those of all others, and keep the scores.
 
         Args:
-            stage: `scouts/`, or nothing for the samples that are trained on.
             samples: this rank's, by update.
             scores: of all ranks, by global row.
         """
         items = self.runtime.gather_rows(lambda: sample_items(samples))
-        table = self.scores[f"{stage}scores"] = [[row, *scores[row]] for row in sorted(scores)]
-        self._note(f"{stage}samples", items.values())
-        self.hashes[f"{stage}scores"] = sha256(dump_json(table, indent=None))
+        table = self.scores["scores"] = [[row, *scores[row]] for row in sorted(scores)]
+        self._note("samples", items.values())
+        self.hashes["scores"] = sha256(dump_json(table, indent=None))
 
-    def note_advantages(self, stage: str, values: Advantages) -> None:
+    def note_advantages(self, values: Advantages) -> None:
         """Hash what the scores came to."""
         levels = [] if values.value_LB is None else [*values.value_LB]
         selected = [] if values.kept_B is None else [values.kept_B]
         by_sample = torch.stack([x.double() for x in (values.value_B, values.used_B, *levels, *selected)], dim=1)
-        self._note(f"{stage}advantages", [item(str(row), x.numpy()) for row, x in enumerate(by_sample)])
+        self._note("advantages", [item(str(row), x.numpy()) for row, x in enumerate(by_sample)])
 
     def note_weights(self, weights: TrainedWeights) -> None:
         """Hash the trained adapter and its average."""

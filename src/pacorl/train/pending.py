@@ -47,8 +47,6 @@ class PendingEpoch:
         self.answers: dict[str, Answers] = {}
         self.samples: list[Samples] | None = None
         """This rank's by update, once they are complete."""
-        self._stage = ""
-        """Stage of the samples."""
         self._mark: dict[str, Any] = {}
         """Content of the folder's mark; empty if the folder is of no use."""
         for name, service in services.items():
@@ -82,14 +80,13 @@ class PendingEpoch:
             return {}
         return mark
 
-    def recall(self, stage: str, rows: Sequence[Sequence[Row]]) -> list[Samples] | None:
-        """This rank's samples of a stage as an earlier process drew them; None if they are to be drawn.
+    def recall(self, rows: Sequence[Sequence[Row]]) -> list[Samples] | None:
+        """This rank's samples as an earlier process drew them; None if they are to be drawn.
 
         Args:
-            stage: `scouts/`, or empty for the samples that are trained on.
             rows: of each update, in the order in which they are drawn.
         """
-        if self._mark.get("stage") != stage or self._mark["processes"] != self.runtime.world:
+        if not self._mark.get("complete") or self._mark["processes"] != self.runtime.world:
             return None
         prompts = {row.prompt.id: row.prompt for update in rows for row in update}
         paths = [self._file(self.folder, update) for update in range(len(rows))]
@@ -99,12 +96,12 @@ class PendingEpoch:
         is_same = drawn == [[row.number for row in update] for update in rows]
         if not all(self.runtime.gather(is_same)):
             return None
-        self.hold(stage, samples)
+        self.hold(samples)
         return samples
 
-    def hold(self, stage: str, samples: list[Samples]) -> None:
-        """Remember the complete samples of a stage, to be written if the run stops."""
-        self._stage, self.samples = stage, samples
+    def hold(self, samples: list[Samples]) -> None:
+        """Remember the complete samples of the epoch, to be written if the run stops."""
+        self.samples = samples
 
     def keep(self, checkpoint: Path) -> str:
         """Write samples and answers beside the checkpoint that the run will go on from.
@@ -126,7 +123,7 @@ class PendingEpoch:
 
         def finish() -> None:
             write_jsonl(aside / ANSWERS, _lines(answers))
-            mark = {"stage": self._stage if complete else None, "processes": runtime.world, SEAL: _seal(checkpoint)}
+            mark = {"complete": complete, "processes": runtime.world, SEAL: _seal(checkpoint)}
             write_json(aside / MARK, mark | {"files": digests(aside)})
             put_in_place(self.folder, made=FILES)
 

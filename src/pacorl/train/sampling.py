@@ -15,7 +15,7 @@ from pacorl.core.advantages import advantages
 from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES
 from pacorl.core.sampling import Sampler
-from pacorl.core.selection import Scouts, Selection, by_row, drop_alike_groups
+from pacorl.core.selection import drop_alike_groups
 from pacorl.engine.clock import PhaseClock
 from pacorl.engine.conditioning import ConditioningCache
 from pacorl.engine.logbook import ProgressBars
@@ -49,7 +49,7 @@ class ScoredSamples:
     advantages: Advantages
     metrics: Mapping[str, float]
     statistics: list[PanelStatistics]
-    """Of this rank's images, for the monitor; empty of scouts."""
+    """Of this rank's images, for the monitor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +75,8 @@ class EpochSampler:
     scorer: Callable[..., Scorer] = Scorer
     """Who scores."""
 
-    def score_samples(self, rows: Sequence[Row], *, scouts: Scouts | None = None) -> ScoredSamples:
-        """Sample rows, score them, and compare each with its group.
-
-        Args:
-            rows: of the epoch.
-            scouts: how they are finished, if they are drawn only to choose among them.
+    def score_samples(self, rows: Sequence[Row]) -> ScoredSamples:
+        """Sample the epoch's rows, score them, and compare each with its group.
 
         Raises:
             SharedFault: on every rank, what a reward raised on any, or that too many scores are missing.
@@ -93,32 +89,30 @@ class EpochSampler:
             overlap=self._scoring_overlaps(),
             max_missing=max_missing,
             scoring=self._scoring,
-            monitored=scouts is None,
+            monitored=True,
             **self._limits,
         ) as scorer:
-            samples = self.sample(rows, scorer, scouts=scouts)
+            samples = self.sample(rows, scorer)
             scores = self.gather_scores(scorer)
-            values = self._advantages(scores, rows, Selection() if scouts else config.selection)
+            values = self._advantages(scores, rows)
             metrics = {**values.stats, "samples/not_finite": _share_not_finite(scores)}
             self._check_failure_budget(metrics, scorer)
             statistics = scorer.statistics()
         with self.clock.timed("hashes"):
-            self.ledger.note_samples(stage := stage_of(scouts), samples, scores)
-            self.ledger.note_advantages(stage, values)
+            self.ledger.note_samples(samples, scores)
+            self.ledger.note_advantages(values)
         if scorer.overlap:
             idle = self.clock.seconds["reward"] - waited
             self.clock.seconds["hidden_reward"] += max(0.0, scorer.busy_seconds - idle)
         return ScoredSamples(samples, scores, values, metrics, statistics)
 
-    def sample(self, rows: Sequence[Row], scorer: Scorer, *, scouts: Scouts | None = None) -> list[Samples]:
+    def sample(self, rows: Sequence[Row], scorer: Scorer) -> list[Samples]:
         """This rank's samples of each update; each batch goes to the scorer as soon as it is decoded.
 
         Samples that a stopped run left are not drawn again.
         """
-        sampler = self.sampler.model_copy(update={"suffix": scouts.suffix}) if scouts else self.sampler
-        updates = self._dealt(rows, updates=1 if scouts else self.config.optimizer.updates_per_epoch)
-        stage = stage_of(scouts)
-        kept = self.pending.recall(stage, [list(chain(*units)) for units in updates])
+        updates = self._dealt(rows)
+        kept = self.pending.recall([list(chain(*units)) for units in updates])
         with self.bars.phase("sampling", total=len(rows) // self.runtime.world) as advance, self._sampling_weights():
 
             def submit(rollout: Rollout) -> None:
@@ -130,9 +124,9 @@ class EpochSampler:
             for rollout in chain(*(update.rollouts for update in kept or ())):
                 submit(rollout)
             if kept is None:
-                draw = self._draw(sampler)
+                draw = self._draw()
                 kept = [self._sample_units(draw, units, submit) for units in updates]
-        self.pending.hold(stage, kept)
+        self.pending.hold(kept)
         return kept
 
     def gather_scores(self, scorer: Scorer) -> dict[int, Scores]:
@@ -151,7 +145,7 @@ class EpochSampler:
             return {}
         group = rows[: config.group_size]
         with self._sampling_weights():
-            draw = self._draw(self.sampler)
+            draw = self._draw()
             with self.clock.timed("suffix_check"):
                 full = full_scores(
                     draw,
@@ -161,7 +155,7 @@ class EpochSampler:
                     runtime=self.runtime,
                     scorer=partial(Scorer, scoring=self._scoring, **self._limits),
                 )
-        by_all_steps = self._advantages({**scored.scores, **full}, rows, config.selection)
+        by_all_steps = self._advantages({**scored.scores, **full}, rows)
         agreement = advantage_correlation(scored.advantages, by_all_steps, group)
         return {} if agreement is None else {SUFFIX_CORRELATION: agreement}
 
@@ -173,25 +167,25 @@ class EpochSampler:
             self.old.follow(0.0)
         return self.old.swapped_in()
 
-    def _dealt(self, rows: Sequence[Row], *, updates: int) -> list[list[list[Row]]]:
+    def _dealt(self, rows: Sequence[Row]) -> list[list[list[Row]]]:
         return assign_rows(
             rows,
             tree=self.sampler.tree,
             batch=self.config.sampling.batch,
-            updates=updates,
+            updates=self.config.optimizer.updates_per_epoch,
             world=self.runtime.world,
             rank=self.runtime.rank,
             sharded=self.runtime.sharded,
         )
 
-    def _draw(self, sampler: Sampler) -> Draw:
+    def _draw(self) -> Draw:
         config = self.config
         with self.clock.timed("rollout"):
             transformer = self.runtime.unwrap(self.policy.transformer)
             fused = fuse_lora(transformer, enabled=config.sampling.fuse_lora)
         return Draw(
             self.policy,
-            sampler,
+            self.sampler,
             self.cache,
             seed=config.seed,
             epoch=self.epoch,
@@ -209,12 +203,12 @@ class EpochSampler:
             samples.nodes += unit.nodes
         return samples
 
-    def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row], selection: Selection) -> Advantages:
+    def _advantages(self, scores: Mapping[int, Scores], rows: Sequence[Row]) -> Advantages:
         """By global row."""
         table, numbers = reward_table(scores, rows, names=tuple(self.rewards)), [row.number for row in rows]
         options, weights = self.config.advantages, [reward.weight for reward in self.config.rewards]
         values = advantages(table, options, weights=weights, nodes=self.sampler.tree.nodes(numbers))
-        return by_row(drop_alike_groups(values, table, selection, weights=weights), numbers)
+        return drop_alike_groups(values, table, self.config.selection, weights=weights)
 
     def _scoring(self) -> AbstractContextManager[None]:
         return self.turns.scoring() if self.turns else nullcontext()
@@ -249,11 +243,6 @@ class EpochSampler:
             f"{budget:.0%}; the state is saved. {'; '.join(errors) or 'The rewards gave no reason'}"
         )
         raise SharedFault(fault)
-
-
-def stage_of(scouts: Scouts | None) -> str:
-    """What names of scouts' quantities begin with; empty for the samples that are trained on."""
-    return "scouts/" if scouts else ""
 
 
 def _share_not_finite(scores: Mapping[int, Scores]) -> float:

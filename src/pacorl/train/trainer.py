@@ -23,11 +23,10 @@ import torch
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyConfig
-from pacorl.core.metric_names import SCOUTS_CORRELATION, SUFFIX_CORRELATION
+from pacorl.core.metric_names import SUFFIX_CORRELATION
 from pacorl.core.objectives import OBJECTIVES, RATIO_DEVIATION, ObjectiveSpec
 from pacorl.core.sampling import Sampler
 from pacorl.core.schedule import learning_rate
-from pacorl.core.selection import best_and_worst
 from pacorl.engine.clock import PhaseClock
 from pacorl.engine.conditioning import ConditioningFiles
 from pacorl.engine.logbook import Logbook, ProgressBars
@@ -38,7 +37,7 @@ from pacorl.engine.monitor import (
     Kind,
     PanelStatistics,
 )
-from pacorl.engine.rows import Row, check_division, epoch_rows
+from pacorl.engine.rows import check_division, epoch_rows
 from pacorl.engine.runtime import MAX_BAD_STEPS, Interrupted, Runtime, SharedFault, allow_tf32, lost_ranks
 from pacorl.engine.turns import Turns
 from pacorl.engine.workers import CallTimeout
@@ -65,7 +64,7 @@ from pacorl.train.ledger import Ledger, start_facts
 from pacorl.train.pending import PendingEpoch
 from pacorl.train.sampling import EpochSampler
 from pacorl.train.start import Resume
-from pacorl.train.suffix_check import LEAST_CORRELATION, advantage_correlation
+from pacorl.train.suffix_check import LEAST_CORRELATION
 from pacorl.train.update import PolicyLoss, gather_metrics, update_policy
 from pacorl.types import Advantages, Prompt, Samples, Size
 
@@ -349,16 +348,13 @@ class PolicyTrainer:
             self.train_prompts,
             epoch=self.epoch,
             count=config.prompts_per_epoch,
-            group_size=config.drawn_per_prompt,
+            group_size=config.group_size,
             seed=config.seed,
         )
         with self._saved_on_fault():
             sampler = self.epoch_sampler
-            rows, scouted = self._scout(sampler, rows)
             scored = sampler.score_samples(rows)
             samples, epoch_advantages, metrics = scored.samples, scored.advantages, dict(scored.metrics)
-            agreement = advantage_correlation(scouted, epoch_advantages, rows) if scouted else None
-            metrics |= {} if agreement is None else {SCOUTS_CORRELATION: agreement}
             metrics |= sampler.check_suffix(rows, scored)
         self._warn_of_suffix(metrics)
         metrics |= self._judge_counts(since=judge_before)
@@ -375,19 +371,6 @@ class PolicyTrainer:
         if self.epoch % config.save_every == 0 or self.epoch == 1:
             self.logbook.image(f"epoch-{self.epoch:06d}", samples[0].rollouts[0].images[0])
         return metrics
-
-    def _scout(self, sampler: EpochSampler, rows: list[Row]) -> tuple[list[Row], Advantages | None]:
-        """The rows to train on: of each group the best half and the worst, by samples that are finished cheaply.
-
-        Returns:
-            The rows and the scouts' advantages; without scouts all rows, and None.
-        """
-        scouts = self.config.selection.scouts
-        if scouts is None:
-            return rows, None
-        values = sampler.score_samples(rows, scouts=scouts).advantages
-        redone = set(best_and_worst(values, drawn=scouts.per_prompt, keep=self.config.group_size))
-        return [row for row in rows if row.number in redone], values
 
     def scoring(self) -> AbstractContextManager[None]:
         """Within the block the models that score are on the device."""
@@ -535,7 +518,7 @@ class PolicyTrainer:
                 SUFFIX_CORRELATION,
                 f"epoch {self.epoch + 1}: with sampling.suffix {self.config.sampling.suffix.says} a group's advantages "
                 f"correlate by {agreement:.2f} with those of all steps, less than {LEAST_CORRELATION}; give it more "
-                "steps, solver ab2 or no cache, or leave sampling.suffix out",
+                "steps, solver ab2, or leave sampling.suffix out",
             )
 
     def _warn_once(self, topic: str, message: str) -> None:
@@ -714,7 +697,7 @@ class PolicyTrainer:
         config = self.config
         return config.sampling.sampler(
             self.epoch,
-            group_size=config.drawn_per_prompt,
+            group_size=config.group_size,
             seed=config.seed,
             spec=self.objective,
             evaluation_size=Size(*config.evaluation.size),
