@@ -150,7 +150,7 @@ def train_all(cases: Sequence[str], name: str, folder: Path) -> None:
 def train_on_scores(config: PolicyConfig, records: Sequence[Record]) -> None:
     """One epoch from the seed, on the scores of another run's first one."""
     epoch = next(record for record in records if record["kind"] == "epoch")
-    trainer = Recomputation(config, folder=config.out, checkpoint=None, start=records[0], epoch=epoch)
+    trainer = Recomputation(config, folder=config.out, checkpoint=None, start=records[0], record=epoch)
     with closing(trainer):
         trainer.run_epoch()
 
@@ -161,7 +161,8 @@ def out_of(folder: Path, variation: str, case: str) -> Path:
 
 def compared(folder: Path, variation: str, case: str) -> Comparison:
     """The newest epoch of a variation's run, held to the same epoch of the base's."""
-    base, other = (read_ledger(out_of(folder, name, case)) for name in (BASE, variation))
+    ledgers = (read_ledger(out_of(folder, name, case)) for name in (BASE, variation))
+    base, other = ([record for record in ledger if record["kind"] != "evaluation"] for ledger in ledgers)
     index = next(
         i for i, record in enumerate(base) if record["kind"] == "epoch" and record["epoch"] == other[-1]["epoch"]
     )

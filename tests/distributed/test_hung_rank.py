@@ -59,7 +59,7 @@ def said(folder: Path, rank: int) -> str:
 
 
 def epochs(run: Path) -> list[dict[str, Any]]:
-    return [record for record in read_ledger(run) if record["kind"] == "epoch"]
+    return [record for record in read_ledger(run) if record["kind"] != "start"]
 
 
 def finished(run: Path) -> int:

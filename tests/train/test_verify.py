@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,16 @@ from typer.testing import CliRunner
 
 from pacorl import PolicyTrainer
 from pacorl.cli import app
+from pacorl.engine.logbook import Logbook
 from pacorl.engine.runtime import Interrupted
 from pacorl.io.documents import read_jsonl, write_jsonl
 from pacorl.io.files import digests
+from pacorl.lora.adapters import MovingAverage
+from pacorl.report.page import write_report
 from pacorl.rewards.jpeg import JpegSize
 from pacorl.train.audit import audit, ranges
 from pacorl.train.checkpoint import SEAL
+from pacorl.train.evaluate import Evaluation
 from pacorl.train.ledger import FILES, Record, chained, projection, read_ledger, summary, tensor_items
 from pacorl.train.trainer import train_policy
 from pacorl.train.verify import Comparison, recompute
@@ -74,9 +79,12 @@ def rewritten(run: Path, change: Callable[[Record], None]) -> None:
 def test_a_run_fits_its_ledger(run: Path) -> None:
     report = audit(run)
     assert report.fine, report.findings
-    assert [finding.topic for finding in report.findings] == ["ledger", "config", "log", "checkpoints", "adapter"]
-    assert "step-000002 (epoch 1), step-000004 (epoch 2), step-000006 (epoch 3)" in report.findings[3].text
-    assert report.epochs == [1, 2, 3]
+    texts = {finding.topic: finding.text for finding in report.findings}
+    assert [*texts] == ["ledger", "config", "log", "evaluations", "checkpoints", "best", "adapter", "page"]
+    assert texts["ledger"] == "epochs: 3, evaluations: 2, starts: 1; their chain is whole"
+    assert texts["evaluations"] == "samples/ has the records and 2 images of 2 evaluations"
+    assert "step-000002 (epoch 1), step-000004 (epoch 2), step-000006 (epoch 3)" in texts["checkpoints"]
+    assert (report.epochs, report.evaluations) == ([1, 2, 3], [0, 3])
     assert 0 < report.overhead < 0.5
 
 
@@ -146,10 +154,101 @@ def other_start(run: Path) -> None:
 def test_what_does_not_fit_is_named(run: Path, tamper: Callable[[Path], None], topic: str, text: str) -> None:
     tamper(run)
     report = audit(run)
-    assert [finding.topic for finding in report.findings if not finding.fine] == [topic]
+    # The page is built of the log and the config, so it does not fit them any more either.
+    assert {finding.topic for finding in report.findings if not finding.fine} - {"page"} == {topic}
     assert text in next(finding.text for finding in report.findings if finding.topic == topic)
     result = CliRunner().invoke(app, ["verify", str(run)])
     assert (result.exit_code, "ERROR" in result.output) == (1, True)
+
+
+def change_log(run: Path, change: Callable[[list[Record]], object]) -> None:
+    lines = read_jsonl(run / "metrics.jsonl")
+    change(lines)
+    write_jsonl(run / "metrics.jsonl", lines)
+
+
+def better_evaluation(run: Path) -> None:
+    change_log(run, lambda lines: lines[-1].update(consistency=0.99))
+
+
+def no_evaluation(run: Path) -> None:
+    change_log(run, lambda lines: lines.pop())
+
+
+def made_up_evaluation(run: Path) -> None:
+    change_log(run, lambda lines: lines.insert(3, {**lines[-1], "epoch": 2}))
+
+
+def evaluation_twice(run: Path) -> None:
+    change_log(run, lambda lines: lines.append(lines[-1]))
+
+
+def better_best(run: Path) -> None:
+    path = run / "checkpoints" / "best.json"
+    best = json.loads(path.read_text())
+    path.write_text(json.dumps(best | {"score": best["score"] + 0.1}))
+
+
+def better_state(run: Path) -> None:
+    """The score of a checkpoint, to which best.json is fitted."""
+    path = run / "checkpoints" / "step-000006" / "state.json"
+    state = json.loads(path.read_text())
+    state["score"] += 0.1
+    del state[SEAL]
+    path.write_text(json.dumps(state))
+    better_best(run)
+
+
+def better_sample(run: Path) -> None:
+    path = run / "samples" / "evaluation-000003.jsonl"
+    write_jsonl(path, [{**line, "reward": 0.99} for line in read_jsonl(path)])
+
+
+def exchanged_image(run: Path) -> None:
+    before, after = (run / "samples" / f"evaluation-00000{epoch}" / "0000.png" for epoch in (0, 3))
+    shutil.copy(before, after)
+
+
+def no_image(run: Path) -> None:
+    (run / "samples" / "evaluation-000003" / "0000.png").unlink()
+
+
+def better_page(run: Path) -> None:
+    path = run / "report.html"
+    path.write_text(path.read_text().replace("3</dd><dt>epochs", "4</dd><dt>epochs"))
+
+
+FORGERIES: dict[Callable[[Path], None], tuple[str, str]] = {
+    better_evaluation: ("log", "metrics.jsonl has another line than the run wrote for evaluation 3"),
+    no_evaluation: ("log", "metrics.jsonl lacks evaluation 3"),
+    made_up_evaluation: ("log", "metrics.jsonl has a line of evaluation 2 that the ledger lacks there"),
+    evaluation_twice: ("log", "metrics.jsonl has a line of evaluation 3 that the ledger lacks there"),
+    better_best: ("best", "best.json does not have the checkpoint with the highest score, step-000006 (epoch 3)"),
+    better_state: ("best", "step-000006/state.json has another score than the evaluation of epoch 3"),
+    better_sample: ("evaluations", "evaluation 3: {run}/samples/evaluation-000003.jsonl is damaged"),
+    exchanged_image: ("evaluations", "evaluation 3: {run}/samples/evaluation-000003/0000.png is damaged"),
+    no_image: ("evaluations", "evaluation 3: "),
+    better_page: ("page", "report.html is not the page of the run's files after epoch 3"),
+}
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_forged_evaluation_is_named_with_its_file_and_epoch(run: Path, forge: Callable[[Path], None]) -> None:
+    topic, text = FORGERIES[forge]
+    forge(run)
+    finding = next(finding for finding in audit(run).findings if finding.topic == topic)
+    assert not finding.fine
+    assert text.format(run=run) in finding.text
+    assert "\n" not in finding.text
+    result = CliRunner().invoke(app, ["verify", str(run)])
+    assert (result.exit_code, f"ERROR {topic}" in result.output) == (1, True)
+
+
+def test_a_page_that_is_built_again_fits(run: Path, tmp_path: Path) -> None:
+    better_page(run)
+    write_report(run)
+    assert audit(run).fine
+    assert audit(run.rename(tmp_path / "under another name")).fine
 
 
 @pytest.mark.parametrize(("name", "line"), [("ledger.jsonl", 1), ("ledger.jsonl", 3), ("starts.jsonl", 1)])
@@ -175,7 +274,7 @@ def test_a_record_that_could_not_be_written_is_named_with_its_key(run: Path) -> 
 
 def test_a_record_that_is_gone_breaks_the_chain(run: Path) -> None:
     records = read_jsonl(run / "ledger.jsonl")
-    write_jsonl(run / "ledger.jsonl", [records[0], records[2]])
+    write_jsonl(run / "ledger.jsonl", [records[0], *records[2:]])
     with pytest.raises(ValueError, match=r"ledger.jsonl:2: this record"):
         audit(run)
 
@@ -208,7 +307,8 @@ def test_what_comes_after_a_checkpoint_is_recorded_anew(run: Path) -> None:
         PolicyTrainer(toy_config(run, *SETTINGS), resume=run / "checkpoints" / "step-000002").close()
     train_policy(toy_config(run, *SETTINGS), resume=run / "checkpoints" / "step-000002")
     kinds = [(record["kind"], record["epoch"]) for record in read_ledger(run)]
-    assert kinds == [("start", 0), ("epoch", 1), ("start", 1), ("epoch", 2), ("epoch", 3)]
+    before_it = [("start", 0), ("evaluation", 0), ("epoch", 1)]
+    assert kinds == [*before_it, ("start", 1), ("epoch", 2), ("epoch", 3), ("evaluation", 3)]
     assert epochs_of(run) == before
 
 
@@ -280,7 +380,8 @@ def test_missing_scores_are_replayed_as_missing(tmp_path: Path) -> None:
 
     config = toy_config(tmp_path / "run", *SETTINGS, "best_by=''", "judge=none", RED, "advantages.max_missing=1")
     run = PolicyTrainer(config, rewards={"red": gaps}).train()
-    assert any(score is None for record in epochs_of(run) for _, score in record["scores"]["scores"])
+    epochs = [record for record in epochs_of(run) if record["kind"] == "epoch"]
+    assert any(score is None for record in epochs for _, score in record["scores"]["scores"])
     assert made_again(run, 2).answer == "equal bits"
 
 
@@ -378,7 +479,8 @@ def test_a_run_that_goes_on_from_another_run(run: Path, tmp_path: Path) -> None:
     train_policy(other, resume=run / "checkpoints" / "step-000004")
     assert audit(other.out).epochs == [3, 4]
     assert made_again(other.out, 3).answer == "equal bits"
-    assert epochs_of(other.out)[0]["hashes"] == epochs_of(run)[2]["hashes"], "its chain begins there"
+    theirs = next(record for record in epochs_of(run) if (record["kind"], record["epoch"]) == ("epoch", 3))
+    assert epochs_of(other.out)[0]["hashes"] == theirs["hashes"], "its chain begins there"
 
 
 def test_a_stopped_epoch_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,3 +511,105 @@ def test_json_of_both_forms(run: Path) -> None:
 def test_numbers_in_a_row_are_a_range() -> None:
     assert ranges([1, 2, 3, 5, 7, 8]) == "1–3, 5, 7–8"
     assert ranges([]) == "none"
+
+
+# --- an evaluation again ----------------------------------------------------------------------------------------
+
+HELD_OUT = "evaluation.rewards=[{name: consistency}, {name: jpeg_size}]"
+
+
+def evaluated_again(run: Path, epoch: int) -> Comparison:
+    comparison = recompute(run, epoch, "evaluation")
+    assert comparison is not None
+    return comparison
+
+
+def names_of(comparison: Comparison) -> list[str]:
+    return [quantity.name for quantity in comparison.quantities]
+
+
+def test_an_evaluation_comes_out_again_and_no_judge_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [*SETTINGS, "evaluation.samples_per_prompt=3", "prompts.evaluation=tiny:dev:2", HELD_OUT]
+    run = train_policy(toy_config(tmp_path / "run", *settings, "best_by=''"))
+    assert read_ledger(run)[0]["recomputed"] == ["held_out/jpeg_size"]
+    monkeypatch.setattr(ToyJudge, "verdicts", lambda *_: pytest.fail("the judge was asked"))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for epoch in (0, 3):
+        comparison = evaluated_again(run, epoch)
+        assert (comparison.answer, comparison.environment) == ("equal bits", {}), comparison
+        assert names_of(comparison) == ["start", "images", "scores"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "the run was written to"
+
+
+def test_scores_that_nobody_can_compute_again_are_not_compared(run: Path) -> None:
+    rewritten(run, lambda record: record.update(recomputed=[]) if record["kind"] == "start" else None)
+    assert names_of(evaluated_again(run, 3)) == ["start", "images"]
+
+
+def trained_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MovingAverage, "swapped_in", lambda average: nullcontext())
+
+
+@pytest.mark.parametrize(("change", "first"), [(trained_weights, "images"), (other_scores, "scores")])
+def test_what_differs_in_an_evaluation_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], first: str
+) -> None:
+    run = train_policy(toy_config(tmp_path / "run", *SETTINGS, "rewards=[{name: jpeg_size}]", "optimizer.lr=0.1"))
+    change(monkeypatch)
+    comparison = evaluated_again(run, 3)
+    assert (comparison.answer, comparison.first and comparison.first.name) == ("differs", first), comparison
+
+
+def test_an_evaluation_s_files_are_checked_before_it_is_computed(run: Path) -> None:
+    better_sample(run)
+    with pytest.raises(ValueError, match=r"evaluation 3: .*evaluation-000003\.jsonl is damaged"):
+        recompute(run, 3, "evaluation")
+
+
+def test_an_evaluation_that_cannot_be_computed_again(tmp_path: Path) -> None:
+    run = train_policy(
+        toy_config(tmp_path / "run", *SETTINGS, "keep_checkpoints=1", "evaluation.every=1", "best_by=''")
+    )
+    assert audit(run).evaluations == [0, 3]
+    needed = r"evaluation 2 is made again from the checkpoint after epoch 2, .*--evaluation may be 0, 3$"
+    with pytest.raises(ValueError, match=needed):
+        recompute(run, 2, "evaluation")
+    with pytest.raises(ValueError, match=r"has no record of evaluation 4; it has 0–3"):
+        recompute(run, 4, "evaluation")
+
+
+def test_the_command_computes_an_evaluation_again(run: Path) -> None:
+    result = CliRunner().invoke(app, ["verify", str(run), "--evaluation", "0"])
+    assert (result.exit_code, "evaluation 0 equal bits; in the same environment" in result.output) == (0, True)
+    result = CliRunner().invoke(app, ["verify", str(run), "--evaluation", "3", "--epoch", "3"])
+    assert (result.exit_code, str(result.exception)) == (
+        1,
+        "--epoch 3 and --evaluation 3 are two computations; name one of them",
+    )
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_a_run_stopped_in_an_evaluation_has_the_ledger_of_one_that_was_not(
+    epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*SETTINGS, "evaluation.every=1"]
+    whole = train_policy(toy_config(tmp_path / "whole", *settings))
+    trainer = PolicyTrainer(toy_config(tmp_path / "run", *settings))
+    keep = Evaluation.keep
+
+    def stop(evaluation: Evaluation, logbook: Logbook, number: int) -> None:
+        keep(evaluation, logbook, number)
+        if number == epoch:
+            raise Interrupted("told to stop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "keep", stop)
+        with pytest.raises(Interrupted):
+            trainer.train()
+    for _ in range(2):  # a finished run that starts again has nothing left to do
+        train_policy(toy_config(tmp_path / "run", *settings), resume="auto")
+        assert epochs_of(tmp_path / "run") == epochs_of(whole)
+        assert audit(tmp_path / "run").fine
+        best = [folder / "checkpoints" / "best.json" for folder in (tmp_path / "run", whole)]
+        assert best[0].read_text() == best[1].read_text()
+    assert evaluated_again(tmp_path / "run", epoch).answer == "equal bits"

@@ -1,4 +1,4 @@
-"""`pacorl verify`: is a run what it recorded, and does an epoch come out again?"""
+"""`pacorl verify`: compare a run with its ledger, or compute an epoch or an evaluation again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pacorl.cli.shared import JsonOption, echo, print_json
 from pacorl.config.options import LARGEST
 
 if TYPE_CHECKING:
-    from pacorl.train.audit import Finding
+    from pacorl.train.audit import Finding, Kind
     from pacorl.train.verify import Comparison, Quantity
 
 
@@ -21,10 +21,20 @@ def verify(
     epoch: int | None = typer.Option(
         None, min=1, max=LARGEST, help="Make this epoch again from the checkpoint before it, and compare."
     ),
+    evaluation: int | None = typer.Option(
+        None, min=0, max=LARGEST, help="Make the evaluation after this epoch again from its checkpoint, and compare."
+    ),
     output: JsonOption,
 ) -> None:
-    """Hold a run to its ledger; with --epoch, compute an epoch again. Exit code 1: something differs."""
-    fine = _recompute(run, epoch, as_json=output.as_json) if epoch else _check(run, as_json=output.as_json)
+    """Hold a run to its ledger; with --epoch or --evaluation, compute one again. Exit code 1: something differs."""
+    if epoch is not None and evaluation is not None:
+        raise ValueError(f"--epoch {epoch} and --evaluation {evaluation} are two computations; name one of them")
+    if epoch is not None:
+        fine = _recompute(run, epoch, "epoch", as_json=output.as_json)
+    elif evaluation is not None:
+        fine = _recompute(run, evaluation, "evaluation", as_json=output.as_json)
+    else:
+        fine = _check(run, as_json=output.as_json)
     raise typer.Exit(0 if fine else 1)
 
 
@@ -36,7 +46,8 @@ def _check(run: Path, *, as_json: bool) -> bool:
         print_json(report.to_dict())
     else:
         echo("\n".join(_findings(report.findings)))
-        echo(f"hashing took {report.overhead:.1%} of the epochs' time; --epoch may be {ranges(report.epochs)}")
+        repeatable = f"--epoch may be {ranges(report.epochs)}, --evaluation may be {ranges(report.evaluations)}"
+        echo(f"hashing took {report.overhead:.1%} of the epochs' time; {repeatable}")
     return report.fine
 
 
@@ -44,13 +55,13 @@ def _findings(findings: list[Finding]) -> list[str]:
     return [f"{'ok' if finding.fine else 'ERROR':<6}{finding.topic:<13}{finding.text}" for finding in findings]
 
 
-def _recompute(run: Path, epoch: int, *, as_json: bool) -> bool:
+def _recompute(run: Path, epoch: int, kind: Kind, *, as_json: bool) -> bool:
     from pacorl.engine.runtime import destroy_process_group
     from pacorl.io.quiet import quiet_loading
     from pacorl.train.verify import recompute
 
     quiet_loading()
-    comparison = recompute(run, epoch)
+    comparison = recompute(run, epoch, kind)
     destroy_process_group()
     if comparison is None:  # not the main process, which speaks
         return True
@@ -67,7 +78,7 @@ def _lines(comparison: Comparison) -> list[str]:
     changes = [f"{name} was {then} and is {now}" for name, (then, now) in comparison.environment.items()]
     same = comparison.answer == "equal bits"
     reason = f"{'although' if same else 'perhaps since'} {', '.join(changes)}" if changes else "in the same environment"
-    return [*lines, f"epoch {comparison.epoch} {comparison.answer}{first}; {reason}"]
+    return [*lines, f"{comparison.kind} {comparison.epoch} {comparison.answer}{first}; {reason}"]
 
 
 def _said(quantity: Quantity) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,23 @@ class RunFolder:
     """Evaluation images by epoch, ascending."""
     training_images: dict[int, Path]
     """Joined training samples by epoch, ascending."""
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the newest line; 0 without one."""
+        return max((int(line["epoch"]) for line in (*self.epochs, *self.evaluations)), default=0)
+
+    def until(self, epoch: int) -> RunFolder:
+        """Leave out all that is newer than an epoch, and samples of an evaluation that the log does not have."""
+        evaluations = [line for line in self.evaluations if line["epoch"] <= epoch]
+        evaluated = {line["epoch"] for line in evaluations}
+        return replace(
+            self,
+            epochs=[line for line in self.epochs if line["epoch"] <= epoch],
+            evaluations=evaluations,
+            samples={number: samples for number, samples in self.samples.items() if number in evaluated},
+            training_images={number: path for number, path in self.training_images.items() if number <= epoch},
+        )
 
 
 def read_run(run: Path) -> RunFolder:

@@ -5,6 +5,8 @@ The gallery shows before and after of one prompt and seed, at evenly spread quan
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +19,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from pacorl.core.grid import panel_texts
+from pacorl.io.documents import read_text
 from pacorl.io.files import write_atomic
 from pacorl.io.images import ImageError, open_image
 from pacorl.report import figures
@@ -34,6 +37,8 @@ SHOWN = 15
 OPEN_SETS = 5
 """So many of the gallery's sets are open at once; the others wait behind a fold."""
 TRAINING_IMAGES = 6
+STATED = re.compile(r'<header class="[^"]*" data-run="(?P<name>[^"]*)" data-epoch="(?P<epoch>\d+)">')
+"""The page's own statement of its run and of the last epoch that it shows."""
 
 
 def write_report(run: Path) -> Path:
@@ -45,9 +50,35 @@ def write_report(run: Path) -> Path:
     Raises:
         ValueError: `run` is no run's folder, or a file in it cannot be understood.
     """
-    path = run / "report.html"
-    write_atomic(path, render("run.html", **_contents(read_run(run))))
+    path, contents = run / "report.html", read_run(run)
+    write_atomic(path, _page(contents, name=run.resolve().name, epoch=contents.epoch))
     return path
+
+
+def check_report(run: Path) -> int:
+    """Build a run's page again as of the epoch that it shows, and compare.
+
+    Returns:
+        The epoch.
+
+    Raises:
+        ValueError: the page is another one.
+    """
+    path = run / "report.html"
+    page = read_text(path)
+    if stated := STATED.search(page):
+        name, epoch = html.unescape(stated["name"]), int(stated["epoch"])
+        if page == _page(read_run(run), name=name, epoch=epoch):
+            return epoch
+    after = f" after epoch {stated['epoch']}" if stated else ""
+    raise ValueError(
+        f"{path} is not the page of the run's files{after}: the page or a file was changed, or other versions built "
+        f"it; `pacorl report {run}` builds it again"
+    )
+
+
+def _page(run: RunFolder, *, name: str, epoch: int) -> str:
+    return render("run.html", name=name, epoch=epoch, **_contents(run.until(epoch), name))
 
 
 def render(template: str, /, **contents: object) -> str:
@@ -74,8 +105,8 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _contents(run: RunFolder) -> dict[str, object]:
-    name, spent = run.path.resolve().name, seconds(run)
+def _contents(run: RunFolder, name: str) -> dict[str, object]:
+    spent = seconds(run)
     rows = results(run.summary) or compared(run.samples)
     training_epochs = list(run.training_images)
     shown_epochs = [training_epochs[index] for index in spread(len(training_epochs), count=TRAINING_IMAGES)]
@@ -85,7 +116,6 @@ def _contents(run: RunFolder) -> dict[str, object]:
     changes = [pair.change for pair in pairs if pair.change is not None]
     return {
         "title": str(run.summary.get("title") or name),
-        "name": name,
         "verdict": [str(line) for line in run.summary.get("verdict") or ()],
         "alarms": alarms(run),
         "monitored": is_monitored(run),

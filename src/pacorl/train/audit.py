@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import load_file
 
 from pacorl.core.metric_names import SECONDS
 from pacorl.io.documents import read_jsonl, read_object, read_text
 from pacorl.io.files import check_digests, safetensors_errors
-from pacorl.train.checkpoint import check_whole
-from pacorl.train.ledger import Record, line_hash, read_ledger, sha256, summary, weight_items
+from pacorl.report.page import check_report
+from pacorl.train.checkpoint import best_checkpoint, check_whole
+from pacorl.train.ledger import FILES, Record, line_hash, read_ledger, sha256, summary, weight_items
 from pacorl.train.start import checkpoints
+
+Kind = Literal["epoch", "evaluation"]
+"""A kind of record that can be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,9 @@ class Audit:
     overhead: float
     """The share of the epochs' time that hashing took."""
     epochs: list[int]
-    """Those that can be made again, since the checkpoint before them is here."""
+    """Epochs that can be computed again, since the checkpoint before them exists."""
+    evaluations: list[int]
+    """Epochs whose evaluation can be computed again, since their checkpoint exists."""
 
     @property
     def fine(self) -> bool:
@@ -48,7 +55,7 @@ class Audit:
 
 
 def audit(run: Path) -> Audit:
-    """Check that a run's ledger, config, log and checkpoints fit each other.
+    """Check that a run's ledger, config, log, evaluations, checkpoints and page fit each other.
 
     Raises:
         ValueError: if the run has no ledger, or its chain is broken; the message names the line.
@@ -60,7 +67,8 @@ def audit(run: Path) -> Audit:
             findings.append(Finding(topic, True, check(run, records)))
         except (ValueError, OSError) as fault:
             findings.append(Finding(topic, False, str(fault)))
-    return Audit(findings, _overhead(run), list(repeatable_epochs(run, records)))
+    epochs, evaluations = (list(repeatable(run, records, kind)) for kind in ("epoch", "evaluation"))
+    return Audit(findings, _overhead(run), epochs, evaluations)
 
 
 def _overhead(run: Path) -> float:
@@ -73,11 +81,14 @@ def _overhead(run: Path) -> float:
 
 def _check_ledger(run: Path, records: Sequence[Record]) -> str:
     for before, record in pairwise(records):
-        goes_on = record["kind"] == "start" and _moment(record) == _moment(before)
-        if goes_on and record["hashes"]["weights"] != before["hashes"]["weights"]:
-            raise ValueError(f"the start after epoch {record['epoch']} had other weights than that epoch left")
-    starts = sum(record["kind"] == "start" for record in records)
-    return f"epochs: {len(records) - starts}, starts: {starts}; their chain is whole"
+        same = _moment(record) == _moment(before)
+        if same and record["hashes"]["weights"] != before["hashes"]["weights"]:
+            raise ValueError(
+                f"the {record['kind']} after epoch {record['epoch']} had other weights than that epoch left"
+            )
+    counts = Counter(record["kind"] for record in records)
+    counted = ", ".join(f"{kind}s: {counts[kind]}" for kind in FILES)
+    return f"{counted}; their chain is whole"
 
 
 def _check_config(run: Path, records: Sequence[Record]) -> str:
@@ -88,14 +99,56 @@ def _check_config(run: Path, records: Sequence[Record]) -> str:
 
 
 def _check_log(run: Path, records: Sequence[Record]) -> str:
-    lines = {line["epoch"]: line for line in read_jsonl(run / "metrics.jsonl") if line["kind"] == "epoch"}
-    epochs = [record for record in records if record["kind"] == "epoch"]
-    for record in epochs:
-        line = lines.get(record["epoch"])
-        if line is None or record["metrics"] not in (line_hash(line), line_hash(line, judge_counts=True)):
-            fault = "lacks epoch" if line is None else "has another line than the run wrote for epoch"
-            raise ValueError(f"{run / 'metrics.jsonl'} {fault} {record['epoch']}")
-    return f"metrics.jsonl has the lines of all {len(epochs)} epochs"
+    log = run / "metrics.jsonl"
+    lines = [line for line in read_jsonl(log) if line["kind"] in ("epoch", "evaluation")]
+    found = [(_name(line), line_hash(line)) for line in lines]
+    written = [(_name(record), record["metrics"]) for record in records if record["kind"] != "start"]
+    for name, sha in written:
+        if (name, sha) not in found:
+            fault = "has another line than the run wrote for" if name in dict(found) else "lacks"
+            raise ValueError(f"{log} {fault} {name}")
+    for line, record in zip_longest(found, written):
+        if line != record:
+            raise ValueError(f"{log} has a line of {(line or record)[0]} that the ledger lacks there")
+    return f"metrics.jsonl has the lines of all {len(written)} epochs and evaluations"
+
+
+def _check_evaluations(run: Path, records: Sequence[Record]) -> str:
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    for record in evaluations:
+        check_samples(run, record)
+    images = sum(len(record["files"]) - 1 for record in evaluations)
+    return f"samples/ has the records and {images} images of {len(evaluations)} evaluations"
+
+
+def check_samples(run: Path, evaluation: Record) -> None:
+    """Raise ValueError, naming epoch and file, if an evaluation's records or images are not those of the ledger."""
+    try:
+        check_digests(run, evaluation["files"])
+    except (ValueError, OSError) as fault:
+        raise ValueError(f"evaluation {evaluation['epoch']}: {fault}") from None
+
+
+def _check_best(run: Path, records: Sequence[Record]) -> str:
+    folder = run / "checkpoints"
+    scores = {_moment(record): record.get("score") for record in records}
+    for path in checkpoints(folder):
+        state = read_object(path / "state.json")
+        if _moment(state) in scores and state.get("score") not in (None, scores[_moment(state)]):
+            raise ValueError(f"{path / 'state.json'} has another score than the evaluation of epoch {state['epoch']}")
+    best, file = best_checkpoint(folder), folder / "best.json"
+    if best is None and not file.exists():
+        return "there is no scored checkpoint yet"
+    if best is None or read_object(file) != best:
+        where = f"{best['checkpoint']} (epoch {read_object(folder / best['checkpoint'] / 'state.json')['epoch']})"
+        raise ValueError(f"{file} does not have the checkpoint with the highest score, {where}, and its score")
+    return f"best.json has the score of {best['checkpoint']}"
+
+
+def _check_page(run: Path, records: Sequence[Record]) -> str:
+    if not (run / "report.html").exists():
+        return "there is none yet"
+    return f"report.html is what the files after epoch {check_report(run)} come to"
 
 
 def _check_checkpoints(run: Path, records: Sequence[Record]) -> str:
@@ -128,13 +181,20 @@ CHECKS: Mapping[str, Callable[[Path, Sequence[Record]], str]] = {
     "ledger": _check_ledger,
     "config": _check_config,
     "log": _check_log,
+    "evaluations": _check_evaluations,
     "checkpoints": _check_checkpoints,
+    "best": _check_best,
     "adapter": _check_adapter,
+    "page": _check_page,
 }
 
 
 def _moment(state: Mapping[str, Any]) -> tuple[int, int]:
     return state["epoch"], state["step"]
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return f"{entry['kind']} {entry['epoch']}"
 
 
 def _weights_hash(checkpoint: Path) -> str:
@@ -143,20 +203,21 @@ def _weights_hash(checkpoint: Path) -> str:
     return summary(weight_items(adapter, average))[0]
 
 
-def repeatable_epochs(run: Path, records: Sequence[Record]) -> dict[int, Path | None]:
-    """Each epoch that can be made again, and from what: a checkpoint, or None for the seed."""
+def repeatable(run: Path, records: Sequence[Record], kind: Kind) -> dict[int, Path | None]:
+    """Map each epoch or evaluation that can be computed again to its checkpoint, or to None for the seed."""
     existing = {_moment(read_object(path / "state.json")): path for path in checkpoints(run / "checkpoints")}
+    sources: dict[int, Path | None] = {}
     starts: dict[int, Path | None] = {}
-    for before, record in pairwise(records):
-        if record["kind"] != "epoch":
-            continue
-        source = before.get("checkpoint")
-        if _moment(before) in existing:
-            starts[record["epoch"]] = existing[_moment(before)]
-        elif before["kind"] == "start" and source is None:
-            starts[record["epoch"]] = None
+    for record in records:
+        epoch, source = record["epoch"], record.get("checkpoint")
+        if record["kind"] == kind and (before := epoch - (kind == "epoch")) in sources:
+            starts[epoch] = sources[before]
+        if _moment(record) in existing:
+            sources[epoch] = existing[_moment(record)]
+        elif record["kind"] == "start" and source is None:
+            sources[epoch] = None
         elif source and Path(source).is_absolute() and Path(source).is_dir():  # another run's
-            starts[record["epoch"]] = Path(source)
+            sources[epoch] = Path(source)
     return starts
 
 

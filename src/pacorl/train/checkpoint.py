@@ -219,18 +219,20 @@ def settle(checkpoint: Path, config: PolicyConfig) -> None:
     A kill may come between the checkpoint and any of these, so a resumed run does it again.
     """
     folder = checkpoint.parent
-    best = _best(folder)
+    best = best_checkpoint(folder)
     if best:
-        path, state = best
         # Before the pruning, which may delete the one that the file has named so far.
-        scored = {"checkpoint": path.name, "best_by": state["best_by"], "score": state["score"]}
-        write_json(folder / "best.json", scored)
-    prune(folder, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=best[0] if best else None)
+        write_json(folder / "best.json", best)
+    kept = folder / best["checkpoint"] if best else None
+    prune(folder, keep=config.keep_checkpoints, newest=step_of(checkpoint), best=kept)
     publish(checkpoint, config.out / "adapter")
 
 
-def _best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint with the highest score, the later of equals, and its state; damaged ones are named."""
+def best_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Derive the content of best.json: the checkpoint with the highest score, the later of equals.
+
+    A warning names each damaged checkpoint. Without a scored checkpoint the content is None.
+    """
     scored = []
     for path in checkpoints(folder):
         try:
@@ -239,8 +241,8 @@ def _best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             logger.warning("%s; it cannot be the best checkpoint", fault)
             continue
         if state.get("score") is not None:
-            scored.append((path, state))
-    return max(scored, key=lambda entry: (entry[1]["score"], step_of(entry[0])), default=None)
+            scored.append({"checkpoint": path.name, "best_by": state["best_by"], "score": state["score"]})
+    return max(scored, key=lambda best: (best["score"], step_of(folder / best["checkpoint"])), default=None)
 
 
 def publish(checkpoint: Path, folder: Path) -> None:

@@ -54,6 +54,23 @@ NORMAL_95 = 1.96
 TRAINED_STRIDE = 4
 
 
+def noise_seed(seed: int, job: Job) -> int:
+    """Derive the seed of an image's noise from the run's."""
+    prompt, index = job
+    return seed_of(seed, "evaluation", prompt.id, index)
+
+
+def evaluation_name(epoch: int) -> str:
+    """Name an evaluation's files below samples/."""
+    return f"evaluation-{epoch:06d}"
+
+
+def sample_files(epoch: int, images: int) -> list[str]:
+    """List an evaluation's records and images, relative to the run's folder."""
+    name = evaluation_name(epoch)
+    return [f"samples/{name}.jsonl", *(f"samples/{name}/{number:04d}.png" for number in range(images))]
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluatedSample:
     """An image of an evaluation and what was measured of it; a score that could not be had is None."""
@@ -71,6 +88,10 @@ class EvaluatedSample:
     held_out: Mapping[str, float | None] | None = None
     """By the measures that are never trained on; None if they were not asked."""
     panel_statistics: PanelStatistics | None = None
+
+    def noise_seed(self, seed: int) -> int:
+        """Derive the seed of the image's noise from the run's."""
+        return noise_seed(seed, (self.prompt, self.index))
 
     def record(self, image: str) -> dict[str, Any]:
         """Its line in samples/evaluation-….jsonl."""
@@ -97,8 +118,9 @@ class Evaluation:
     metrics: Mapping[str, float]
     rewards: Sequence[RewardConfig]
 
-    def keep(self, logbook: Logbook, name: str) -> None:
-        """Write images and records into the run's folder."""
+    def keep(self, logbook: Logbook, epoch: int) -> None:
+        """Write the files of `sample_files` into the run's folder."""
+        name = evaluation_name(epoch)
         # zlib lets other threads run: 64 PNGs of 1024² take .2 to .6 s each, while the card idles.
         with ThreadPoolExecutor(available_cores()) as pool:
             list(pool.map(lambda n: logbook.image(f"{name}/{n:04d}", self.samples[n].image), range(len(self.samples))))
@@ -221,7 +243,7 @@ class Evaluator:
             [prompt for prompt, _ in own_jobs],
             sampler=Sampler(size=size, steps=config.evaluation.steps),
             cache=self.cache,
-            seeds=[seed_of(config.seed, "evaluation", prompt.id, index) for prompt, index in own_jobs],
+            seeds=[noise_seed(config.seed, job) for job in own_jobs],
             batch=config.evaluation.batch,
             fused=fused,
             progress=count_batch,

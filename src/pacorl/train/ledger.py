@@ -1,10 +1,10 @@
-"""A run's ledger: what each epoch sampled, scored and learned, as hashes to which `pacorl verify` can hold the run.
+"""A run's ledger: hashes of each epoch and each evaluation, with which `pacorl verify` compares the run.
 
-`ledger.jsonl` has one record per epoch, `starts.jsonl` one per start of the run, with its environment. Equal runs have
-equal ledgers, however often they were stopped. A hash only says whether two things are equal. A sketch beside it says
-how far apart they are: each of its numbers is a sum of the values under random signs, so that the mean square of two
-sketches' differences estimates the mean square of what lies behind them (Johnson and Lindenstrauss, 1984; with 64
-numbers to some 20 %).
+`ledger.jsonl` has one record per epoch and per evaluation, `starts.jsonl` one per start, with its environment. Equal
+runs have equal ledgers, however often they were stopped. A hash only says whether two things are equal. A sketch beside
+it says how far apart they are: each of its numbers is a sum of the values under random signs, so that the mean square
+of two sketches' differences estimates the mean square of what lies behind them (Johnson and Lindenstrauss, 1984; with
+64 numbers to some 20 %).
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from torch import Tensor
 import pacorl
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyConfig
-from pacorl.core.metric_names import SECONDS
+from pacorl.core.metric_names import HELD_OUT, SECONDS
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scores
 from pacorl.io.documents import append_jsonl, dump_json, parse_object, read_jsonl, read_text, write_jsonl
-from pacorl.io.files import PRIVATE
+from pacorl.io.files import PRIVATE, digest
 from pacorl.io.versions import versions
 from pacorl.judges.judge import Counters
 from pacorl.lora.adapters import adapter_state, full_state
 from pacorl.rewards.reward import Deferred, Reward
 from pacorl.train.builders import FunctionReward
 from pacorl.train.checkpoint import TrainedWeights
+from pacorl.train.evaluate import EvaluatedSample, sample_files
 from pacorl.types import Advantages, Samples
 
-FILES = {"epoch": "ledger.jsonl", "start": "starts.jsonl"}
+FILES = {"epoch": "ledger.jsonl", "evaluation": "ledger.jsonl", "start": "starts.jsonl"}
 """A record's kind → where it stands."""
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "accelerate", "numpy", "safetensors")
 """Whose versions may change the bits of an epoch."""
@@ -65,25 +66,26 @@ class Ledger:
         self.sketches: dict[str, list[float]] = {}
         self.scores: dict[str, list[list[Any]]] = {}
         """[row, score of each reward …] of the epoch that is going on."""
-        self._chains = dict.fromkeys(FILES, "")
+        self._chains = dict.fromkeys(FILES.values(), "")
 
-    def start(self, weights: TrainedWeights, *, epoch: int, step: int, **facts: Any) -> None:
-        """Drop what comes after `epoch`, which is made again, and write the record of a start.
+    def start(self, weights: TrainedWeights, *, epoch: int, step: int, evaluated: int, **facts: Any) -> None:
+        """Drop the records that the run makes again, and write the record of a start.
 
         Args:
             weights: the run's, as it starts.
             epoch: finished epochs.
             step: optimizer steps taken.
+            evaluated: epoch of the newest evaluation; −1 before the first.
             facts: what else is known of the start.
         """
-        for kind, name in FILES.items():
+        start = {"kind": "start", "epoch": epoch, "step": step, "evaluated": evaluated, **facts}
+        for name in self._chains:
             if self.folder and (path := self.folder / name).exists():
-                records = list(takewhile(lambda record: _position(record)[0] <= epoch, _readable(path)))
+                records = list(takewhile(lambda record: _position(record) < _position(start), _readable(path)))
                 write_jsonl(path, records, mode=PRIVATE)
-                self._chains[kind] = records[-1]["chain"] if records else ""
+                self._chains[name] = records[-1]["chain"] if records else ""
         self.note_weights(weights)
-        environment = environment_of(self.runtime)
-        self._append({"kind": "start", "epoch": epoch, "step": step, "environment": environment, **facts})
+        self._append(start | {"environment": environment_of(self.runtime)})
 
     def note_samples(self, samples: Sequence[Samples], scores: Mapping[int, Scores]) -> None:
         """Hash this rank's samples with those of all others, and keep the scores.
@@ -115,6 +117,32 @@ class Ledger:
         """Append the record of a finished epoch, whose line of metrics.jsonl is `line`."""
         self._append({"kind": "epoch", "epoch": epoch, "step": step, "metrics": line_hash(line), "scores": self.scores})
 
+    def write_evaluation(
+        self,
+        weights: TrainedWeights,
+        samples: Sequence[EvaluatedSample],
+        *,
+        seed: int,
+        line: Mapping[str, Any],
+        score: float | None,
+    ) -> None:
+        """Append the record of an evaluation.
+
+        Args:
+            weights: the run's, whose average was evaluated.
+            samples: of all ranks; their files are written already.
+            seed: the run's.
+            line: its line of metrics.jsonl.
+            score: by which the best checkpoint is chosen.
+        """
+        self.note_weights(weights)
+        if not self.folder:
+            return
+        self._note("images", [item(f"{s.prompt.id} {s.noise_seed(seed)}", np.asarray(s.image)) for s in samples])
+        files = {name: digest(self.folder / name) for name in sample_files(line["epoch"], len(samples))}
+        facts = {"metrics": line_hash(line), "score": score, "files": files}
+        self._append({"kind": "evaluation", "epoch": line["epoch"], "step": line["step"], **facts})
+
     def _note(self, quantity: str, items: Iterable[Item]) -> None:
         self.hashes[quantity], self.sketches[quantity] = summary(items)
 
@@ -122,15 +150,15 @@ class Ledger:
         record |= {"hashes": self.hashes, "sketches": self.sketches}
         self.hashes, self.sketches, self.scores = {}, {}, {}
         if self.folder:
-            kind = record["kind"]
-            self._chains[kind] = record["chain"] = chained(self._chains[kind], record)
-            append_jsonl(self.folder / FILES[kind], record)
+            name = FILES[record["kind"]]
+            self._chains[name] = record["chain"] = chained(self._chains[name], record)
+            append_jsonl(self.folder / name, record)
 
 
-def _position(record: Record) -> tuple[int, bool]:
-    """A start at some epoch comes after that epoch, and before the next."""
-    is_epoch = record["kind"] == "epoch"
-    return int(record["epoch"]) + (not is_epoch), is_epoch
+def _position(record: Record) -> tuple[int, int]:
+    """Sort key: an epoch, a start that evaluates it, its evaluation, a start that finds it evaluated."""
+    orders = {"epoch": 0, "evaluation": 2, "start": 3 if record.get("evaluated") == record["epoch"] else 1}
+    return record["epoch"], orders[record["kind"]]
 
 
 def _readable(path: Path) -> Iterable[Record]:
@@ -144,12 +172,12 @@ def _readable(path: Path) -> Iterable[Record]:
 
 
 def read_ledger(run: Path) -> list[Record]:
-    """The records of a run's starts and epochs, in the order in which they came about.
+    """Read the records of a run's starts, epochs and evaluations, in the order of events.
 
     Raises:
         ValueError: if there are none, or a chain is broken; the message names the line.
     """
-    records = [record for name in FILES.values() for record in _read_chain(run / name)]
+    records = [record for name in dict.fromkeys(FILES.values()) for record in _read_chain(run / name)]
     return sorted(records, key=_position)
 
 
@@ -178,13 +206,9 @@ def chained(chain: str, record: Record) -> str:
     return sha256(chain + dump_json({key: value for key, value in record.items() if key != "chain"}, indent=None))
 
 
-def line_hash(line: Mapping[str, Any], *, judge_counts: bool = False) -> str:
-    """The hash of a line of metrics.jsonl without its times, and without the judge's counts unless they are asked for.
-
-    A retried question changes the counts and nothing else. Earlier versions hashed them.
-    """
-    left_out = () if judge_counts else JUDGE_COUNTS
-    kept = {key: value for key, value in line.items() if not key.startswith(SECONDS) and key not in left_out}
+def line_hash(line: Mapping[str, Any]) -> str:
+    """Hash a line of metrics.jsonl without its times and the judge's counts, which a retried question changes."""
+    kept = {key: value for key, value in line.items() if not key.startswith(SECONDS) and key not in JUDGE_COUNTS}
     return sha256(dump_json(kept, indent=None))
 
 
@@ -273,16 +297,19 @@ def environment_of(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def start_facts(config: PolicyConfig, checkpoint: Path | None, rewards: Mapping[str, Reward]) -> dict[str, Any]:
-    """What a start's record says beside the environment: where it goes on, its config, who can score again."""
+def start_facts(
+    config: PolicyConfig, checkpoint: Path | None, rewards: Mapping[str, Reward], held_out: Mapping[str, Reward]
+) -> dict[str, Any]:
+    """Fields of a start record: resumed checkpoint, config hash, recomputable rewards."""
     foreign = checkpoint is not None and checkpoint.parents[1].resolve() != config.out.resolve()
+    scorers = {**rewards, **{f"{HELD_OUT}{key}": reward for key, reward in held_out.items()}}
     return {
         "checkpoint": checkpoint and (str(checkpoint.resolve()) if foreign else checkpoint.name),
         "config": sha256(configs.dump(config)),
         # A judge is never asked again, nor is a person, and the code of a Python function is nowhere in the run.
         "recomputed": [
             key
-            for key, reward in rewards.items()
+            for key, reward in scorers.items()
             if not hasattr(reward, "judge") and not isinstance(reward, FunctionReward | Deferred)
         ],
     }

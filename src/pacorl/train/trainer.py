@@ -267,8 +267,11 @@ class PolicyTrainer:
         self.ledger = Ledger(config.out if is_main else None, self.runtime)
         self.last_state = LastState(config, builders.adapter_targets(config, self.policy))
         """For a stop that this thread cannot meet."""
-        facts = start_facts(config, start, self.rewards)
-        self.ledger.start(self._weights(), epoch=self.epoch, step=self.step, **facts)
+        facts = start_facts(config, start, self.rewards, self.held_out)
+        score = self._state()["score"]
+        self.ledger.start(
+            self._weights(), epoch=self.epoch, step=self.step, evaluated=self.evaluated, score=score, **facts
+        )
 
     # --- the run -----------------------------------------------------------------------------------------------
 
@@ -315,8 +318,10 @@ class PolicyTrainer:
         try:
             self.bars.epoch(self.epoch, note="")
             self._keep_state()
-            self._evaluate_if_due()
-            self._write_page_if_due()
+            if self._evaluate_if_due() and self.epoch:
+                # The run was stopped in this evaluation, and its checkpoint has no score yet.
+                self._save_if_due()
+            self._write_page()
             while not self.finished:
                 metrics = self.run_epoch()
                 self._keep_state()
@@ -324,8 +329,7 @@ class PolicyTrainer:
                 self.bars.epoch(self.epoch, note="  ".join(f"{name} {mean:.3f}" for name, mean in means.items()))
                 self._evaluate_if_due()
                 self._write_page_if_due()
-                if self.finished or self.epoch % self.config.save_every == 0:
-                    self.save()
+                self._save_if_due()
                 self._raise_alarms()
         except Interrupted as stop:
             # Still within `signals`: a second SIGTERM must not end the process in the middle of this save.
@@ -553,25 +557,37 @@ class PolicyTrainer:
                 scoring=self.scoring,
             )
             evaluation = evaluator.evaluate(small, epoch=self.epoch, trained_differs=self.step > 0)
-        evaluation.keep(self.logbook, f"evaluation-{self.epoch:06d}")
+        evaluation.keep(self.logbook, self.epoch)
         samples, metrics = evaluation.samples, dict(evaluation.metrics)
         if self.extra_metrics:
             metrics |= self.extra_metrics([s.prompt for s in samples], [s.image for s in samples])
         metrics |= self._monitor("evaluation", [s.panel_statistics for s in samples if s.panel_statistics], metrics)
         metrics["seconds/evaluation"] = self.clock.seconds["evaluation"] - seconds_before
-        self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
+        line = self.logbook.write("evaluation", epoch=self.epoch, step=self.step, values=metrics)
         self.evaluated, self.score = self.epoch, evaluation.score_by(self.config.best_by, metrics)
+        with self.clock.timed("hashes"):
+            self.ledger.write_evaluation(self._weights(), samples, seed=self.config.seed, line=line, score=self.score)
         self.pending.clear()
         return metrics
 
-    def _evaluate_if_due(self) -> None:
-        """Before the first epoch, after the last, and every so many between; once each, also if the run was stopped
-        meanwhile."""
+    def _evaluate_if_due(self) -> bool:
+        """Evaluate before the first epoch, after the last, and every so many between; once each, also after a stop.
+
+        Returns:
+            Whether it did.
+        """
         every = self.config.evaluation.every
         due = self.epoch == 0 or self.finished or (every and self.epoch % every == 0)
-        if due and self.evaluated != self.epoch:
-            self.evaluate()
-            self._keep_state()
+        if not due or self.evaluated == self.epoch:
+            return False
+        self.evaluate()
+        self._keep_state()
+        return True
+
+    def _save_if_due(self) -> None:
+        """Save after the last epoch, and every so many before it."""
+        if self.finished or self.epoch % self.config.save_every == 0:
+            self.save()
 
     def _monitor(
         self, kind: Kind, statistics: Sequence[PanelStatistics], metrics: Mapping[str, float]
@@ -591,9 +607,13 @@ class PolicyTrainer:
             raise HackingSuspectedError(stops, epoch=self.epoch)
 
     def _write_page_if_due(self) -> None:
-        """Build report.html with each evaluation and each checkpoint, on the main process."""
-        due = self.evaluated == self.epoch or self.epoch % self.config.save_every == 0
-        if not due or not self.runtime.is_main:
+        """Build report.html with each evaluation and each checkpoint."""
+        if self.evaluated == self.epoch or self.epoch % self.config.save_every == 0:
+            self._write_page()
+
+    def _write_page(self) -> None:
+        """Build report.html, on the main process."""
+        if not self.runtime.is_main:
             return
         try:
             write_report(self.config.out)

@@ -1,7 +1,7 @@
-"""Does an epoch of a run come out again? `pacorl verify RUN --epoch K`.
+"""Compute an epoch or an evaluation of a run again: `pacorl verify RUN --epoch K`, `--evaluation K`.
 
-The epoch is made again by the trainer itself, from the checkpoint before it and with the scores that the run recorded,
-in a folder of its own. What it sampled, scored and learned is then compared, by the ledgers of both.
+The trainer itself does so in a folder of its own: an epoch from the checkpoint before it and with the scores that the
+run recorded, an evaluation from the checkpoint of its epoch. Then the ledgers of both are compared.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from pacorl.config import base as configs
 from pacorl.config.policy_run import PolicyConfig, RewardConfig
+from pacorl.core.metric_names import HELD_OUT
 from pacorl.engine.runtime import Runtime
 from pacorl.engine.scoring import Scorer, Scores
-from pacorl.io.documents import dump_yaml, read_object, read_text
+from pacorl.io.documents import dump_yaml, read_jsonl, read_object, read_text
 from pacorl.io.files import write_atomic
 from pacorl.rewards import build_rewards
 from pacorl.rewards.reward import Reward, RewardFunction
-from pacorl.train.audit import ranges, repeatable_epochs
+from pacorl.train.audit import Kind, check_samples, ranges, repeatable
+from pacorl.train.evaluate import sample_files
 from pacorl.train.ledger import Record, read_ledger, sha256
 from pacorl.train.sampling import EpochSampler
 from pacorl.train.start import checkpoints
@@ -37,11 +39,11 @@ if TYPE_CHECKING:
 
 Answer = Literal["equal bits", "equal within the stated tolerance", "differs"]
 
-TOLERANCE = {"start": 1e-6, "samples": 1e-4, "scores": 1e-3, "advantages": 1e-3, "weights": 1e-2}
+TOLERANCE = {"start": 1e-6, "samples": 1e-4, "scores": 1e-3, "advantages": 1e-3, "weights": 1e-2, "images": 1e-2}
 """The largest difference that other processes, threads, devices or versions may make.
 
-Of samples and advantages it is the norm of the difference over the norm, of weights over the norm of what the epoch
-changed, of scores the largest absolute one.
+Of samples, advantages and images it is the norm of the difference over the norm, of weights over the norm of what the
+epoch changed, of scores the largest absolute one. For images of middle brightness .01 is one level of 255 per byte.
 """
 
 
@@ -64,8 +66,9 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An epoch, recorded and made again."""
+    """An epoch or an evaluation, recorded and computed again."""
 
+    kind: Kind
     epoch: int
     quantities: list[Quantity]
     """In the order in which they come about."""
@@ -88,7 +91,7 @@ class Comparison:
         """For programs; a difference that is not finite is None."""
         quantities = [asdict(q) | {"difference": _finite(q.difference)} for q in self.quantities]
         first = self.first.name if self.first else None
-        return {"epoch": self.epoch, "answer": self.answer, "first": first} | {
+        return {"kind": self.kind, "epoch": self.epoch, "answer": self.answer, "first": first} | {
             "quantities": quantities,
             "environment": self.environment,
         }
@@ -124,25 +127,28 @@ class ReplayingScorer(Scorer):
 
 
 class Recomputation(PolicyTrainer):
-    """A run that makes one epoch again in a folder of its own, and asks no judge."""
+    """A run that makes one epoch or evaluation again in a folder of its own, and asks no judge."""
 
     def __init__(
-        self, config: PolicyConfig, *, folder: Path, checkpoint: Path | None, start: Record, epoch: Record
+        self, config: PolicyConfig, *, folder: Path, checkpoint: Path | None, start: Record, record: Record
     ) -> None:
         """
         Args:
             config: of the run.
             folder: to work in.
-            checkpoint: after the epoch before; None to begin from the seed.
-            start: the record of the start that made the epoch.
-            epoch: the record of the epoch.
+            checkpoint: to begin from; None for the seed.
+            start: the record of the start that made the epoch or evaluation.
+            record: the record of the epoch or evaluation.
         """
-        self._own, self._tables = list(start["recomputed"]), iter(epoch["scores"].values())
+        self._own, self._tables = list(start["recomputed"]), iter(record.get("scores", {}).values())
         own = [reward for reward in config.rewards if reward.key in self._own]
         functions: dict[str, RewardFunction] = {reward.key: _stand_in for reward in config.rewards}
         functions |= build_rewards(own, judge=None, device=Runtime().device)
         super().__init__(
-            _replay_config(config, folder), resume=checkpoint or False, allow_changes=True, rewards=functions
+            _replay_config(config, folder, measures=self._own if record["kind"] == "evaluation" else None),
+            resume=checkpoint or False,
+            allow_changes=True,
+            rewards=functions,
         )
 
     @property
@@ -158,13 +164,21 @@ def _stand_in(prompts: Sequence[Prompt], images: Sequence[Image]) -> list[float]
     return [0.0] * len(images)
 
 
-def _replay_config(config: PolicyConfig, folder: Path) -> PolicyConfig:
-    """A config of the same samples and updates, without all that only measures them."""
+def _replay_config(config: PolicyConfig, folder: Path, *, measures: Sequence[str] | None) -> PolicyConfig:
+    """Configure the same samples and updates without judges, and without all that only measures them.
+
+    Args:
+        config: the run's.
+        folder: to work in.
+        measures: names of the scorers of an evaluation; None for an epoch.
+    """
+    held_out = [reward for reward in config.evaluation.rewards if f"{HELD_OUT}{reward.key}" in (measures or ())]
+    limit = 1 if measures is None else config.prompts.evaluation_limit
     rewards = tuple(RewardConfig(name=reward.key, weight=reward.weight) for reward in config.rewards)
     suffix = config.sampling.suffix.model_copy(update={"check_every": 0})
     sections: dict[str, dict[str, Any]] = {
-        "prompts": {"evaluation_limit": 1, "leaks": "off", "benchmarks": ()},
-        "evaluation": {"judge": None, "rewards": (), "compare_sizes": False},
+        "prompts": {"evaluation_limit": limit, "leaks": "off", "benchmarks": ()},
+        "evaluation": {"judge": None, "rewards": tuple(held_out), "compare_sizes": False, "compare_trained": False},
         "sampling": {"suffix": suffix},
         "advantages": {"max_missing": 1.0},
     }
@@ -173,27 +187,30 @@ def _replay_config(config: PolicyConfig, folder: Path) -> PolicyConfig:
     return config.model_copy(update=changed | plain)
 
 
-def recompute(run: Path, epoch: int) -> Comparison | None:
-    """Make an epoch again from the checkpoint before it, and compare. All ranks call it.
+def recompute(run: Path, epoch: int, kind: Kind = "epoch") -> Comparison | None:
+    """Compute an epoch or an evaluation again from a checkpoint, and compare. All ranks call it.
 
     Returns:
         The comparison, on the main process.
 
     Raises:
-        ValueError: if the ledger is damaged or lacks the epoch, or if a checkpoint or config that it takes is missing.
+        ValueError: if the ledger is damaged or lacks the record, or if a checkpoint, config or file of the evaluation
+            is missing.
     """
     records = read_ledger(run)
-    index = next((i for i, r in enumerate(records) if r["kind"] == "epoch" and r["epoch"] == epoch), None)
+    index = next((i for i, r in enumerate(records) if r["kind"] == kind and r["epoch"] == epoch), None)
     if index is None:
-        epochs = [record["epoch"] for record in records if record["kind"] == "epoch"]
-        raise ValueError(f"{run} has no record of epoch {epoch}; it has {ranges(epochs)}")
+        epochs = [record["epoch"] for record in records if record["kind"] == kind]
+        raise ValueError(f"{run} has no record of {kind} {epoch}; it has {ranges(epochs)}")
     start = next(record for record in reversed(records[:index]) if record["kind"] == "start")
-    checkpoint_before = repeatable_epochs(run, records)
-    if epoch not in checkpoint_before:
+    sources = repeatable(run, records, kind)
+    if epoch not in sources:
         raise ValueError(
-            f"epoch {epoch} is made again from the checkpoint after epoch {epoch - 1}, which "
-            f"{run / 'checkpoints'} does not have; --epoch may be {ranges(list(checkpoint_before))}"
+            f"{kind} {epoch} is made again from the checkpoint after epoch {epoch - (kind == 'epoch')}, which "
+            f"{run / 'checkpoints'} does not have; --{kind} may be {ranges(list(sources))}"
         )
+    if kind == "evaluation":
+        check_samples(run, records[index])
     # As many as the run had: how a sum is cut among threads changes its last bits.
     torch.set_num_threads(start["environment"]["threads"])
     with TemporaryDirectory() as folder:
@@ -202,17 +219,24 @@ def recompute(run: Path, epoch: int) -> Comparison | None:
             config,
             # The main process's, for all: they write and read each other's encoded prompts in it.
             folder=Runtime().on_main(Path(folder).joinpath("run").absolute),
-            checkpoint=checkpoint_before[epoch],
+            checkpoint=sources[epoch],
             start=start,
-            epoch=records[index],
+            record=records[index],
         )
         try:
-            again.run_epoch()
+            again.run_epoch() if kind == "epoch" else again.evaluate()
         finally:
             again.close()
         if not again.runtime.is_main:
             return None
-        return compare(start, records[index - 1 : index + 1], read_ledger(again.config.out))
+        # The checkpoint may know of the evaluation already, so that its start would come after it.
+        repeated = sorted(read_ledger(again.config.out), key=lambda record: record["kind"] != "start")
+        recorded = records[index - 1 : index + 1]
+        if kind == "epoch":
+            return compare(start, recorded, repeated)
+        names = start["recomputed"]
+        scores = [_scores_of(out, epoch, names) for out in (run, again.config.out)] if names else []
+        return compare(start, recorded, repeated, scores)
 
 
 def _config_of(run: Path, start: Record, copy: Path) -> PolicyConfig:
@@ -230,17 +254,44 @@ def _config_of(run: Path, start: Record, copy: Path) -> PolicyConfig:
     )
 
 
-def compare(start: Record, recorded: Sequence[Record], again: Sequence[Record]) -> Comparison:
-    """Hold an epoch that was made again to the run's.
+def _scores_of(run: Path, epoch: int, names: Sequence[str]) -> list[list[Any]]:
+    """Read image number and scores of each image of an evaluation."""
+    rows = []
+    for number, line in enumerate(read_jsonl(run / sample_files(epoch, 0)[0])):
+        scores = {**line["scores"], **{f"{HELD_OUT}{name}": score for name, score in line["held_out"].items()}}
+        rows.append([number, *(scores[name] for name in names)])
+    return rows
+
+
+def compare(
+    start: Record, recorded: Sequence[Record], again: Sequence[Record], scores: Sequence[list[list[Any]]] = ()
+) -> Comparison:
+    """Compare an epoch or an evaluation that was computed again with the run's.
 
     Args:
-        start: the record of the run's start that made the epoch.
-        recorded: of the run, what comes before the epoch, and the epoch.
-        again: the start and the epoch that was made again.
+        start: the record of the run's start that made it.
+        recorded: the run's record before it, and its own.
+        again: the start and the record that were made again.
+        scores: of an evaluation's images, then and now; empty if no reward was computed again.
     """
     then, now = start["environment"], again[0]["environment"]
     differing = {name: [then.get(name), now[name]] for name in now if then.get(name) != now[name]}
-    return Comparison(recorded[1]["epoch"], list(_quantities(recorded, again)), differing)
+    record = recorded[1]
+    quantities = _quantities(recorded, again) if record["kind"] == "epoch" else _evaluated(recorded, again, scores)
+    return Comparison(record["kind"], record["epoch"], list(quantities), differing)
+
+
+def _evaluated(
+    recorded: Sequence[Record], again: Sequence[Record], scores: Sequence[list[list[Any]]]
+) -> Iterator[Quantity]:
+    for name, quantity in (("start", "weights"), ("images", "images")):
+        then, now = (_sketch(records[1], quantity) for records in (recorded, again))
+        equal = recorded[1]["hashes"][quantity] == again[1]["hashes"][quantity]
+        yield Quantity(name, equal, _apart(then, now, scale=now), TOLERANCE[name])
+    if scores:
+        then_scores, now_scores = scores
+        difference = _scores_apart(then_scores, now_scores)
+        yield Quantity("scores", then_scores == now_scores, difference, TOLERANCE["scores"])
 
 
 def _quantities(recorded: Sequence[Record], again: Sequence[Record]) -> Iterator[Quantity]:
